@@ -49,6 +49,8 @@ def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
     waits = enabled.proof.waits and enabled.proof.packed is None
     only_hooks = waits or (enabled.watch is not None and enabled.watch.only_hooks())
     enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
+    if enabled.sentinel is not None:
+        enabled.sentinel.begin_anew()
     try:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
@@ -93,7 +95,7 @@ def settle(
             enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
             enabled.proof = _waiting("it is proven in the next call that is not one of generation")
         enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
-        enabled.watch = Watch(model, code, enabled.anatomy.configs)
+        enabled.watch = Watch(model, code, enabled.anatomy.configs, enabled.changes)
 
 
 def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool, on_one_rank: bool) -> None:

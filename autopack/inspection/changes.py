@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from autopack.inspection.code_origin import is_of_autopack, is_own, original
+from autopack.inspection.followed import Value
 from autopack.inspection.provenance import Provenance
 from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, is_foreign_hook, looks_at_rows, noise_of, types_in
 
@@ -26,6 +28,8 @@ _FOLLOWED = frozenset(
 _OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
 """Options of torch's checkpoint function that change nothing of what a layer computes."""
 _HOOKS = "its hooks"
+_RESTLESS = 4
+"""How often a value has to change until it is taken for state."""
 
 
 class Watch:
@@ -34,7 +38,13 @@ class Watch:
     It is asked at every call, so what concerns all modules is compared as a whole, and by identity.
     """
 
-    def __init__(self, model: nn.Module, code: Provenance, configs: list[PretrainedConfig]):
+    def __init__(
+        self,
+        model: nn.Module,
+        code: Provenance,
+        configs: list[PretrainedConfig],
+        changes: Counter[tuple[int, str]] | None = None,
+    ):
         self._modules = list(model.modules())
         self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
         self._noise = [(module, noise_of(module)) for module in self._modules if noise_of(module) is not None]
@@ -45,6 +55,7 @@ class Watch:
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
         self._process = code.process
+        self._values, self._changes = code.values, Counter() if changes is None else changes
         self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
         # A dict is held, and what somebody puts into it is seen.
         self._tensors = [held for module in self._modules for held in (module._parameters, module._buffers)]
@@ -72,6 +83,23 @@ class Watch:
         if self._process.changed():
             return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
+
+    def values_changed(self) -> bool:
+        """Return whether a value that third-party code reads differs from the last time that this was asked.
+
+        A value that differs at every call (a counter) is the code's state, and is looked at a few times only.
+        """
+        values: list[Value] = []
+        found = False
+        for key, read, value in self._values:
+            now = read()
+            if type(now) is not type(value) or now != value:
+                self._changes[key] += 1
+                found = True
+            if self._changes[key] < _RESTLESS:
+                values.append((key, read, now))
+        self._values = values if found else self._values
+        return found
 
     def only_hooks(self) -> bool:
         """Whether all that has changed is that somebody's hooks have been put on, or taken off."""

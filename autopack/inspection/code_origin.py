@@ -43,6 +43,9 @@ PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__
 PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
 PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
 
+_MADE_BY_CODE = 1 << 9
+"""The flag of classes that Python code has made (`Py_TPFLAGS_HEAPTYPE`)."""
+
 Place = tuple[Mapping[str, Any], str, Any]
 """A mapping, a key, and the code that stands there."""
 
@@ -132,7 +135,7 @@ def is_own(value: Any) -> bool:
                 return False
         elif isinstance(layer, type) or not callable(layer):
             return False
-        elif type(layer).__module__ not in ("builtins", "functools"):  # an object that is called
+        elif not is_made_in_c(type(layer)):  # an object that is called
             called = next((vars(cls)["__call__"] for cls in type(layer).__mro__ if "__call__" in vars(cls)), None)
             # What an object of the standard library calls, such as a mock, is what somebody has given it.
             if not is_own(called) or is_standard(getattr(getattr(called, "__code__", None), "co_filename", "")):
@@ -194,6 +197,16 @@ def found_by_name(cls: type) -> bool:
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is cls
+
+
+def is_made_in_c(cls: type) -> bool:
+    """Return whether a class is one of Python itself: a builtin one, or one of functools.
+
+    A class that code made by `exec` says that it is of "builtins", too.
+    """
+    if cls.__module__ == "builtins":
+        return not cls.__flags__ & _MADE_BY_CODE
+    return cls.__module__ == "functools" and found_by_name(cls)
 
 
 def located_class(module: nn.Module) -> Any:

@@ -1,114 +1,213 @@
-"""What somebody else's functions call, as far as it can be found by name, so that a change of it is noticed.
+"""What third-party code reads by name, so that a change of it is noticed.
 
-A function of a notebook or of a script is defined anew, its module is loaded again, a switch beside it is thrown: the
-model that it is a part of is another one then, and nothing on the model itself shows it.
+A function of a notebook is defined anew, a module is loaded again, a number or an entry of a dictionary beside it
+changes: the model that it is a part of is another one then, and nothing on the model itself shows it.
 """
 
 from __future__ import annotations
 
+import argparse
+import builtins
+import functools
 import sys
-from collections.abc import Iterable
-from types import FunctionType, MethodType, ModuleType
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from autopack.inspection.code_origin import Place, file_of, is_of_autopack, is_own_file, is_standard, layers, original
+import numpy
+import torch
+from torch import nn
+
+from autopack.inspection.code_origin import (
+    PLAIN,
+    Place,
+    file_of,
+    found_by_name,
+    is_made_in_c,
+    is_of_autopack,
+    is_own_file,
+    is_standard,
+    layers,
+    original,
+)
+from autopack.inspection.put_on import HOOKS
 from autopack.inspection.source import names_in
 
 _MOST = 2000
-"""Places that are looked at again at each call."""
+"""Places and values that are looked at again at each call."""
+_MEMBERS = 256
+"""Of a longer container the length counts alone."""
+_BYTES = 4096
+"""Of a larger array of NumPy the object counts alone."""
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes of every module, which are compared by themselves where the module is a part of the model."""
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+
+Value = tuple[tuple[int, str], Callable[[], Any], Any]
+"""An owner by its identity and a name, how it is read, and what was read."""
 
 
 class _Attribute:
     """One attribute of an object, as a mapping has it."""
 
     def __init__(self, owner: Any, name: str):
-        self._owner, self._name = owner, name
+        self.owner, self._name = owner, name
 
     def get(self, name: str) -> Any:
         try:
-            return getattr(self._owner, self._name, None)
+            return getattr(self.owner, self._name, None)
         except ValueError:  # a variable of a closure that has been deleted
             return None
 
 
 class Followed:
-    """The places of all that some functions call and that is not code of a library known here, and of its code."""
+    """The places of all code that third-party code reaches by name, and the values that stand there.
 
-    def __init__(self, roots: Iterable[Any]):
+    `places` hold code and switches, by identity. `values` are numbers, strings, lengths and the like, by equality.
+    `names` are the words of all of that code. What is `inside` the model is not opened where it is only mentioned.
+    """
+
+    def __init__(self, code: Iterable[Any], modules: Iterable[nn.Module], inside: Collection[nn.Module]):
         self.places: list[Place] = []
-        self._seen: set[int] = set()
-        self._waiting = list(roots)
-        while self._waiting and len(self.places) < _MOST:
-            self._look_at(self._waiting.pop())
+        self.values: list[Value] = []
+        self.names: set[str] = set()
+        self._inside = set(map(id, inside))
+        self._seen: dict[int, Any] = {}
+        self._waiting: deque[Any] = deque()
+        for roots in (code, modules):  # of many layers the code is one, so it comes first
+            self._waiting += roots
+            while self._waiting and len(self.places) + len(self.values) < _MOST:
+                self._look_at(self._waiting.popleft())
 
     def _look_at(self, value: Any) -> None:
         if id(value) in self._seen:
             return
-        self._seen.add(id(value))
+        self._seen[id(value)] = value  # held, so that nothing else gets its identity
         if isinstance(value, type):
             self._members(value)
-        elif isinstance(value, ModuleType) or not callable(value) or is_of_autopack(value):
+        elif isinstance(value, dict | list | tuple | set):
+            self._container(value)
+        elif isinstance(value, torch.Tensor | numpy.ndarray):
+            self._array(value)
+        elif isinstance(value, ModuleType) or is_of_autopack(value):
             return
-        else:
+        elif callable(value):
             for layer in layers(value):
                 if isinstance(layer, FunctionType):
                     self._function(layer)
-                elif not isinstance(layer, MethodType) and type(layer).__module__ not in ("builtins", "functools"):
+                elif isinstance(layer, functools.partial):
+                    self._waiting += [layer.args, layer.keywords]
+                elif isinstance(layer, MethodType):
+                    self._mention(layer.__self__)
+                elif not is_made_in_c(type(layer)):
                     self._object(layer)
+        elif isinstance(value, SimpleNamespace | argparse.Namespace) or not _is_of_library(type(value)):
+            self._object(value)
 
     def _function(self, function: FunctionType) -> None:
         code = function.__code__
         if is_own_file(code.co_filename):
             return
-        self._note(_Attribute(function, "__code__"), "__code__", code)
-        self._note(_Attribute(function, "__defaults__"), "__defaults__", function.__defaults__)
-        names, known = names_in(code), function.__globals__
-        for name in names:
-            if name in known:
-                self._named(known, name, names)
+        for name in _OF_FUNCTIONS:
+            self.places.append((_Attribute(function, name), name, getattr(function, name)))
+        self._waiting += [function.__defaults__ or (), function.__kwdefaults__ or {}]
+        names = names_in(code)
+        self.names |= names
+        self._named(function.__globals__, names)
         for cell in function.__closure__ or ():
             held = _Attribute(cell, "cell_contents")
             self._follow(held, "cell_contents", held.get("cell_contents"))
 
-    def _named(self, known: dict[str, Any], name: str, names: Iterable[str]) -> None:
-        value = known[name]
-        if isinstance(value, ModuleType):
-            if not _is_of_library(value):
-                self._note(known, name, value)
-                for inner in names:
-                    if inner in vars(value) and not isinstance(vars(value)[inner], ModuleType):
-                        self._named(vars(value), inner, ())
-        else:
-            self._follow(known, name, value)
+    def _named(self, known: dict[str, Any], names: Iterable[str]) -> None:
+        """Follow what a Python module, and third-party modules in it, hold under some names."""
+        for name in names:
+            value = known.get(name)
+            if name not in known:
+                if hasattr(builtins, name):
+                    self.places.append((known, name, None))
+            elif not isinstance(value, ModuleType):
+                self._follow(known, name, value)
+            elif not _is_of_library(value):
+                self.places.append((known, name, value))
+                if (id(value), names) not in self._seen:
+                    self._seen[id(value), names] = value  # type: ignore[index]
+                    self._named(vars(value), [n for n in names if n in vars(value)])
 
     def _object(self, value: Any) -> None:
-        """An object that is called: the functions of its class, and those that it holds itself."""
+        """Follow the functions of an object's class, and what it holds itself."""
         self._members(type(value))
         held = getattr(value, "__dict__", {})
+        self._note_value(held, "its attributes", lambda: len(held))
         for name in list(held):
-            self._follow(held, name, held[name])
+            if not (isinstance(value, nn.Module) and name in _OF_MODULES):
+                self._follow(held, name, held[name], switches=not isinstance(value, nn.Module))
+        for cls in type(value).__mro__:
+            slots = vars(cls).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                self._follow(_Attribute(value, name), name, getattr(value, name, None))
+        if isinstance(value, nn.Module) and id(value) not in self._inside:
+            self._waiting += [vars(value)[name] for name in ("_modules", *HOOKS)]
 
     def _members(self, cls: type) -> None:
-        for base in cls.__mro__:
-            if _is_of_library(base):
-                continue
+        bases = [base for base in (*cls.__mro__, *type(cls).__mro__) if not _is_of_library(base)]
+        for base in bases:
+            self._note_value(base, "its members", lambda base=base: len(vars(base)))
             for name, value in vars(base).items():
-                if name.startswith("__") and name not in ("__call__", "__init__", "__getattr__", "__getattribute__"):
-                    continue
-                self._follow(vars(base), name, getattr(value, "__func__", value))
+                if isinstance(value, property | functools.cached_property | staticmethod | classmethod):
+                    self.places.append((vars(base), name, value))
+                    parts = ("fget", "fset", "func", "__func__")
+                    self._waiting += [part for each in parts if (part := getattr(value, each, None)) is not None]
+                elif name not in PLAIN and (callable(value) or not name.startswith("__")):
+                    self._follow(vars(base), name, value)
 
-    def _follow(self, mapping: Any, name: str, value: Any) -> None:
-        """Note where a function, a class, an object that can be called or a switch stands, and what it calls."""
-        if isinstance(value, bool) or callable(value):
-            self._note(mapping, name, original(mapping.get(name)))
+    def _container(self, value: Any) -> None:
+        self._note_value(value, "its length", lambda: len(value))
+        if len(value) > _MEMBERS:
+            return
+        if isinstance(value, dict):
+            for name in list(value):
+                self._follow(value, name, value[name])
+        else:
+            if not isinstance(value, tuple):
+                self._note_value(value, "its members", lambda: list(map(id, value)))
+            members = list(value)
+            self._seen[id(members)] = members
+            for member in members:
+                self._mention(member)
+
+    def _array(self, value: Any) -> None:
+        if isinstance(value, numpy.ndarray):
+            if value.nbytes <= _BYTES:
+                self._note_value(value, "its numbers", value.tobytes)
+        elif not value.requires_grad and not value.is_inference():  # what is trained changes at every step
+            self._note_value(value, "its version", lambda: value._version)
+
+    def _follow(self, mapping: Any, name: Any, value: Any, switches: bool = True) -> None:
+        """Note where something stands, and follow it: code and `switches` as code, other simple values as values."""
+        if callable(value) or (switches and isinstance(value, bool)):
+            self.places.append((mapping, name, original(mapping.get(name))))
+        elif isinstance(value, _SIMPLE):
+            self._note_value(mapping, name, lambda: mapping.get(name))
+            return
+        else:
+            self._note_value(mapping, name, lambda: id(mapping.get(name)))
+        self._mention(value)
+
+    def _mention(self, value: Any) -> None:
+        if id(value) not in self._inside and not isinstance(value, _SIMPLE):
             self._waiting.append(value)
 
-    def _note(self, mapping: Any, name: str, value: Any) -> None:
-        self.places.append((mapping, name, value))
+    def _note_value(self, owner: Any, name: Any, read: Callable[[], Any]) -> None:
+        key = id(owner.owner if isinstance(owner, _Attribute) else owner), str(name)
+        self.values.append((key, read, read()))
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether a module or class is one of the libraries that are known here, or of the standard library."""
+    """Return whether a module or class is one of the libraries that are known here, or of the standard library."""
+    if isinstance(value, type) and not found_by_name(value):
+        return is_made_in_c(value)
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
     file = file_of(name)
     return name in sys.builtin_module_names or (file is not None and (is_own_file(file) or is_standard(file)))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autopack.inspection.code_origin import TORCH, file_of, is_from, is_own, is_own_file, original, whose
+from autopack.inspection.code_origin import TORCH, file_of, is_from, is_made_in_c, is_own, is_own_file, original, whose
 
 _SPACES: dict[str, Any] = {
     "torch": torch,
@@ -49,13 +49,14 @@ class Process:
     """torch as it was found in this process.
 
     `foreign` says what of it is somebody else's: hooks on all modules, and functions that stand where torch's own were
-    and whose names are in the source of `modules`, the Python modules that a model's classes come from.
+    and whose names are in the source of `modules`, the Python modules that a model's classes come from, or among the
+    `names` that third-party code reads.
     """
 
-    def __init__(self, modules: Iterable[str]):
-        self._modules = frozenset(modules)
+    def __init__(self, modules: Iterable[str], names: Iterable[str] = ()):
+        self._words = frozenset(names).union(*map(_words, (*_RUN, *modules)))
         self._held = _held()
-        self.foreign = list(_foreign(self._modules))
+        self.foreign = list(_foreign(self._words))
 
     def changed(self) -> bool:
         """Whether something else of torch is somebody else's now."""
@@ -63,7 +64,7 @@ class Process:
         with suppress(Exception):  # what somebody has put there compares as it likes
             if _held() == self._held:
                 return False
-        if list(_foreign(self._modules)) != self.foreign:
+        if list(_foreign(self._words)) != self.foreign:
             return True
         self._held = _held()
         return False
@@ -74,7 +75,7 @@ def _held() -> list[list[Any]]:
     return [list(held.values()) for held in places]
 
 
-def _foreign(modules: frozenset[str]) -> Iterator[str]:
+def _foreign(words: frozenset[str]) -> Iterator[str]:
     for hooks in _HOOKS:
         yield from (
             f"a hook on all modules of the process is {whose(hook)} ({id(hook)})"
@@ -89,7 +90,7 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
                 continue
             if (name, key) in _SAME and is_from(value, _SAME[name, key]):
                 continue
-            if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, modules):
+            if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, words):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
 
@@ -99,14 +100,14 @@ def _is_foreign(value: Any) -> bool:
         # torch marks functions as deprecated by a decorator of this package.
         deprecating = file_of("typing_extensions")
         return not is_own_file(file) and file != deprecating and original(value) is value
-    if not callable(value) or isinstance(value, type) or type(value).__module__ in ("builtins", "typing"):
+    if not callable(value) or isinstance(value, type) or is_made_in_c(type(value)):
         return False
     return not (type(value).__module__.startswith(("torch", "typing")) or is_own(value))
 
 
-def _is_run(name: str, modules: frozenset[str]) -> bool:
+def _is_run(name: str, words: frozenset[str]) -> bool:
     # Operators are no words of a source.
-    return name.startswith("__") or any(name in _words(module) for module in (*_RUN, *modules))
+    return name.startswith("__") or name in words
 
 
 @cache

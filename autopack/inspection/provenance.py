@@ -15,8 +15,10 @@ from autopack.inspection.code_origin import (
     MODELING,
     PLAIN,
     Place,
+    found_by_name,
     innermost,
     is_kernel,
+    is_made_in_c,
     is_own,
     located,
     located_class,
@@ -24,7 +26,7 @@ from autopack.inspection.code_origin import (
     out_of_place,
     whose,
 )
-from autopack.inspection.followed import Followed
+from autopack.inspection.followed import Followed, Value
 from autopack.inspection.process import Process
 from autopack.inspection.put_on import hooks_of, is_foreign_hook, looks_at_rows
 from autopack.inspection.source import names_in
@@ -36,8 +38,8 @@ class Provenance:
     `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `runs_other_code`
     says whether anything but hooks is among that. Hooks on parts that are no models are not: `onlooker` is the first
     that may read rows and columns of what passes, None where there is none, and `hook` the first of these that is not
-    transformers' own. `places` are where its code stands, for `autopack.inspection.changes`, and `process` is what was
-    found in the place of torch's functions.
+    transformers' own. `places` are where its code stands and `values` what third-party code reads beside it, for
+    `autopack.inspection.changes`, and `process` is what was found in the place of torch's functions.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
@@ -45,18 +47,21 @@ class Provenance:
         self.onlooker: str | None = None
         self.hook: str | None = None
         self.places: list[Place] = []
+        self.values: list[Value] = []
         self._classes: dict[Any, str | None] = {}
         self._pairs: dict[tuple[Any, Any], str | None] = {}
         self._functions: set[int] = set()
         self._modules = list(model.modules())
         self._others: list[Any] = []
+        self._foreign_modules: list[nn.Module] = []
         self.runs_other_code = False
         self._tree(model)
         self._registered(implementations)
-        self.process = Process({cls.__module__ for cls in self._classes})
+        followed = Followed(self._others, self._foreign_modules, self._modules)
+        self.places, self.values = [*self.places, *followed.places], followed.values
+        self.process = Process({cls.__module__ for cls in self._classes}, followed.names)
         self.foreign += self.process.foreign
         self.runs_other_code |= bool(self.process.foreign)
-        self.places += Followed(self._others).places
 
     def _tree(self, model: PreTrainedModel) -> None:
         parents: dict[int, Any] = {}
@@ -65,7 +70,10 @@ class Provenance:
             above = parents.get(id(module))
             cls = located_class(module)
             added = self._put_on(module)
-            reason = self._own(module) or added
+            own = self._own(module)
+            if own is not None:
+                self._foreign_modules.append(module)
+            reason = own or added
             if reason is None and above is not None:
                 if (cls, above) not in self._pairs:
                     self._pairs[cls, above] = out_of_place(cls, above)
@@ -74,6 +82,7 @@ class Provenance:
             reason = reason or self._hooked(module)
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
+            self._others += [hook for hook in hooks_of(module).values() if is_foreign_hook(hook)]
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
             for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
                 if looks_at_rows(hook, module):
@@ -81,7 +90,6 @@ class Provenance:
                     self.onlooker = self.onlooker or told
                     if is_foreign_hook(hook):
                         self.hook = self.hook or told
-                        self._others.append(hook)
             below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
             for child in module.children():
                 parents.setdefault(id(child), below)
@@ -91,16 +99,17 @@ class Provenance:
         found = None
         for _, name, value in put_on.functions_on(module):
             reason = put_on.why_foreign_function(module, name, value)
-            if reason is not None:
+            if reason is not None or not is_own(value):
                 self._others.append(value)
-                if found is None and put_on.is_mentioned(name, self._modules):
-                    found = reason
+            if reason is not None and found is None and put_on.is_mentioned(name, self._modules):
+                found = reason
         return found or put_on.why_foreign_tensor(module)
 
     def _registered(self, implementations: tuple[str, ...]) -> None:
         for implementation in implementations:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and not self._check(function):
+                self._others.append(function)
                 self.foreign.append(f"the attention function {implementation!r}: {whose(function)}")
                 self.runs_other_code = True
 
@@ -121,7 +130,10 @@ class Provenance:
             return None
         kind = releases.kind_of_loss(module)
         self.places.append((known, kind, original(known[kind])))
-        return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {whose(known[kind])}"
+        if is_own(known[kind]):
+            return None
+        self._others.append(known[kind])
+        return f"the loss of the kind {kind!r} is {whose(known[kind])}"
 
     def of_class(self, cls: type) -> str | None:
         """What in a class, or in a class that it derives from, is not transformers' own; None where everything is."""
@@ -132,7 +144,9 @@ class Provenance:
         return self._classes[cls]
 
     def _of_base(self, base: type, cls: type) -> str | None:
-        if base in (object, nn.Module) or base.__module__ in ("typing", "abc", "builtins"):
+        if base in (object, nn.Module) or is_made_in_c(base):
+            return None
+        if base.__module__ in ("typing", "abc") and found_by_name(base):
             return None
         members, known = vars(base), located(base)
         in_library = known and not base.__module__.startswith("transformers.models.")

@@ -6,11 +6,17 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from autopack.inspection.code_origin import is_own_file, layers
+from autopack.inspection.source import names_in
 
 
 @contextmanager
@@ -61,3 +67,56 @@ def _at(kind: str, number: int, function: str, *state: Tensor) -> Any:
     found = getattr(getattr(torch, kind), function)
     # There is one MPS, and in earlier releases its functions take no number.
     return found(*state, number) if "device" in inspect.signature(found).parameters else found(*state)
+
+
+class WithoutDraws(TorchFunctionMode):
+    """Torch's functions, of which those that draw for each number of a tensor draw nothing.
+
+    Dropout gives what it gets; noise is the mean of its distribution.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch, or what stands for it."""
+        name, given = getattr(func, "__name__", ""), kwargs or {}
+        if name in _DROPPING:
+            return args[0] if args else given["input"]
+        if name in _MEANS:
+            found = func(*args, **given)
+            mean = _MEANS[name](*args[1:], **given) if name.endswith("_") else _MEANS[name]()
+            return found.fill_(mean)
+        if name == "rrelu":
+            lower, upper = (*args[1:3], *((1 / 8, 1 / 3)[len(args[1:3]) :]))
+            slope = (given.get("lower", lower) + given.get("upper", upper)) / 2
+            return nn.functional.leaky_relu(args[0], slope)
+        return func(*args, **given)
+
+
+def _uniform_mean(start: float = 0.0, end: float = 1.0, **given: Any) -> float:
+    return (given.get("from", start) + given.get("to", end)) / 2
+
+
+_DROPPING = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
+_MEANS: dict[str, Callable[..., float]] = {
+    "randn_like": lambda: 0.0,
+    "rand_like": lambda: 0.5,
+    "normal_": lambda mean=0.0, std=1.0, **_: mean,
+    "uniform_": _uniform_mean,
+}
+
+
+@cache
+def draws_by_itself(cls: Any) -> bool:
+    """Return whether a function of a third-party class names one of torch's that draws, or the class is RReLU."""
+    codes = [
+        layer.__code__
+        for base in cls.__mro__
+        for value in vars(base).values()
+        for layer in layers(value)
+        if isinstance(layer, FunctionType) and not is_own_file(layer.__code__.co_filename)
+    ]
+    return issubclass(cls, nn.RReLU) or any(not _DRAWING.isdisjoint(names_in(code)) for code in codes)
+
+
+_DRAWING = frozenset((*_DROPPING, *_MEANS, "rrelu"))

@@ -19,7 +19,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.code_origin import TORCH, is_of, is_own, is_token_wise, layers, original, passes_on
+from autopack.inspection.code_origin import (
+    TORCH,
+    is_of,
+    is_own,
+    is_own_file,
+    is_token_wise,
+    layers,
+    original,
+    passes_on,
+)
+from autopack.inspection.configs import text_config
 from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
@@ -85,6 +95,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     best: Twin | None = None
     try:
         for config in alike(model.config):
+            _keep_vocabulary(config, model)
             twin = _built(cls, config, model, dtype).to(device)
             _pad_as(twin, model)
             missing = _missing(words, configuration.describe(twin.config), code)
@@ -101,6 +112,27 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     if best is None:
         raise NoTwin(why or "its class makes no tiny model")
     return best
+
+
+def _keep_vocabulary(config: Any, model: PreTrainedModel) -> None:
+    """Give a twin's configuration the vocabulary of the model where third-party code holds its size as a number."""
+    for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
+        size = vars(whole).get("vocab_size")
+        if "vocab_size" in vars(part) and size != part.vocab_size and size in _numbers_held(model):
+            part.vocab_size = size
+
+
+def _numbers_held(model: PreTrainedModel) -> set[Any]:
+    """Return the numbers in third-party functions of a model's classes, in its loss, and in the globals they name."""
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    values = [value for cls in classes for value in vars(cls).values()]
+    found: set[Any] = set()
+    for layer in (each for value in (*values, vars(model).get("_loss_function")) for each in layers(value)):
+        if isinstance(layer, FunctionType) and not is_own_file(layer.__code__.co_filename):
+            known = layer.__globals__
+            held = [*layer.__code__.co_consts, *(known.get(name) for name in names_in(layer.__code__))]
+            found |= {number for number in held if isinstance(number, int)}
+    return found
 
 
 def own_class(model: nn.Module) -> Any:

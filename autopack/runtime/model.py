@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -199,6 +200,9 @@ def severed(module: Any) -> str:
 class Sentinel(Protocol):
     """What looks at the calls of a model."""
 
+    def begin_anew(self) -> None:
+        """Take calls for unchecked, since the code or what it reads is something else now."""
+
     def before(self, call: Any) -> None:
         """Meet a call that is about to run foreign code on packed rows."""
 
@@ -262,6 +266,8 @@ class EnabledModel:
         self.proof = Proof("not yet")  # what is known of its code
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
+        self.changes: Counter[tuple[int, str]] = Counter()
+        """How often each value that third-party code reads has changed."""
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.watches = False  # whether every training call is to be counted by it
@@ -303,6 +309,11 @@ class EnabledModel:
             if looked_at and self._settler is None and brings() is Brings.NOTHING:
                 return
             self._renew_if(self._is_stale, packs=False, proves=not is_left())
+        elif self.watch is not None and not self.is_settling and self.watch.values_changed():
+            if self.runs_other_code and self.sentinel is not None:
+                self.sentinel.begin_anew()  # this call is checked itself
+            elif self.options.verify != "never":
+                self._renew_if(lambda: True, packs=False, proves=not is_left())
         if self.proof.waits and (self.proof.packed is not None or brings() is Brings.PACKED) and not is_left():
             self._renew_if(lambda: self.proof.waits, packs=brings() is Brings.PACKED, proves=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
-from autopack.inspection.code_origin import PLAIN, found_by_name, is_of
+from autopack.inspection.code_origin import PLAIN, found_by_name, is_made_in_c, is_of
 from autopack.trust.content import Content, root_of_entry
 from autopack.trust.source_file import UNREAD
 
@@ -121,7 +121,7 @@ class Own:
         return found, next((said for c in between if (said := self._added(c)) is not None), None)
 
     def _added(self, cls: type) -> str | None:
-        if cls.__module__ in ("builtins", "typing", "abc") or is_of(cls, "peft") or is_of(cls, "accelerate"):
+        if is_made_in_c(cls) or cls.__module__ in ("typing", "abc") or is_of(cls, "peft") or is_of(cls, "accelerate"):
             return None  # what is integrated is judged by its own kind
         config = issubclass(cls, PretrainedConfig)
         for name, value in vars(cls).items():

@@ -24,7 +24,7 @@ from autopack.calls.outputs import loss_of
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
 from autopack.inspection import media
-from autopack.inspection.randomness import state_of
+from autopack.inspection.randomness import draws_by_itself, state_of
 from autopack.runtime.runs import Buffers
 from autopack.watching import influence
 from autopack.watching.conditions import precisions, unnoticed
@@ -72,7 +72,7 @@ class Checked:
             if not call.model.groups:
                 return None
         # Under FSDP every rank has to run its part, whether or not there is anything to compare.
-        noisy = bool(noise_of(call.module))
+        noisy = bool(noise_of(call.module)) or any(draws_by_itself(type(part)) for part in call.module.modules())
         with unnoticed(call.module, call.model):
             runs = _Runs(call, checked, output, noisy)
         if checked is None:

@@ -46,6 +46,10 @@ class Envelope(Checked):
     """The largest that were checked, as in a `Shape`."""
     kinds: set[Any] = field(default_factory=set)
 
+    def begin_anew(self) -> None:
+        """Forget how far calls have been checked: the next one is checked whatever it is."""
+        self.sizes, self.kinds = (0,) * len(self.sizes), set()
+
     def shape_of(self, call: Call) -> Shape:
         """The shape of a call that packs, or runs a padded batch without its padding."""
         kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}

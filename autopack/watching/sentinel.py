@@ -63,6 +63,10 @@ class Sentinel:
         self.envelope = Envelope()
         self._calls = 0
 
+    def begin_anew(self) -> None:
+        """Forget how far calls have been checked, since the code or what it reads is something else now."""
+        self.envelope.begin_anew()
+
     def before(self, call: Call) -> None:
         """Remember what a call begins with, where it is one that will be checked by itself."""
         # Ranks that gather parameters together find out at the end which calls they check.

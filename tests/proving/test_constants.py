@@ -1,0 +1,52 @@
+"""Third-party code that holds the vocabulary's size as a number has a twin of that vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+
+import autopack
+from autopack import tiny
+
+SIZE = 311
+EXACT = 1e-5
+"""Of a loss in float32."""
+
+
+def shifted(logits: torch.Tensor, labels: torch.Tensor, size: int) -> torch.Tensor:
+    return F.cross_entropy(logits[:, :-1].reshape(-1, size), labels[:, 1:].reshape(-1))
+
+
+class InCode(LlamaForCausalLM):
+    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids, **kwargs)
+        if labels is not None:
+            out["loss"] = F.cross_entropy(out.logits[:, :-1].reshape(-1, 311), labels[:, 1:].reshape(-1))
+        return out
+
+
+class InGlobal(LlamaForCausalLM):
+    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids, **kwargs)
+        if labels is not None:
+            out["loss"] = shifted(out.logits, labels, SIZE)
+        return out
+
+
+@pytest.mark.parametrize("cls", [InCode, InGlobal])
+def test_packed_labels_are_served(cls):
+    torch.manual_seed(0)
+    model = cls(tiny.config("llama", vocab_size=SIZE)).eval()
+    ids = torch.randint(5, 90, (1, 11), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(6), torch.arange(5)])[None]
+    with torch.no_grad():
+        first, second = (model(part, labels=part).loss for part in (ids[:, :6], ids[:, 6:]))
+        expected = (first * 5 + second * 4) / 9
+        with autopack.enable(model) as handle:
+            found = model(ids, position_ids=positions, labels=ids).loss
+    assert "by a twin" in handle.verified
+    assert abs(float(found - expected)) < EXACT * float(expected)
