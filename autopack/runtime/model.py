@@ -50,7 +50,7 @@ class Proof:
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
-    proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call in which
+    proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
     it can be. `source` says what has shown it: a `recorded` run of the leak
     test of this very code, a `twin` of the model, a twin and `parts` that were proven by themselves, or an `audit` of
     this very model; nothing where it was not asked for or waits.
