@@ -67,6 +67,7 @@ def _choose(call: Call) -> Plan:
         refusals.check_packed(call, layout)
         if call.declared.beside_ones and call.outer is None and not call.model.is_settling:
             _say_that_documents_are_kept_apart(call.name)
+        _say_what_is_around(call)
         return row_heads.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
         _say_that_positions_jump(call.name)
@@ -104,6 +105,21 @@ def _why_not_asked(call: Call) -> str | None:
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
     return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
+
+
+def _say_what_is_around(call: Call) -> None:
+    """Warn, once for each model, where third-party code around the model gets what it gives for packed rows."""
+    model = call.model
+    if model.around is None or model.said_around or model.is_settling or call.outer is not None:
+        return
+    model.said_around = True
+    logger.warning(
+        "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
+        "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
+        "batches, one document per row.",
+        model.around,
+        call.name,
+    )
 
 
 @cache

@@ -22,7 +22,7 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
-from autopack.integrations.wrappers import holds_models, models_of_trainer, parts_of, unwrap
+from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
 from autopack.runtime.model import EnabledModel, Options
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import HANDLE, handle_of, holds_marks
@@ -189,6 +189,7 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
         if given.wanted.verify not in ("auto", "never", handle.enabled.options.verify):
             _prove_again(handle, given.wanted.verify)
         handle.repeated = True
+    handle.enabled.around = forward_around(model, base) or handle.enabled.around
     if lm_eval.is_harness(model) and handle.join_harness():
         undo.callback(handle.leave_harness)
     return handle

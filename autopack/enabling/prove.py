@@ -39,8 +39,8 @@ BUDGET: Budget | None = None
 def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
     """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
 
-    `packs` says that a call has brought packed rows, for which some of the proof may have waited; `proves` that the call
-    may be one to prove it in.
+    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
+    `proves` says that the model may be proven in this call.
 
     What cannot be proven is refused by later calls; padded batches then stay as they come.
     """

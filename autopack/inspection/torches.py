@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
 def is_recorded() -> bool:
     """Whether calls in this thread are recorded or stand for many, so that nothing else may be run beside them."""
     return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Iterator, MappingView, Set
 from types import ModuleType
 from typing import Any
@@ -10,8 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection.code_origin import file_of, is_own_file
 from autopack.integrations import peft
 from autopack.integrations.trainers import TrainerAdapter, derives_from
+
+_AROUND = ("lightning", "pytorch_lightning", "sentence_transformers", "setfit", "deepspeed", "trl", "opacus")
+"""Libraries whose modules around a model are known here, beside PEFT, accelerate and torch."""
 
 
 def unwrap(model: Any) -> PreTrainedModel:
@@ -42,6 +48,27 @@ def unwrap(model: Any) -> PreTrainedModel:
         f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
         f"Pass the model that you train."
     )
+
+
+def forward_around(model: Any, base: PreTrainedModel) -> str | None:
+    """The forward of a third-party module around a model, by name; None where libraries known here alone wrap it.
+
+    Such a forward gets what the model returns and is not proven with it.
+    """
+    around = model if isinstance(model, nn.Module) else None
+    while around is not None and around is not base:
+        forward = inspect.getattr_static(type(around), "forward", None)
+        code = getattr(forward, "__code__", None)
+        if code is not None and not is_own_file(code.co_filename) and not _is_of_library(code.co_filename):
+            return f"{type(around).__qualname__}.forward"
+        around = next((c for c in around.children() if any(part is base for part in c.modules())), None)
+    return None
+
+
+def _is_of_library(file: str) -> bool:
+    """Whether a file is one of a library whose modules hand on what a model returns, or train it."""
+    tops = (file_of(name) for name in _AROUND)
+    return any(file.startswith(os.path.dirname(top) + os.sep) for top in tops if top is not None)
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:

@@ -172,10 +172,11 @@ class PackingCollator:
         """Returns a collator with what `model`, a model or its config, needs.
 
         `model` is whatever `autopack.enable` takes for one model. A warning says so where it is not enabled when the
-        first batch is made. Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and `images_by_row` from the
-        config, and from the class of the model, which a config alone does not tell, `mask_first_label=False` for masked
-        language models and token classification, `labels="given"` for heads with one result per document. `options`
-        are those of the class and win. Raises `ValueError` where there is no model or config, or a RoBERTa-like one without the
+        first batch is made. Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and
+        `images_by_row` from the config, and from the class of the model, which a config alone does not tell,
+        `mask_first_label=False` for masked language models and token classification, `labels="given"` for heads with
+        one result per document. `options` are those of the class and win. Raises `ValueError` where there is no model
+        or config, or a RoBERTa-like one without the
         `pad_token_id` to start after, and for encoder-decoders, whose padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):

@@ -51,8 +51,8 @@ class Proof:
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
-    proof that `waits` is made when rows are first packed, or, where it says that packed calls are not exact, in the next
-    call in which it can be. `source` says what has shown it: a `recorded` run of the leak
+    proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
+    it can be. `source` says what has shown it: a `recorded` run of the leak
     test of this very code, a `twin` of the model, a twin and `parts` that were proven by themselves, or an `audit` of
     this very model; nothing where it was not asked for or waits.
     """
@@ -271,6 +271,9 @@ class EnabledModel:
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.watches = False  # whether every training call is to be counted by it
+        self.around: str | None = None
+        """The forward of third-party code around it that `enable` was given, which nothing proves, by name."""
+        self.said_around = False
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.groups: tuple[Group, ...] = ()

@@ -154,3 +154,47 @@ def test_the_model_inside_compile_is_found():
     model = llama()
     with autopack.enable(torch.compile(model)) as handle:
         assert handle.model is model
+
+
+class Pools(nn.Module):
+    """A head of the user's own, which takes the mean over columns."""
+
+    def __init__(self, backbone: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, **batch):
+        return self.backbone(**batch).last_hidden_state.mean(1)
+
+
+class Holds(nn.Module):
+    """A module of the user's that holds a model and has no forward."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+
+AROUND = {
+    "a head": (Pools, True),
+    "a head in torch's wrapper": (lambda model: nn.DataParallel(Pools(model)), True),
+    "torch's wrapper": (nn.DataParallel, False),
+    "no forward": (Holds, False),
+    "nothing": (lambda model: model, False),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_forward_around_the_model_is_said_not_to_be_checked(name, packed, caplog):
+    wrap, said = AROUND[name]
+    model = llama().model
+    net = wrap(model)
+    ids = torch.arange(9)[None] + 5
+    packs = {"input_ids": ids, "position_ids": torch.tensor([[*range(4), *range(5)]])}
+    pads = {"input_ids": ids.expand(2, -1), "attention_mask": torch.tensor([[1] * 9, [1] * 6 + [0] * 3])}
+    with autopack.enable(net) as handle, torch.no_grad():
+        for _ in range(2):
+            (net if said else model)(**(packs if packed else pads))
+        assert ("Pools.forward, which is not checked" in repr(handle)) == said
+    assert len([line for line in caplog.messages if "Pools.forward runs around" in line]) == (said and packed)
