@@ -109,7 +109,7 @@ def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
     probe = torch.zeros(0, device=tied[0].parts[0].device, requires_grad=True).view(0)
     earlier: tuple[tuple[_Sent, Any], ...] = ()
     for result in tied:
-        way = replace(result, parts=())  # the graph must not keep what it was made of
+        way = replace(result, parts=(), values=None)  # the graph must not keep what it was made of
         stands = [_Stand.apply(part) for part in result.parts]
         sent = _Sent(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
