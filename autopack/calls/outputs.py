@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,22 +34,17 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: Pad
     """
     parts = parts_of(output)
     loss = parts.get("loss" if isinstance(output, Mapping) else 0)
-    has_loss = loss is not None and isinstance(loss, torch.Tensor) and loss.dim() == 0
+    loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
+    read = read if loss is not None and loss.requires_grad else None
     results: dict[int, Result] = {}
-
-    def collect(name: str | None, value: Any, pooled: bool, **options: Any) -> None:
-        if isinstance(value, tuple | list):
-            for part in value:  # one for each layer
-                collect(name, part, False, **options)
-        elif isinstance(value, torch.Tensor) and id(value) not in results:
-            results[id(value)] = _result(name, value, padding.of(name), pooled, **options)
 
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
-        refuse = (
-            partial(read.refuse, name or f"[{key}]") if read is not None and has_loss and loss.requires_grad else None
-        )
-        collect(name, value, pooled, refuse=refuse, waits=has_loss and name == "logits")
+        refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
+        waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
+        for tensor in _tensors(value):
+            if id(tensor) not in results:
+                results[id(tensor)] = _result(name, tensor, padding.of(name), whole, refuse, waits)
     outputs = dict(zip(results, outputs_of(list(results.values())), strict=True))
     found = {key: _put(value, outputs) for key, value in parts.items()}
     if not isinstance(output, ModelOutput):
@@ -57,6 +52,13 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: Pad
     for name, value in found.items():
         output[name] = value
     return output
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    for part in value if isinstance(value, tuple | list) else ():  # one for each layer
+        yield from _tensors(part)
 
 
 def _put(value: Any, outputs: Mapping[int, torch.Tensor]) -> Any:

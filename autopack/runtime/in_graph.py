@@ -24,6 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
 Join = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+Merge = Callable[[str, list[Any]], Any]
 
 
 @dataclass(eq=False)
@@ -71,29 +72,28 @@ def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
     return [found[result] for result in results]
 
 
-def merged(
-    runs: Mapping[str, Sequence[Any]], merge: Callable[[str, list[Any]], Any], loss: torch.Tensor | None
-) -> dict[str, Any]:
+def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor | None) -> dict[str, Any]:
     """Outputs put together from those of several runs, by a linear function of their name and parts, and the loss."""
     results: dict[tuple[int, ...], Result] = {}
-
-    def collect(name: str, parts: Sequence[Any]) -> Any:
-        if isinstance(parts[0], tuple | list):
-            return tuple(collect(name, each) for each in zip(*parts, strict=True))
-        if (known := results.get(tuple(map(id, parts)))) is not None:
-            return known
-        with torch.no_grad():
-            whole = merge(name, list(parts))
-        if not isinstance(whole, torch.Tensor):
-            return whole
-        result = Result(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
-        return results.setdefault(tuple(map(id, parts)), result)
-
-    found = {name: collect(name, parts) for name, parts in runs.items()}
+    found = {name: _merged(name, parts, merge, results) for name, parts in runs.items()}
     if loss is not None:
         found = {"loss": results.setdefault((id(loss),), Result([loss])), **found}
     outputs = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
     return tree_map_only(Result, outputs.__getitem__, found)
+
+
+def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Result]) -> Any:
+    """The parts of several runs as a result, which is put among the others."""
+    if isinstance(parts[0], tuple | list):
+        return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
+    if (known := results.get(tuple(map(id, parts)))) is not None:
+        return known
+    with torch.no_grad():
+        whole = merge(name, list(parts))
+    if not isinstance(whole, torch.Tensor):
+        return whole
+    result = Result(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
+    return results.setdefault(tuple(map(id, parts)), result)
 
 
 def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
@@ -109,7 +109,7 @@ def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
     probe = torch.zeros(0, device=tied[0].parts[0].device, requires_grad=True).view(0)
     earlier: tuple[tuple[_Sent, Any], ...] = ()
     for result in tied:
-        way = replace(result, parts=())  # the graph must not keep what it was made of
+        way = replace(result, parts=(), values=None)  # the graph must not keep what it was made of
         stands = [_Stand.apply(part) for part in result.parts]
         sent = _Sent(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
@@ -134,8 +134,8 @@ class _Sent:
     def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
         """Whether the backward pass that is under way asks for a gradient of the output, which `node` makes."""
         output = None if self.output is None else self.output()
-        if to_every_leaf:
-            return bool(self.hooks) or (output is not None and output.retains_grad)
+        if to_every_leaf:  # of one that waits nothing was asked for
+            return bool(self.hooks) or (type(output) is torch.Tensor and output.retains_grad)
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -235,9 +235,9 @@ def _wait(output: Any, result: Result) -> None:
 
 
 def _fill(output: Any) -> None:
-    if type(output) is _Waiting:
+    if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
-        setattr(output, "__class__", torch.Tensor)
+        output.__class__ = torch.Tensor  # type: ignore[assignment]
         output.data = values()
 
 

@@ -1,9 +1,11 @@
-"""Outputs of unpadded calls: padded again when they are read, and only then."""
+"""Outputs of unpadded calls: tensors of the form of the batch, and logits beside a loss only where they are used."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -42,55 +44,77 @@ READERS = {
     "dict": lambda o: [dict(o)[k] for k in ("logits", "hidden_states")],
     "copy": lambda o: (copy.copy(o).logits, copy.copy(o).hidden_states),
     "getattr after values": lambda o: (list(o.values()) and o.logits, o.hidden_states),
+    "dict.__getitem__": lambda o: (dict.__getitem__(o, "logits"), dict.__getitem__(o, "hidden_states")),
+    "dict.values": lambda o: list(dict.values(o))[1:],
+    "dict.items": lambda o: [value for name, value in dict.items(o) if name != "loss"],
+    "OrderedDict.items": lambda o: [value for name, value in OrderedDict.items(o) if name != "loss"],
+    "object.__getattribute__": lambda o: [object.__getattribute__(o, n) for n in ("logits", "hidden_states")],
+    "vars": lambda o: (vars(o)["logits"], o.__dict__["hidden_states"]),
+    "fields": lambda o: [getattr(o, field.name) for field in dataclasses.fields(o)[1:4:2]],
+    "leaves": lambda o: (pytree.tree_leaves(o)[1], tuple(pytree.tree_leaves(o)[2:])),
 }
+FIELDS = [field.name for field in dataclasses.fields(CausalLMOutputWithPast)]
+assert FIELDS[1:4:2] == ["logits", "hidden_states"]
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
 def test_every_way_of_reading_gives_the_batch(read):
-    logits, hidden = read(output())
-    assert type(logits) is torch.Tensor
+    found = output()
+    logits, hidden = read(found)
+    assert isinstance(logits, torch.Tensor)
     assert logits.shape == (2, 3, VOCABULARY)
     assert isinstance(hidden, tuple)
     assert [h.shape for h in hidden] == [(2, 3, VOCABULARY)] * 2
     assert logits.requires_grad
     assert not logits[~torch.from_numpy(REAL)].any()
+    assert type(logits) is torch.Tensor
+    assert found.logits is logits
+    assert found.hidden_states is hidden or read is READERS["leaves"]
 
 
-PAST_THE_CLASS = {
-    "dict.__getitem__": lambda o: (dict.__getitem__(o, "logits"), dict.__getitem__(o, "hidden_states")),
-    "dict.values": lambda o: list(dict.values(o))[1:],
-    "dict.items": lambda o: [value for name, value in dict.items(o) if name != "loss"],
-    "object.__getattribute__": lambda o: [object.__getattribute__(o, n) for n in ("logits", "hidden_states")],
+USERS = {
+    "a function": lambda x: torch.nn.functional.cross_entropy(x.flatten(0, 1), torch.zeros(6, dtype=torch.long)),
+    "a list": lambda x: torch.stack([x, x]),
+    "an operator": lambda x: 1 - x / (2 * x + 1),
+    "another tensor first": lambda x: torch.ones(VOCABULARY) * x,
+    "an index": lambda x: x[..., 0] > 0,
+    "detach": lambda x: x.detach().float().sum(-1),
+    "numpy": lambda x: torch.from_numpy(np.asarray(x.detach())),
+    "an operation of aten": lambda x: torch.ops.aten.sin(x),
+    "compiled code": lambda x: torch.compile(lambda y: (y * 2).sum(), backend="eager")(x),
+    "a function with a backward of its own": lambda x: _Twice.apply(x),
+    "a change in place": lambda x: x.mul_(2),
+    "numbers": lambda x: torch.tensor(x.tolist()),
+    "grad_fn": lambda x: torch.zeros(()) if x.grad_fn is not None else None,
 }
 
 
-@pytest.mark.parametrize("read", PAST_THE_CLASS.values(), ids=list(PAST_THE_CLASS))
-def test_what_is_read_past_the_class_is_as_good_as_the_batch(read):
-    found = output()
-    logits, hidden = read(found)
-    assert logits.shape == (2, 3, VOCABULARY)
-    assert [h.shape for h in hidden] == [(2, 3, VOCABULARY)] * 2
-    assert len(hidden) == 2
-    assert len(logits) == 2
-    plain = found.logits
-    assert type(plain) is torch.Tensor
-    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.zeros(6, dtype=torch.long))
-    assert torch.equal(total, torch.nn.functional.cross_entropy(plain.flatten(0, 1), torch.zeros(6, dtype=torch.long)))
-    assert torch.equal(torch.stack([logits, hidden[0]])[0], plain)
-    for change in (
-        lambda x: x + 1,
-        lambda x: 1 - x,
-        lambda x: x / (2 * x + 1),
-        lambda x: -x @ x.mT,
-        lambda x: x[..., 0] > 0,
-        lambda x: x.detach().float().sum(-1),
-    ):
-        assert torch.equal(change(logits), change(plain))
-    assert np.array_equal(np.asarray(logits.detach()), plain.detach().numpy())
-    (gradient,) = torch.autograd.grad((logits * 2).sum(), hidden[0], allow_unused=True)
-    assert gradient is None or gradient.shape == plain.shape
-    with pytest.raises(AttributeError, match="no attribute 'such'"):
-        logits.such  # noqa: B018
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+@pytest.mark.parametrize("use", USERS.values(), ids=list(USERS))
+def test_logits_that_nobody_has_read_are_the_tensor_itself(use):
+    torch.manual_seed(0)
+    row = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
+    found = restore(CausalLMOutputWithPast(loss=row.sum(), logits=row * 1), PADDING)
+    expected = use(PADDING.restore(row * 1))
+    assert torch.equal(use(dict.__getitem__(found, "logits")), expected)
+
+
+def test_a_pickle_without_gradients_has_the_numbers():
+    with torch.no_grad():
+        row = torch.randn(1, TOKENS, VOCABULARY)
+        found = restore(CausalLMOutputWithPast(loss=row.sum(), logits=row), PADDING)
+    for again in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        assert type(again.logits) is torch.Tensor
+        assert torch.equal(again.logits, PADDING.restore(row))
 
 
 def test_it_is_an_instance_of_its_class_and_becomes_a_plain_one():

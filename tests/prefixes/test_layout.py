@@ -73,8 +73,6 @@ def test_a_batch_goes_into_the_row_and_comes_back(batch):
     padding = SharedPadding(real, CPU, found)
     values = torch.from_numpy(tokens).double()[..., None]
     assert torch.equal(padding.restore(padding.gather(values)), values * torch.from_numpy(real)[..., None])
-    of_documents = torch.from_numpy(tokens[real]).double()[None, :, None]
-    assert torch.equal(padding.apart(padding.gather(values), 1), of_documents)
 
 
 def test_gradients_of_all_rows_come_to_what_they_share():
