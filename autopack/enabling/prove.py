@@ -106,6 +106,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
     gather its parameters together, would wait for the others for ever: it is not made.
     """
     enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
+    enabled.foreign = next(iter(code.foreign), None)
     if code.hook is not None and not packs and enabled.options.verify == "auto":
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:

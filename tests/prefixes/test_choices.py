@@ -9,13 +9,10 @@ import threading
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from transformers import LlamaForCausalLM
 
 import autopack
-from autopack import tiny
 from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, loss_error, model_gradient_error, twins
 from tests.support.prefixes import group, loss_of_logits, padded, tree
-from tests.support.shifting import Shifting, ShiftingInTraining, ShiftingLayer
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -261,26 +258,6 @@ class TestHowever:
             assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
             autopack.disable(copied)
 
-    def test_a_subclass_and_a_hook_on_a_layer(self):
-        class Mine(LlamaForCausalLM):
-            def forward(self, *args, **kwargs):
-                output = super().forward(*args, **kwargs)
-                output.logits = output.logits * 0.5
-                return output
-
-        model = Mine(tiny.config("llama")).eval()
-        stock = copy.deepcopy(model)
-        batch, seen = padded(tree()), []
-        expected = _scored(stock, batch).logits
-        with autopack.enable(model, unpad="always") as handle:
-            found = _scored(model, batch).logits
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-            assert _shared(handle) > 40
-            model.model.layers[0].register_forward_hook(lambda *given: seen.append(given[2][0].shape))
-            found = _scored(model, batch).logits
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-            assert seen
-
     def test_a_model_that_is_changed_is_asked_again(self, pair):
         """A layer that mixes tokens by their columns, put in after the first shared call: its twin has none."""
         stock, model = pair
@@ -306,31 +283,6 @@ class TestHowever:
                 found = _scored(model, batch).logits
                 assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
             assert _shared(handle) == before
-
-    @pytest.mark.parametrize("where", ["the class", "a layer that was replaced"])
-    def test_code_that_reads_where_positions_go_on(self, where):
-        """It keeps documents apart, so packed rows are exact, and takes a rest for a document of its own."""
-        stock = (Shifting if where == "the class" else LlamaForCausalLM)(tiny.config("llama")).eval()
-        if where != "the class":
-            layer = ShiftingLayer(stock.config, 0).eval()
-            layer.load_state_dict(stock.model.layers[0].state_dict())
-            stock.model.layers[0] = layer
-        model = copy.deepcopy(stock)
-        with autopack.enable(model, unpad="always") as handle:
-            for labels in (False, True):
-                batch = padded(tree(), labels=labels)
-                expected, found = (_scored(each, batch).logits for each in (stock, model))
-                assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-            assert _shared(handle) == 0
-            assert "no twin of it tells" in repr(handle) or "its twin gives another" in repr(handle)
-
-    def test_code_that_does_so_in_training_alone(self):
-        stock = ShiftingInTraining(tiny.config("llama", attention_dropout=0.0)).train()
-        model = copy.deepcopy(stock)
-        with autopack.enable(model, unpad="always"):
-            batch = padded(tree())
-            expected, found = (_scored(each, batch).logits for each in (stock, model))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
         """TRL does so in every step: the model is not looked at anew, and nothing is asked again."""
