@@ -263,6 +263,7 @@ class EnabledModel:
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
+        self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
         self.watches = False  # whether every training call is to be counted by it
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
@@ -330,6 +331,11 @@ class EnabledModel:
         What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
         """
         return self._settler is not None and self._settler in _settlers.get()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its calls are those of a proof or an audit, of which the user has nothing to be told."""
+        return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
