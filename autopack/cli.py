@@ -1,17 +1,21 @@
 """The command ``autopack``: finds the subcommand, imports only that one, and turns errors into exit statuses.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch nor
-transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out.
+transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out; 130 and 141
+are those of programs that Ctrl-C, and a reader that has gone, end.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
+from typing import Any, NoReturn
 
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, did_you_mean
 from autopack.version import __version__, refuse_old
 
 COMMANDS = {
@@ -28,30 +32,85 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; `argv` is that of the process if left out. Returns the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # an error of what is written belongs here, and not to the end of the process
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"autopack: could not write its output: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
-    args = parser([] if called is None else [called]).parse_args(arguments)
+    whole = parser([] if called is None else [called])
+    args, unknown = whole.parse_known_args(arguments)
+    if args.command is None:
+        whole.print_help()
+        return 0
+    own = next(of.choices[args.command] for of in _subparsers(whole))
+    if unknown:
+        own.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.argv = arguments
     try:
         if args.command != "doctor":  # which says all that is wrong
             refuse_old()
         return import_module(COMMANDS[args.command][0]).run(args)
-    except AutopackError as error:
-        print(f"autopack {args.command}: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except (AutopackError, OSError, ValueError, ImportError, MemoryError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        print(f"{own.prog}: {in_flags(said, own)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"autopack {args.command}: interrupted", file=sys.stderr)
+        print(f"{own.prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def in_flags(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return a message with arguments of Python (`max_length=7`) as the options that stand for them here."""
+    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+
+    def flag(found: re.Match[str]) -> str:
+        name, equals, value = found.groups()
+        if name not in flags or not (equals or "_" in name):
+            return found[0]
+        return f"{flags[name]} {value.strip(chr(39))}" if value else flags[name]
+
+    return re.sub(r"(?<![\w.'/-])(\w+)(=)?((?<==)(?:'[^']*'|[\w.]+))?(?!['\w])", flag, message)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, which names what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+        option = re.search(r"unrecognized arguments: (-[\w-]+)", message)
+        hint = ""
+        if choice is not None:
+            hint = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
+        elif option is not None:
+            hint = did_you_mean(option[1], list(self._option_string_actions))
+        self.exit(2, f"{self.prog}: {message}{hint}\nSee: {self.prog} --help\n")
+
+
+def _subparsers(whole: argparse.ArgumentParser) -> Iterator[Any]:
+    return (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
 
 
 def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser with all subcommands; those that are `known` have their options, and only they are imported."""
-    whole = argparse.ArgumentParser(
+    whole = _Parser(
         prog="autopack",
         description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
-    subparsers = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary)
         if name in known:

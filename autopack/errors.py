@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +18,14 @@ __all__ = [
 ]
 
 _GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
+
+
+def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the end of a message about an unknown name: the one that was meant, or a few; `otherwise` for none."""
+    plain = {each.lower().replace("-", "_"): each for each in known}
+    wanted = name.lower().replace("-", "_")
+    close = [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
+    return f"; did you mean {' or '.join(plain[each] for each in close)}?" if close else otherwise
 
 
 class AutopackError(Exception):

@@ -182,9 +182,11 @@ class Audit:
             enabled.tally.after_padding += 1  # what is said once is said of the user's batches
         sentinel = None if enabled is None else enabled.sentinel
         padding_read = None if enabled is None else enabled.padding_read
+        was_audited = enabled is not None and enabled.is_audited
         try:
             if enabled is not None:
                 enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
+                enabled.is_audited = True
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self.labels(training)
@@ -197,6 +199,7 @@ class Audit:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
                 enabled.sentinel, enabled.padding_read = sentinel, padding_read
+                enabled.is_audited = was_audited
         self.report.results.extend(by_chance)
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)

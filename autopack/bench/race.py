@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -134,8 +135,11 @@ class _Race:
         each = taken * len(ARMS) * _OF_PADDED
         left = until - time.monotonic() - _PREPARING * each
         if left < each * (least := LEAST + _COMPARING):
-            minutes = each * (_PREPARING + least) / 60
-            tell(f"one batch takes {taken:.0f} s: about {minutes:.0f} minutes; shorter documents or fewer would do")
+            wanted = each * (_PREPARING + least)
+            tell(
+                f"this takes about {wanted:.0f} s, since one batch takes {taken:.1g} s; shorter documents or fewer "
+                f"would do, or --seconds {math.ceil(wanted)}"
+            )
         return min(max(int(left / each / (WANTED_ROUNDS + _COMPARING)), 1), MOST_BATCHES)
 
     def take(self, documents: list[list[int]]) -> None:

@@ -65,11 +65,11 @@ def _choose(call: Call) -> Plan:
                 refusals.refuse_unnamed(call)
             return apart
         refusals.check_packed(call, layout)
-        if call.declared.beside_ones and call.outer is None and not call.model.is_settling:
+        if call.declared.beside_ones and call.outer is None and not call.model.is_silent:
             _say_that_documents_are_kept_apart(call.name)
         _say_what_is_around(call)
         return row_heads.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
-    if call.declared.jumps:
+    if call.declared.jumps and not call.model.is_silent:
         _say_that_positions_jump(call.name)
     if call.declared.real is None:
         _point_out(call)
@@ -175,7 +175,7 @@ def _point_out(call: Call) -> None:
     Looks at tokens that are on the host already, and waits for no device; of many calls at ever fewer.
     """
     tally, model = call.model.tally, call.model
-    if tally.unmasked or call.outer is not None or model.is_settling or model.options.unpad == "never":
+    if tally.unmasked or call.outer is not None or model.is_silent or model.options.unpad == "never":
         return
     before = tally.training.calls + tally.evaluation.calls
     if before > _ALL_OF and before & (before - 1):

@@ -251,7 +251,7 @@ def _chosen(call: Call) -> Plan:
         if not call.model.lenient or call.documents is not None:
             raise
         reason = " ".join(str(refused).split())
-        if not call.model.tally.refused[reason]:
+        if not call.model.tally.refused[reason] and not call.model.is_audited:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
         call.model.tally.refused[reason] += 1
         return Untouched(call.model, f"autopack refuses it: {reason}")

@@ -56,6 +56,10 @@ def whole_number(text: str) -> int:
     return number
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def check_directory(option: str, path: Path | None) -> None:
     """Raise `CannotWrite` if an option names a file in a directory that is not there, or a directory."""
     if path is not None and not path.parent.is_dir():
@@ -82,16 +86,20 @@ def check_drawable(path: Path | None, option: str = "--plot") -> None:
 def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
     """The options of commands that take a model on disk: --attn, --backend, --trust-remote-code."""
     about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
-    parser.add_argument("--attn", metavar="NAME", help=about)
+    parser.add_argument("--attn", dest="attn_implementation", metavar="NAME", help=about)
     parser.add_argument("--backend", choices=CHOICES["backend"], help=f"{backend} (auto)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """The options of commands that take a data set: --column, --tokenizer, --batch-size."""
-    about = "the column of lengths, tokens or text (input_ids, length or lengths; text)"
-    parser.add_argument("--column", help=about)
-    parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    about = (
+        "the column of lengths, tokens, text or messages (input_ids, length or lengths; with --tokenizer text or "
+        "messages); several, as prompt,completion, add up"
+    )
+    parser.add_argument("--column", action="extend", type=_names, help=about)
+    about = "a tokenizer of transformers, for text and for messages of a chat"
+    parser.add_argument("--tokenizer", metavar="NAME", help=about)
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
 
 

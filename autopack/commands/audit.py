@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopack.commands import add_model_options, add_outputs, check_outputs, finite, write_outputs
-from autopack.commands.models import DTYPES, load_saved, unknown_name
+from autopack.commands.models import DTYPES, TASKS, check_device, load_saved, task_for, unknown_name
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
+    about = "what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
+    parser.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{about}: {', '.join(TASKS)}")
     add_model_options(parser, "what autopack computes attention with")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
@@ -65,8 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> PreTrainedModel:
     path = Path(args.model).expanduser()
+    check_device(args.device)
     if path.is_dir():
-        form = {"attn": args.attn, "dtype": args.dtype, "device": args.device}
+        if args.task is not None:
+            raise CannotAudit(f"--task says what a type is built for, and {args.model} is a saved model; leave it out")
+        form = {"attn": args.attn_implementation, "dtype": args.dtype, "device": args.device}
         return load_saved(str(path), **form, trust_remote_code=args.trust_remote_code)
     if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
         wanted = "a directory with a saved model, or a model type such as qwen3"
@@ -80,12 +85,13 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
 
     from autopack import tiny
 
-    known = tiny.types_for("causal-lm")
-    if model_type not in known:
-        raise unknown_name(model_type, known, "a causal language")
-    form = {"attn_implementation": args.attn, "dtype": getattr(torch, args.dtype), "device": args.device}
+    task = args.task or task_for(model_type)
+    if task is None or model_type not in tiny.types_for(task):
+        known = {name for each in ([task] if task else TASKS) for name in tiny.types_for(each)}
+        raise unknown_name(model_type, sorted(known), f"a {task}" if task else "a")
+    form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
     try:
-        return tiny.build(model_type, **form)
+        return tiny.build(model_type, task=task, device=args.device, **form)
     except (tiny.CannotBuild, RuntimeError) as error:
         raise CannotAudit(f"{error}; choose another type, --attn, --dtype or --device") from error
 

@@ -26,7 +26,7 @@ from autopack.commands import (
     whole_number,
     write_outputs,
 )
-from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
+from autopack.commands.models import DTYPES, CannotLoad, check_device, load_saved, unknown_name
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
         torch.set_num_threads(args.threads)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.startswith("cuda")
-    if cuda and not torch.cuda.is_available():
-        raise CannotTime(f"--device {device}: torch finds no GPU here; leave --device out, or pass --device cpu")
+    check_device(device)
     dtype = args.dtype or ("bfloat16" if cuda else "float32")
     known = {task: tiny.types_for(task) for task in TASKS}
     name = args.model
@@ -164,12 +163,13 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
         task = args.task or task_of(model_type)
         if model_type not in known[task]:
             raise unknown_name(model_type, known[task], f"a {task}")
-        form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
+        form = {"attn": args.attn_implementation, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
         return _build(model_type, size, task, longest, **form), {"name": f"{model_type}, {size}, random"}
     if args.size or args.task:
         raise CannotTime(f"--size and --task are for models that are built, and {name} is loaded; leave them out")
     try:
-        model = load_saved(name, attn=args.attn, dtype=dtype, device=device, trust_remote_code=args.trust_remote_code)
+        form = {"attn": args.attn_implementation, "dtype": dtype, "device": device}
+        model = load_saved(name, **form, trust_remote_code=args.trust_remote_code)
     except CannotLoad as error:
         if Path(name).is_dir():
             raise

@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from autopack.errors import did_you_mean
 from autopack.trust.data import load
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
 
     if name not in CONFIG_MAPPING:
         hint = "remote code of this type is served where its structure allows, after an audit on enable"
-        return {"refused": f"transformers {transformers.__version__} has no such type; {hint}"}
+        meant = did_you_mean(name, list(CONFIG_MAPPING), f"; {hint}")
+        return {"refused": f"transformers {transformers.__version__} has no such type{meant}"}
     task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
     if task is None:
         return {"refused": "transformers has no language model of this type"}

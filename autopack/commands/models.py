@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+TASKS = (
+    "causal-lm",
+    "masked-lm",
+    "seq2seq",
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "next-sentence-prediction",
+    "multiple-choice",
+    "image-text-to-text",
+    "multimodal-lm",
+)
+"""Those of `autopack.tiny`, which imports torch."""
 
 
 class CannotLoad(AutopackError):
@@ -47,7 +59,34 @@ def unknown_name(name: str, known: list[str], sort: str) -> CannotLoad:
     """The error for what is neither a directory nor, as `sort` says, one of the types that are known; names some."""
     import transformers
 
-    close = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0.5))
-    closest = f"did you mean {close}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
+    closest = did_you_mean(name, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
     wanted = f"{sort} model type of transformers {transformers.__version__}"
-    return CannotLoad(f"{name!r} is neither a directory nor {wanted}; {closest}")
+    return CannotLoad(f"{name!r} is neither a directory nor {wanted}{closest}")
+
+
+def check_device(name: str) -> None:
+    """Raise `CannotLoad` for a device on which torch cannot compute here."""
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()
+    except Exception as error:  # each kind of device fails in its own way, by an AssertionError too
+        there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        there += [kind for kind in ("mps", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
+        wanted = f"pass --device {' or '.join(['cpu', *there])}"
+        raise CannotLoad(f"--device {name}: torch {torch.__version__} cannot compute on it here; {wanted}") from error
+
+
+def task_for(model_type: str) -> str | None:
+    """Return what a type is built for unless told otherwise, or None for a type without a task.
+
+    An encoder is built as a masked language model, an encoder-decoder as one, and others as the first that they can be.
+    """
+    from autopack import tiny
+    from autopack.bench.models import task_of
+
+    tasks = {task_of(model_type): None, "seq2seq": None, **dict.fromkeys(TASKS)}
+    by_type = [task for task in tasks if model_type in tiny.types_for(task)]
+    if by_type[:2] == ["causal-lm", "seq2seq"]:
+        return "seq2seq"
+    return by_type[0] if by_type else None

@@ -38,7 +38,7 @@ class Arm:
         order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
             `group_by_length` does; None for others.
         rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to `max_length`.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to the longest of them.
         padding: the share of those that is padding.
         pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
         cost: by the cost model, in tokens.
@@ -175,7 +175,7 @@ class Estimate:
         groups = any("groups" in arm.name for arm in self.packed)
         once = ["In rows of groups, what documents of one group begin with is computed once."] if groups else []
         return [
-            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to that; "
+            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; "
             "attention stays inside documents,",
             "which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, "
             f"where a column costs {column} and",
@@ -236,11 +236,13 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def packed_arm(made: Plan, cost: CostModel) -> Arm:
-    """Rows of a plan, each padded to `max_length`; what documents of a group begin with counts once."""
-    price = float(made.costs(cost).sum()) + cost.linear * made.padding
-    tokens, name = len(made) * made.max_length, made.strategy if made.shared is None else f"{made.strategy}, groups"
+    """Rows of a plan, padded to the longest of them; what documents of a group begin with counts once."""
+    tokens = len(made) * int(made.columns_per_row.max())
+    padding = tokens - int(made.columns_per_row.sum())
+    price = float(made.costs(cost).sum()) + cost.linear * padding
+    name = made.strategy if made.shared is None else f"{made.strategy}, groups"
     pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
-    return Arm(name, None, None, len(made), tokens, made.padding / tokens, pairs, price)
+    return Arm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
 
 
 def draw_lengths(axes: Any, found: np.ndarray) -> None:
@@ -302,7 +304,7 @@ def estimate(
     overflow: Overflow = "truncate",
     cost: CostModel | None = None,
     ranks: int = 1,
-    column: str | None = None,
+    column: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     groups: str | bool = False,
     seed: int = 0,
@@ -323,9 +325,10 @@ def estimate(
         strategies, ranks: see `autopack.packing.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see there.
         cost: what tokens and attention cost; by default those of a hidden size of 4096.
-        column: of the data: ints are lengths, lists are counted, text goes through the tokenizer. By default
-            `input_ids`, `length` or `lengths`, and with a tokenizer `text`.
-        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text.
+        column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go through the
+            tokenizer. Several add up, as `("prompt", "completion")`. By default `input_ids`, `length` or `lengths`,
+            and with a tokenizer `text` or `messages`.
+        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
         groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
         seed: of the random orders.

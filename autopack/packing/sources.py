@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS
-from autopack.packing.lengths import read
+from autopack.packing.checks import IDS, is_int
+from autopack.packing.lengths import read, to_numpy
 
 BATCH = 1000
 """Texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
 
 
-def lengths_of(data: Any, column: str | None = None, tokenizer: Any = None) -> np.ndarray:
+def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None) -> np.ndarray:
     """Tokens of each document, (documents,) int64; see `autopack.estimate`.
 
     Raises `InvalidPacking` for data that holds none.
@@ -33,14 +33,14 @@ def lengths_of(data: Any, column: str | None = None, tokenizer: Any = None) -> n
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         except (OSError, ValueError) as error:
             raise InvalidPacking(f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}") from error
-    reader = _Reader(column, tokenizer)
+    reader = _Reader((column,) if isinstance(column, str) else tuple(column or ()), tokenizer)
     if isinstance(data, (str, PathLike)):
         if not str(data):
             raise InvalidPacking("wanted the path of a file or folder, found an empty one")
         return reader.of_file(Path(data))
     if hasattr(data, "column_names"):
         return reader.of_dataset(data)
-    if isinstance(data, Mapping) or (isinstance(data, (list, tuple)) and data and not np.isscalar(data[0])):
+    if isinstance(data, Mapping) or (isinstance(data, (list, tuple)) and data and _kind(data[0]) != LENGTH):
         return reader.of_json(data, "the examples")
     return read(data)
 
@@ -76,9 +76,9 @@ def documents_of(data: Any) -> Any:
 
 @dataclass
 class _Reader:
-    """Reads lengths by the column that was named, and with the tokenizer that was given; either may be None."""
+    """Reads lengths by the columns that were named, which add up, and with the tokenizer that was given, or None."""
 
-    column: str | None
+    columns: tuple[str, ...]
     tokenizer: Any
 
     def of_file(self, path: Path) -> np.ndarray:
@@ -127,76 +127,128 @@ class _Reader:
         except ImportError as error:
             raise InvalidPacking('parquet needs pyarrow: pip install "autopack[data]"') from error
         with pq.ParquetFile(path) as file:
-            name = self.chosen(file.schema_arrow.names)
-            return self.of_columns(name, (batch.column(0) for batch in file.iter_batches(columns=[name])))
+            names = self.chosen(file.schema_arrow.names)
+            return self.of_batches(names, file.iter_batches(columns=names))
 
     def of_json(self, data: Any, where: str) -> np.ndarray:
         """Of a list of lengths or examples, or a mapping of columns."""
         if isinstance(data, Mapping):
-            data = data[self.chosen(list(data))]
-        if not isinstance(data, (list, tuple)) or not data:
-            found = "none" if data is None or isinstance(data, (list, tuple)) else repr(data)
-            raise InvalidPacking(f"wanted a list of lengths or examples in {where}, found {found:.60}")
-        if isinstance(data[0], Mapping):
-            name = self.chosen(list(data[0]))
+            columns = [data[name] for name in self.chosen(list(data))]
+        elif isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
+            names = self.chosen(list(data[0]))
             other = next((i for i, example in enumerate(data) if not isinstance(example, Mapping)), None)
             if other is not None:
                 raise InvalidPacking(f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}")
-            missing = next((i for i, example in enumerate(data) if example.get(name) is None), None)
+            missing = next(((i, n) for i, e in enumerate(data) for n in names if e.get(n) is None), None)
             if missing is not None:
-                raise InvalidPacking(f"example {missing} of {where}: found no {name!r}, which example 0 has")
-            data = [example[name] for example in data]
-        if isinstance(data[0], str):
-            return read(self.of_texts(data))
-        if np.isscalar(data[0]):
-            return read(data)
-        other = next((i for i, values in enumerate(data) if not isinstance(values, (list, tuple))), None)
-        if other is not None:
-            raise InvalidPacking(f"example {other} of {where}: wanted a list of tokens, found {data[other]!r:.60}")
-        return read([len(values) for values in data])
+                raise InvalidPacking(f"example {missing[0]} of {where}: found no {missing[1]!r}, which example 0 has")
+            columns = [[example[name] for example in data] for name in names]
+        else:
+            columns = [data]
+        for values in columns:
+            if not isinstance(values, (list, tuple)) or not values:
+                found = "none" if values is None or isinstance(values, (list, tuple)) else repr(values)
+                raise InvalidPacking(f"wanted a list of lengths or examples in {where}, found {found:.60}")
+        return _added([self.of_values(values, where) for values in columns])
 
     def of_dataset(self, dataset: Any) -> np.ndarray:
         names = dataset.column_names
         if not isinstance(names, list) or not hasattr(dataset, "data"):
             way = "one split of it" if isinstance(names, dict) else "a Dataset, such as a sample of the stream"
             raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; pass {way}")
-        name = self.chosen(names)
-        if name == IDS:
+        chosen = self.chosen(names)
+        if chosen == [IDS]:
             from autopack.packing.documents import Documents
 
             return read(Documents.of_dataset(dataset, (), ()).lengths)
-        batches = dataset.select_columns([name]).with_format("arrow").iter(BATCH)
-        return self.of_columns(name, (chunk for batch in batches for chunk in batch.column(name).chunks))
+        return self.of_batches(chosen, dataset.select_columns(chosen).with_format("arrow").iter(BATCH))
 
-    def of_columns(self, name: str, arrays: Iterable[Any]) -> np.ndarray:
-        """Of arrow arrays of ints, lists or text."""
+    def of_batches(self, names: Sequence[str], batches: Iterable[Any]) -> np.ndarray:
+        """Of tables or batches of arrow."""
+        found: dict[str, list[Any]] = {name: [] for name in names}
+        for batch in batches:
+            for name in names:
+                found[name].append(self.of_array(name, batch.column(name)))
+        return _added([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found.values()])
+
+    def of_array(self, name: str, values: Any) -> Any:
+        """Of an array of arrow. What is neither ints nor lists of ints is read as Python has it."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        found = []
-        for values in filter(len, arrays):
-            if values.null_count:
-                raise InvalidPacking(f"column {name!r}: {values.null_count:,} examples have no value; leave them out")
-            if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-                found.append(np.array(self.of_texts(values.to_pylist())))
-            elif hasattr(values.type, "value_type"):
-                found.append(values.value_lengths().to_numpy())
-            elif pa.types.is_integer(values.type):
-                found.append(values.to_numpy(zero_copy_only=False))
-            else:
-                raise InvalidPacking(f"column {name!r}: wanted ints, lists or text, found {values.type}")
-        return read(np.concatenate(found) if found else [])
+        if values.null_count:
+            raise InvalidPacking(f"column {name!r}: {values.null_count:,} examples have no value; leave them out")
+        if pa.types.is_integer(values.type):
+            return values.to_numpy()
+        if (
+            pa.types.is_integer(getattr(values.type, "value_type", pa.null()))
+            and not pc.list_flatten(values).null_count
+        ):
+            return pc.list_value_length(values).to_numpy()
+        return self.of_values(values.to_pylist(), f"column {name!r}")
 
-    def of_texts(self, texts: Sequence[str]) -> list[int]:
+    def of_values(self, values: Sequence[Any], where: str) -> Any:
+        """Tokens of each value: an int is their number, a list of ints is tokens, text and messages are tokenized."""
+        kinds = [_kind(value) for value in values]
+        other = next((i for i, kind in enumerate(kinds) if kind is None or kind != kinds[0]), None)
+        if other is not None:
+            wanted = kinds[0] or f"{LENGTH}, {TOKENS}, {TEXT} or {MESSAGES}"
+            raise InvalidPacking(f"example {other} of {where}: wanted {wanted}, found {values[other]!r:.60}")
+        if kinds[:1] == [LENGTH]:
+            return values
+        return [len(ids) for ids in (self._tokenized(values, kinds[0]) if kinds[0] != TOKENS else values)]
+
+    def _tokenized(self, values: Sequence[Any], kind: str | None) -> Iterator[Sequence[int]]:
         if self.tokenizer is None:
-            raise InvalidPacking("found text, whose tokens are to be counted; name a tokenizer")
-        batches = (list(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH))
-        return [len(ids) for batch in batches for ids in self.tokenizer(batch)["input_ids"]]
+            raise InvalidPacking(f"found {kind}, whose tokens are to be counted; name a tokenizer: tokenizer=NAME")
+        options: dict[str, Any] = {}
+        if kind == MESSAGES:
+            options["add_special_tokens"] = False  # the template has them
+            try:
+                values = [self.tokenizer.apply_chat_template(list(each), tokenize=False) for each in values]
+            except Exception as error:  # templates are programs
+                raise InvalidPacking(f"found {kind}, and the tokenizer has no template for them: {error}") from error
+        for start in range(0, len(values), BATCH):
+            yield from self.tokenizer(list(values[start : start + BATCH]), **options)["input_ids"]
 
-    def chosen(self, names: Sequence[str]) -> str:
-        """The column that holds lengths, tokens or text."""
-        unnamed = ("text",) if self.tokenizer is not None else (IDS, "length", "lengths", "text")
-        wanted = unnamed if self.column is None else (self.column,)
-        found = next((name for name in wanted if name in names), None)
-        if found is None:
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The columns that hold lengths, tokens, text or messages."""
+        unnamed = ("text", "messages") if self.tokenizer is not None else (IDS, "length", "lengths", "text")
+        found = [name for name in self.columns or unnamed if name in names]
+        if not found or (self.columns and len(found) < len(self.columns)):
+            wanted = [name for name in self.columns if name not in names] or unnamed
             raise InvalidPacking(f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column")
-        return found
+        return found if self.columns else found[:1]
+
+
+LENGTH, TOKENS, TEXT, MESSAGES = "a length", "a list of token ids", "text", "messages with role and content"
+
+
+def _kind(value: Any) -> str | None:
+    """Return what a value is; None for what has no tokens that could be counted."""
+    value = to_numpy(value)
+    if isinstance(value, np.ndarray):
+        return TOKENS if value.ndim == 1 and value.dtype.kind in "iu" else None
+    if isinstance(value, (list, tuple)):
+        if all(map(is_int, value)):
+            return TOKENS
+        return MESSAGES if all(map(_is_message, value)) else None
+    return TEXT if isinstance(value, str) else LENGTH if np.isscalar(value) else None
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return isinstance(value.get("role"), str) and isinstance(value.get("content") or "", str)
+
+
+def _added(columns: list[Any]) -> np.ndarray:
+    """Return the lengths that columns have together; raise `InvalidPacking` where one of them has none."""
+    if len(columns) == 1:
+        return read(columns[0])
+    sizes = {len(values) for values in columns}
+    if len(sizes) > 1:
+        raise InvalidPacking(f"wanted columns of as many examples each, found {sorted(sizes)}")
+    for values in columns:
+        read(np.where(np.equal(values, 0), 1, values))  # a prompt or a completion may be empty, not both
+    return read(np.sum(columns, axis=0))

@@ -270,6 +270,7 @@ class EnabledModel:
         """How often each value that third-party code reads has changed."""
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
+        self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
         self.watches = False  # whether every training call is to be counted by it
         self.around: str | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves, by name."""
@@ -346,6 +347,11 @@ class EnabledModel:
         What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
         """
         return self._settler is not None and self._settler in _settlers.get()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its calls are those of a proof or an audit, of which the user has nothing to be told."""
+        return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None

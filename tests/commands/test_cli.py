@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopack import __version__
-from autopack.cli import COMMANDS, main
+from autopack.cli import COMMANDS, _subparsers, in_flags, main, parser
 
 TREE = Path(__file__).parents[2]
 
@@ -62,20 +62,27 @@ def test_every_subcommand_is_a_module_with_both_functions(name):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["no-such-command"], ["demo", "--steps", "0"], ["audit"], ["audit", "llama", "--stock", "--enable"]],
+    [["no-such-command"], ["demo", "--steps", "0"], ["audit"], ["audit", "llama", "--stock", "--enable"]],
 )
 def test_wrong_options_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert "usage: autopack" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("autopack")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["audit", "qwen33"], "did you mean qwen3"),
-        (["audit", "nothing-like-it"], "neither a directory nor a causal language model type"),
+        (["audit", "nothing-like-it"], "neither a directory nor a model type"),
+        (["audit", "gpt-oss"], "did you mean gpt_oss?"),
+        (["audit", "llama", "--task", "masked-lm"], "nor a masked-lm model type"),
+        (["audit", "llama", "--device", "nonsense"], "--device nonsense: torch"),
+        (["audit", "llama", "--device", "meta"], "pass --device cpu"),
+        (["audit", "llama", "--device", "cuda:99"], "--device cuda:99: torch"),
+        (["audit", "llama", "--device", "xpu"], "--device xpu: torch"),
+        (["audit", "llama", "--device", "mps"], "--device mps: torch"),
         (["audit", "/no/such/directory"], "/no/such/directory does not exist"),
         (["audit", "./missing"], "./missing does not exist"),
         (["audit", __file__], "is a file; wanted a directory"),
@@ -84,7 +91,7 @@ def test_wrong_options_exit_with_2(arguments, capsys):
         (["audit", "llama", "--html", "/no/such/directory/report.html"], "there is no directory /no/such/directory"),
         (["audit", "llama", "--plot", "/no/such/directory/report.png"], "there is no directory /no/such/directory"),
         # A refusal of `enable` itself: UnsupportedModel.
-        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "backend='flash' cannot serve LlamaForCausalLM"),
+        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "--backend flash cannot serve LlamaForCausalLM"),
     ],
 )
 def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
@@ -94,6 +101,87 @@ def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys
     assert printed.err.startswith("autopack audit: ")
     assert said in printed.err
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["estimat"], "did you mean estimate?"),
+        (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc; did you mean --stock?"),
+        (["audit", "llama", "--backend", "spda"], "did you mean sdpa?"),
+        (["run", "--unpda", "never", "x.py"], "did you mean --unpad?"),
+        (["doctor", "more"], "unrecognized arguments: more"),
+    ],
+)
+def test_wrong_names_are_told_what_was_meant(arguments, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 0
+    assert "estimate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("max_length=7 and overflow='drop' leave none", "--max-length 7 and --overflow drop leave none"),
+        ("raise max_length, or leave groups= out", "raise --max-length, or leave --groups out"),
+        ("no file data/max_length=7.json, nor 'max_length'", "no file data/max_length=7.json, nor 'max_length'"),
+        ("cannot read data: overflow of a seed", "cannot read data: overflow of a seed"),
+    ],
+)
+def test_errors_name_the_options(message, said):
+    action = next(iter(_subparsers(parser(["estimate"]))))
+    assert in_flags(message, action.choices["estimate"]) == said
+
+
+@pytest.mark.parametrize("arguments", [["families"], ["--help"], ["audit", "--help"], ["doctor", "--json"]])
+def test_a_reader_that_has_gone_is_no_error(arguments):
+    program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "class_name"),
+    [("bert", "BertForMaskedLM"), ("bart", "BartForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")],
+)
+def test_audit_builds_what_a_type_is_and_warns_of_nothing(model_type, class_name, capsys, caplog):
+    assert main(["audit", model_type, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"].startswith(class_name)
+    assert not [record for record in caplog.records if record.name.startswith("autopack")]
+
+
+def test_a_call_of_the_user_warns_after_an_audit(caplog):
+    import torch
+
+    import autopack
+    from autopack import tiny
+    from autopack.calls import choose
+
+    choose._say_that_documents_are_kept_apart.cache_clear()
+    model = tiny.build("llama").eval()
+    with autopack.enable(model, verify="never"):
+        autopack.audit(model)
+        assert "kept apart" not in caplog.text
+        ids, ones = torch.arange(5, 14)[None], torch.ones(1, 9, dtype=torch.long)
+        model(input_ids=ids, attention_mask=ones, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
+        assert "kept apart" in caplog.text
+
+
+def test_tasks_are_those_of_tiny_models():
+    from autopack import tiny
+    from autopack.commands.models import TASKS
+
+    assert {*TASKS} == {*tiny.TASKS}
 
 
 def test_audit_of_a_directory_without_a_model_exits_with_2(tmp_path, capsys):

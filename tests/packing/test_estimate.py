@@ -143,6 +143,14 @@ def test_lengths_are_read_from_every_form(tmp_path):
         ("l.parquet", "no parquet", "cannot be read"),
         ("l.csv", "1", "wanted one of .json, .jsonl, .npy, .parquet"),
         ("none.json", None, "no such file"),
+        ("l.json", '[{"length": [[1, 2], [3]]}]', "wanted a length, a list of token ids, text or messages"),
+        ("l.json", '[{"length": [0.5, 1.5]}]', "wanted a length, a list of token ids, text or messages"),
+        ("l.json", '[{"length": ["a", "b"]}]', "wanted a length, a list of token ids, text or messages"),
+        ("l.json", '[{"length": {"role": "user", "content": "a"}}]', "wanted a length, a list of token ids"),
+        ("l.json", '[{"length": [1, null]}]', "wanted a length, a list of token ids, text or messages"),
+        ("l.json", '[{"length": [1]}, {"length": "a"}]', "example 1 of the file: wanted a list of token ids"),
+        ("l.json", '[{"text": [{"role": "user", "content": "a"}]}]', "found messages with role and content"),
+        ("l.json", '[{"text": [{"role": "user", "content": [{"type": "image"}]}]}]', "wanted a length"),
     ],
 )
 def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_path, capsys):
@@ -154,6 +162,56 @@ def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_pat
     assert words in str(error.value)
     assert main(["estimate", str(tmp_path / name)]) == 2
     assert words in capsys.readouterr().err
+
+
+class Words:
+    """A tokenizer of words, whose template puts the role before each message."""
+
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[1] * add_special_tokens + text.split() for text in texts]}
+
+    def apply_chat_template(self, messages, tokenize):
+        return "".join(f"{message['role']} {message['content']} " for message in messages)
+
+
+CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.mark.parametrize("kind", ["list", "Dataset", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("example", "column", "tokens"),
+    [
+        ({"messages": CHAT}, None, 5),
+        ({"messages": CHAT}, "messages", 5),
+        ({"prompt": "a b c", "completion": "d"}, ("prompt", "completion"), 6),
+        ({"prompt": [4, 5], "completion": [6]}, ["prompt", "completion"], 3),
+        ({"prompt": [4, 5], "completion": 7}, ["prompt", "completion"], 9),
+    ],
+)
+def test_chats_and_several_columns(example, column, tokens, kind, tmp_path):
+    data: Any = [example, example]
+    if kind in ("Dataset", "parquet"):
+        data = datasets.Dataset.from_list(data)
+    if kind == "parquet":
+        data.to_parquet(tmp_path / "d.parquet")
+        data = tmp_path / "d.parquet"
+    if kind == "jsonl":
+        data = tmp_path / "d.jsonl"
+        data.write_text(json.dumps(example) + "\n" + json.dumps(example))
+    found = autopack.estimate(data, column=column, tokenizer=Words())
+    assert found.lengths.tolist() == [tokens, tokens]
+    assert all(found.tokens_saved(arm) >= 0 for arm in found.packed)
+
+
+def test_few_short_documents_save_no_less_than_nothing():
+    found = autopack.estimate([2] * 50)
+    assert all(found.tokens_saved(arm) == 0 for arm in found.packed)
+
+
+@pytest.mark.parametrize("value", [[0.5], [[1], [2]], {"bytes": b"", "path": "a.png"}, ["a"], 0.5, [True]])
+def test_columns_that_hold_no_tokens_are_refused(value):
+    with pytest.raises(InvalidPacking, match="wanted"):
+        autopack.estimate(datasets.Dataset.from_list([{"x": value}] * 2), column="x")
 
 
 def test_an_archive_of_arrays_is_no_array(tmp_path):
