@@ -209,7 +209,7 @@ def _returns_loss_alone(call: Call, document: Document | PaddedBatch | None, out
     """Whether a loss that was proven is all that can be compared, as that of a head which makes no logits."""
     if not isinstance(document, Document) or not call.model.proof.source or not _has_a_loss_of_its_own(call):
         return False
-    return not document.split(fields_of(unread(output)), fields_of(alone))
+    return not document.split(fields_of(output), fields_of(alone))
 
 
 def _with_its_labels(call: Call, document: Any) -> dict[str, Any]:
