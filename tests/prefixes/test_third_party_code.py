@@ -114,13 +114,3 @@ def test_third_party_code_computes_every_row(change, when):
         assert handle.tally.training.shared == before
         assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < 10 * FLOAT32
-
-
-def test_it_shares_where_the_user_asks_for_it():
-    model = build("llama").train()
-    model.__class__ = Mine
-    with autopack.enable(model, share="always", verify="never") as handle:
-        _trained(model, padded(tree()))
-        assert handle.tally.training.shared > 40
-    with autopack.enable(model) as handle:
-        assert "it runs third-party code" in repr(handle)
