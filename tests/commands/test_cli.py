@@ -139,7 +139,7 @@ def test_errors_name_the_options(message, said):
     assert in_flags(message, action.choices["estimate"]) == said
 
 
-@pytest.mark.parametrize("arguments", [["families"], ["--help"], ["audit", "--help"], ["doctor", "--json"]])
+@pytest.mark.parametrize("arguments", [["families"], ["--help"], ["audit", "--help"], ["families", "--json"]])
 def test_a_reader_that_has_gone_is_no_error(arguments):
     program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
