@@ -89,7 +89,7 @@ def test_a_tie_is_no_leak_where_double_precision_is_unknown(leaks):
 def test_weights_come_back_by_identity(change):
     model = drawn("llama", "causal-lm", 0)
     tensors = {name: (t, t.clone()) for name, t in (*model.named_parameters(), *model.named_buffers())}
-    with pytest.raises(KeyboardInterrupt), other_weights(model, change):
+    with pytest.raises(KeyboardInterrupt), other_weights(model, change):  # noqa: PT012
         assert not any(p is tensors[name][0] for name, p in model.named_parameters())
         raise KeyboardInterrupt
     found = dict((*model.named_parameters(), *model.named_buffers()))
