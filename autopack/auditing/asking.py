@@ -17,6 +17,7 @@ from autopack.auditing.cases import empty_images, tokens_to_draw
 from autopack.auditing.left_as_found import left_as_found
 from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
+from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.modules import device_of
 from autopack.layout import IGNORED_LABEL
 
@@ -208,3 +209,13 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard |
     if loss.requires_grad and parts:
         slopes = torch.autograd.grad(loss, parts, allow_unused=True)
     return _Heard(float(loss.detach()), tuple(slope for slope in slopes if slope is not None))
+
+
+def check_can_be_audited(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
+    names = argument_names(model)
+    if "decoder_input_ids" in names and "input_ids" not in names:
+        raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
+    if is_head_of_pair(model) and row_head(model) is None:
+        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
+        raise UnsupportedModel(f"{type(model).__name__} {why}")

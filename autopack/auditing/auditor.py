@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,12 +17,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names
+from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
+from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
 from autopack.auditing.places import first_difference
@@ -31,7 +31,7 @@ from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Pinned, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
-from autopack.inspection.heads import is_head_of_pair, row_head
+from autopack.inspection.heads import row_head
 from autopack.inspection.randomness import state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
@@ -103,25 +103,6 @@ _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a number per token that are 0 at text."""
 
 
-def check_can_be_audited(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
-    names = argument_names(model)
-    if "decoder_input_ids" in names and "input_ids" not in names:
-        raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(model) and row_head(model) is None:
-        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
-        raise UnsupportedModel(f"{type(model).__name__} {why}")
-
-
-def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """The floating-point dtype that most of the parameters of a model have, by their elements."""
-    sizes: Counter[torch.dtype] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            sizes[parameter.dtype] += parameter.numel()
-    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
-
-
 class Audit:
     """One audit of one model: which modes are run, and what comes of them."""
 
@@ -132,8 +113,11 @@ class Audit:
         modes: tuple[str, ...] | None = None,
         seed: int = 0,
         meter: Meter | None = None,
+        doubts: bool = True,
     ):
-        self.model, self.lengths = model, lengths
+        self.model, self.lengths, self.seed = model, lengths, seed
+        self.doubts = doubts
+        """Whether what is not exact in float32 is measured again."""
         self.runner = Runner(model, meter)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
@@ -203,6 +187,8 @@ class Audit:
         self.report.results.extend(by_chance)
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        if self.doubts and self.report.dtype == "float32":
+            self._measure_again(gradients)
         if enabled is not None and self.report.packed is not None:
             place = self._place()
             if place is not None:
@@ -215,6 +201,29 @@ class Audit:
                     f"model.config.use_cache = False, and stock runs without it too"
                 )
         return self.report
+
+    def _measure_again(self, gradients: bool) -> None:
+        """Replace errors of float32 that are gone in double precision, on the same documents: rounding had decided a
+        choice, or the side of a kink. Code that knows no double precision gets weights that lie close by."""
+        most = MOST_BYTES if self.runner.meter is None else self.runner.meter.bytes
+        for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
+            wrong = [r for r in self.report.results if self._may_be_rounding(r)]
+            if not wrong or not can_have_others(self.model, most):
+                return
+            modes = tuple(dict.fromkeys(result.mode for result in wrong))
+            training = tuple(sorted({result.training for result in wrong}))
+            with other_weights(self.model, change):
+                again = Audit(self.model, self.lengths, modes, self.seed, doubts=False).run(training, gradients)
+            measured = {(r.mode, r.training): r for r in again.results if r.failure is None}
+            for place, result in enumerate(self.report.results):
+                other = measured.get((result.mode, result.training)) if self._may_be_rounding(result) else None
+                if other is not None and other.says_as_much_as(result) and self.report.is_exact(other):
+                    self.report.results[place] = other
+                    self.report.notes[result.name] = f"measured {said}, since rounding decided a choice or a kink"
+
+    def _may_be_rounding(self, result: ModeResult) -> bool:
+        measured = result.failure is None and result.loss_refused is None
+        return measured and result.mode in EVERY_MODE and not self.report.is_exact(result)
 
     @torch.no_grad()
     def _by_chance(self) -> list[ModeResult]:

@@ -64,6 +64,11 @@ class ModeResult:
         """An error of each kind, as `MARKS` names them."""
         return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
+    def says_as_much_as(self, other: ModeResult) -> bool:
+        """Whether all that was compared in another measurement was compared here, where padding ran the same way."""
+        compared = zip(self.errors, other.errors, strict=True)
+        return self.unpadded == other.unpadded and all(b is None or a is not None for a, b in compared)
+
     @property
     def worst(self) -> float:
         """Largest of the forward errors: packed against alone, and influence; infinite where one is no number."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.auditor import Audit, check_can_be_audited
+from autopack.auditing.asking import check_can_be_audited
+from autopack.auditing.auditor import Audit
 from autopack.auditing.budget import Budget, Meter, OverBudget
 from autopack.auditing.cases import MODES
 from autopack.auditing.left_as_found import left_as_found

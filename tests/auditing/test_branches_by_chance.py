@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
-from autopack.auditing.auditor import dtype_of
+from autopack.auditing.other_weights import dtype_of
 from autopack.auditing.running import DRAWN, Pinned
 from autopack.errors import UnsupportedModel
 

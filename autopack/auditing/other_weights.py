@@ -1,0 +1,75 @@
+"""Give a model other weights for a while: the same in double precision, or some that lie close by."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from autopack.inspection.randomness import afterwards
+
+MOST_BYTES = 2**31
+"""Memory that other weights may take beside a model's own, where no budget says less."""
+_APART = 1e-3
+"""Relative distance of weights that lie close by: a thousand roundings of float32, so a choice that rounding
+turned is clear, and one document's influence on another stays what it was."""
+
+
+def in_double(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight in double precision."""
+    return weight.detach().double()
+
+
+def close_by(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight of which each entry is moved by about a thousandth of its size."""
+    generator = torch.Generator().manual_seed(weight.numel())
+    noise = torch.randn(weight.shape, generator=generator).to(weight)
+    return weight.detach() * (1 + _APART * noise)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The floating-point dtype that most of the parameters of a model have, by their elements."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.dtype] += parameter.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+
+def can_have_others(model: nn.Module, most: int) -> bool:
+    """Whether all weights are plain ones of this process, and need at most so many bytes in double precision."""
+    weights = list(model.parameters())
+    plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
+    wrapped = (cls.__module__ for module in model.modules() for cls in type(module).__mro__)
+    whole = not any(name.startswith("torch.distributed.") for name in wrapped)
+    return plain and whole and sum(p.numel() for p in weights) * 8 <= most
+
+
+@contextlib.contextmanager
+def other_weights(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Run with other parameters and buffers in the places of the model's own, which are not touched and come back."""
+    modules = list(model.modules())
+    held = [(m, dict(m._parameters), dict(m._buffers)) for m in modules]
+    found: dict[int, torch.Tensor] = {}
+
+    def other(tensor: torch.Tensor | None, of_module: bool) -> torch.Tensor | None:
+        if tensor is None or not tensor.is_floating_point():
+            return tensor
+        if id(tensor) not in found:
+            changed = change(tensor) if of_module or change is in_double else tensor
+            found[id(tensor)] = nn.Parameter(changed, tensor.requires_grad) if of_module else changed
+        return found[id(tensor)]
+
+    def put_back() -> None:
+        for module, parameters, buffers in held:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
+    with afterwards(put_back):
+        for module, parameters, buffers in held:
+            module._parameters.update({n: other(p, True) for n, p in parameters.items()})  # type: ignore[misc]
+            module._buffers.update({n: other(b, False) for n, b in buffers.items()})
+        yield
