@@ -115,7 +115,8 @@ class PackingCollator:
         completions: an example may be a prompt and what follows it, tokens of TRL's names: `prompt_ids` with
             `completion_ids`, a list of completions or one, or with `chosen_ids` and `rejected_ids`. Each of them is a
             document that begins with the prompt; only its own tokens are labels. The model computes the prompt once
-            for all (`enable(model, share=...)`).
+            for all (`enable(model, share=...)`). A completion may be empty. Any other key may hold one number for each
+            completion (`advantages`), which becomes (documents,). Other examples of the batch are documents as ever.
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
@@ -263,9 +264,8 @@ class PackingCollator:
 
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
         """One example as arrays, no longer than a row."""
-        read = read_example(
-            index, example, self._ignored, self.loss_weights is not None, self.image_processor is not None
-        )
+        makes_weights, makes_pixels = self.loss_weights is not None, self.image_processor is not None
+        read = read_example(index, example, self._ignored, makes_weights, makes_pixels, self.completions)
         columns = int(aligned(read.lengths, self.align).sum())
         if self.max_length and columns > self.max_length:
             if self.overlong == "error":
@@ -282,6 +282,8 @@ class PackingCollator:
 
     def _settle_labels(self, examples: list[Example]) -> None:
         """Checks that all examples have the same kind of labels, and makes labels where they are to be made."""
+        if self.completions and any(COMPLETION_KEYS[0] in example.columns for example in examples):
+            self._settle_completions(examples)
         kind = examples[0].label_kind
         for index, found in enumerate(example.label_kind for example in examples):
             if found != kind:
@@ -292,8 +294,18 @@ class PackingCollator:
             wanted = "wanted with labels='required', and always with mask_first_label=False"
             raise invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
         for columns in (example.columns for example in examples):
-            kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
-            columns["labels"] = np.where(kept, columns[IDS], IGNORED_LABEL)
+            columns["labels"] = _labels(columns)
+
+    def _settle_completions(self, examples: list[Example]) -> None:
+        """Say which tokens of plain examples beside completions are targets; make labels where one has them."""
+        labelled = self.labels == "auto" and any("labels" in example.columns for example in examples)
+        for columns in (example.columns for example in examples):
+            labels = columns["labels"] if "labels" in columns else _labels(columns)
+            for key in COMPLETION_KEYS:
+                columns.pop(key, None)
+            columns[COMPLETION_KEYS[0]] = (labels != IGNORED_LABEL).astype(np.int64)
+            if labelled:
+                columns["labels"] = labels
 
     def _assemble(self, examples: list[Example], placed: Places) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
@@ -352,3 +364,9 @@ def _say_if_plain(model: Any) -> None:
             "documents of a row see each other. Call autopack.enable(model) before the model is called.",
             type(model).__name__,
         )
+
+
+def _labels(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return tokens as labels, -100 where a mask of the example says that one is no target."""
+    kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
+    return np.where(kept, columns[IDS], IGNORED_LABEL)

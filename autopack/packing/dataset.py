@@ -82,9 +82,10 @@ def pack(
         loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
             targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weighted_loss`.
         groups: `True` puts documents of the same first tokens into one row, or as few as hold them; the name of a
-            column those of the same value in it, such as completions of one prompt. What they begin with counts once
-            in `max_length`, since the model computes it once (`enable(model, share=...)`), so that rows may have more
-            tokens than that: collate them without a `max_length`.
+            column those of the same value in it, such as completions of one prompt; rows keep that column only if
+            `columns` names it. What they begin with counts once in `max_length`, since the model computes it once
+            (`enable(model, share=...)`), so that rows may have more tokens than that: collate them without a
+            `max_length`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
         load_from_cache_file: `False` writes anew what may be in the cache; by default datasets' setting.
@@ -161,7 +162,8 @@ def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any
         return pack_stream(dataset, packing, buffer_size)
     if kind == "list":
         columns, pictures = set_aside(columns_of(dataset), packing.carried["drop_columns"])
-        documents = Documents(from_columns(columns, **packing.carried), None, **packing.carried)
+        table = from_columns(columns, **packing.carried, read=packing.groups)
+        documents = Documents(table, None, **packing.carried)
         rows = put_back(packing.rows(documents).table().to_pydict(), pictures)
         return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
     return write(dataset, packing, packing.rows(Documents.of_dataset(dataset, **packing.carried)))

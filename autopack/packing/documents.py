@@ -320,16 +320,20 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def from_columns(
-    values: Mapping[str, Sequence[Any]], columns: Collection[str] | None, drop_columns: Collection[str]
+    values: Mapping[str, Sequence[Any]],
+    columns: Collection[str] | None,
+    drop_columns: Collection[str],
+    read: str | bool = False,
 ) -> pa.Table:
-    """A table of lists, arrays or tensors; columns that are not to be carried have no values in it.
+    """A table of lists, arrays or tensors; columns that are neither carried nor `read` have no values in it.
 
     Examples whose `input_ids` are an array of shape (1, T), as tokenizers give with `return_tensors`, lose that axis.
     """
     rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
     made = {}
     for name, column in values.items():
-        if name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns)):
+        left_out = name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns))
+        if left_out and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
         if not isinstance(name, str):

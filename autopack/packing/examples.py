@@ -71,8 +71,8 @@ class Example:
 def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     """An example of a prompt and its completions as one of as many documents, each of which begins with the prompt.
 
-    Tokens of completions are targets, those of the prompt are none. Any other example stays as it is. Raises
-    `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
+    Tokens of completions are targets, those of the prompt are none. An empty completion has no target. Any other
+    example stays as it is. Raises `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
     """
     if not isinstance(example, Mapping):
         return example
@@ -93,6 +93,8 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
         names *= len(given)
     rests = [_tokens(index, name, of) for name, of in zip(names, given, strict=True)]
     documents = [np.concatenate([prompt, rest]) for rest in rests]
+    if not all(map(len, documents)):
+        raise invalid(index, names[0], f"found no token, nor in {PROMPT!r}; leave empty documents out")
     targets = [np.arange(len(document)) >= len(prompt) for document in documents]
     others = {name: value for name, value in example.items() if name not in (PROMPT, COMPLETIONS, *ANSWERS)}
     return {
@@ -105,18 +107,25 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
 
 def _tokens(index: int, name: str, value: Any) -> np.ndarray:
     found = _numbers(index, name, value)
-    if found.ndim != 1 or not found.size or found.dtype.kind != "i":
+    if found.shape == (0,):
+        return found.astype(np.int64)
+    if found.ndim != 1 or found.dtype.kind != "i":
         raise invalid(index, name, f"wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
     return found
 
 
 def read_example(
-    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool
+    index: int,
+    example: Mapping[str, Any],
+    ignored: Collection[str],
+    weighs: bool,
+    reads_pictures: bool,
+    numbers_each: bool,
 ) -> Example:
     """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
 
     `weighs` says whether weights of tokens are to be made from its weights of documents, `reads_pictures` whether
-    pixels are to be made from its pictures.
+    pixels are to be made from its pictures, `numbers_each` whether any key may hold one number for each document.
     """
     if not isinstance(example, Mapping):
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
@@ -159,11 +168,16 @@ def read_example(
             columns["labels"] = values.astype(np.int64)
         elif key in LABEL_KEYS or key in PER_DOCUMENT:
             per_document[key] = values
+        elif numbers_each and _is_of_each(key, values, given):
+            per_document[key] = np.atleast_1d(values)
         elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in OF_EXAMPLES else 2):
             columns[key] = values
         else:
-            found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
-            raise invalid(index, key, f"{found}; name it in drop_keys (scalars are not packed)")
+            wanted = "one value per token" + " or one number per document" * numbers_each
+            found = f"found shape {values.shape} for {len(ids)} tokens, wanted {wanted}"
+            raise invalid(
+                index, key, f"{found}; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each)
+            )
     lengths = per_document.pop(LENGTHS, None)
     read = _without_declarations(index, columns, lengths)
     read.media = media
@@ -173,10 +187,22 @@ def read_example(
                 wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
                 raise invalid(index, key, f"found {values.tolist()}, {wanted}")
             read.per_document[key] = values
+        elif key not in (*LABEL_KEYS, *PER_DOCUMENT):
+            read.per_document[key] = values
         else:
             name = "labels" if key in LABEL_KEYS else key
             read.per_document[name] = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
     return read
+
+
+def _is_of_each(key: str, values: np.ndarray, example: Mapping[str, Any]) -> bool:
+    """Return whether these are one number for each document: of a single one as it is, of several in a list."""
+    if key in (*OF_EXAMPLES, *COMPLETION_KEYS):
+        return False
+    if LENGTHS not in example:
+        return values.shape == ()
+    count = len(example[LENGTHS])
+    return values.shape == (count,) or (values.shape == () and count == 1)
 
 
 def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:

@@ -18,6 +18,7 @@ from autopack.packing.checks import (
     COMPLETION_KEYS,
     DOCUMENT_WEIGHT,
     IDS,
+    LABEL_KEYS,
     LENGTHS,
     LOSS_WEIGHTS,
     POSITIONS,
@@ -196,7 +197,7 @@ class Packing:
 
     def rows(self, documents: Documents) -> Rows:
         """The rows of all documents of a dataset."""
-        made = self.plan(documents.lengths, _ways(documents), **groups_of(documents, self.groups))
+        made = self.plan(documents.lengths, _ways(documents), **self._grouped(documents))
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
         return Rows(documents, made, **self.added)
@@ -214,10 +215,10 @@ class Packing:
                 raise InvalidPacking(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
         try:
             given, pictures = set_aside(given, left_out)
-            documents = Documents(from_columns(given, **self.carried), None, **self.carried)
+            documents = Documents(from_columns(given, **self.carried, read=self.groups), None, **self.carried)
             self._check_kinds(documents)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = self.plan(documents.lengths, _ways(documents), seed=seed, **groups_of(documents, self.groups))
+            made = self.plan(documents.lengths, _ways(documents), seed=seed, **self._grouped(documents))
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True
@@ -229,6 +230,13 @@ class Packing:
         except InvalidPacking as error:
             count = len(next(iter(given.values())))
             raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error
+
+    def _grouped(self, documents: Documents) -> dict[str, np.ndarray]:
+        """Return the groups for a plan. Rows leave their column out, unless it is labels or named in `columns`."""
+        found, name = groups_of(documents, self.groups), self.groups
+        if name in documents.per_document and name not in (*LABEL_KEYS, *(self.carried["columns"] or ())):
+            documents.per_document.remove(str(name))
+        return found
 
     def _check_kinds(self, documents: Documents) -> None:
         """Raises where columns are of other kinds than in the first buffer, whose rows would not go with these."""
