@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -46,8 +46,8 @@ PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # an
 _MADE_BY_CODE = 1 << 9
 """The flag of classes that Python code has made (`Py_TPFLAGS_HEAPTYPE`)."""
 
-Place = tuple[Mapping[str, Any], str, Any]
-"""A mapping, a key, and the code that stands there."""
+Place = tuple[Any, str, Any]
+"""A mapping, or what has its `get`, a key, and the code that stands there."""
 
 
 # --- Files

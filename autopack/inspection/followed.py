@@ -74,7 +74,7 @@ class Followed:
         self.values: list[Value] = []
         self.names: set[str] = set()
         self._inside = set(map(id, inside))
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[Any, Any] = {}
         self._waiting: deque[Any] = deque()
         for roots in (code, modules):  # of many layers the code is one, so it comes first
             self._waiting += roots
@@ -120,7 +120,7 @@ class Followed:
             held = _Attribute(cell, "cell_contents")
             self._follow(held, "cell_contents", held.get("cell_contents"))
 
-    def _named(self, known: dict[str, Any], names: Iterable[str]) -> None:
+    def _named(self, known: dict[str, Any], names: frozenset[str]) -> None:
         """Follow what a Python module, and third-party modules in it, hold under some names."""
         for name in names:
             value = known.get(name)
@@ -132,14 +132,14 @@ class Followed:
             elif not _is_of_library(value):
                 self.places.append((known, name, value))
                 if (id(value), names) not in self._seen:
-                    self._seen[id(value), names] = value  # type: ignore[index]
-                    self._named(vars(value), [n for n in names if n in vars(value)])
+                    self._seen[id(value), names] = value
+                    self._named(vars(value), names.intersection(vars(value)))
 
     def _object(self, value: Any) -> None:
         """Follow the functions of an object's class, and what it holds itself."""
         self._members(type(value))
         held = getattr(value, "__dict__", {})
-        self._note_value(held, "its attributes", lambda: len(held))
+        self._note_value(held, "its attributes", functools.partial(len, held))
         for name in list(held):
             if not (isinstance(value, nn.Module) and name in _OF_MODULES):
                 self._follow(held, name, held[name], switches=not isinstance(value, nn.Module))
@@ -151,9 +151,10 @@ class Followed:
             self._waiting += [vars(value)[name] for name in ("_modules", *HOOKS)]
 
     def _members(self, cls: type) -> None:
-        bases = [base for base in (*cls.__mro__, *type(cls).__mro__) if not _is_of_library(base)]
+        metaclass: type = type(cls)
+        bases = [base for base in (*cls.__mro__, *metaclass.__mro__) if not _is_of_library(base)]
         for base in bases:
-            self._note_value(base, "its members", lambda base=base: len(vars(base)))
+            self._note_value(base, "its members", functools.partial(len, vars(base)))
             for name, value in vars(base).items():
                 if isinstance(value, property | functools.cached_property | staticmethod | classmethod):
                     self.places.append((vars(base), name, value))

@@ -87,9 +87,9 @@ class WithoutDraws(TorchFunctionMode):
             mean = _MEANS[name](*args[1:], **given) if name.endswith("_") else _MEANS[name]()
             return found.fill_(mean)
         if name == "rrelu":
-            lower, upper = (*args[1:3], *((1 / 8, 1 / 3)[len(args[1:3]) :]))
-            slope = (given.get("lower", lower) + given.get("upper", upper)) / 2
-            return nn.functional.leaky_relu(args[0], slope)
+            lower = args[1] if len(args) > 1 else given.get("lower", 1 / 8)
+            upper = args[2] if len(args) > 2 else given.get("upper", 1 / 3)
+            return nn.functional.leaky_relu(args[0], (lower + upper) / 2)
         return func(*args, **given)
 
 
