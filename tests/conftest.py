@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -65,6 +66,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have a test that fails keep alive no more than one that passes: its traceback holds all that its frames do."""
+    report = yield
+    if call.excinfo is not None and not item.config.getoption("usepdb", False):
+        _clear_frames(call.excinfo.value)
+    return report
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go of the local variables of what has raised an error, and those that it came from."""
+    waiting, seen = [error], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                frame.f_locals  # noqa: B018  # until Python 3.12 a copy is kept, which is brought up to date so
+            waiting.extend(e for e in (each.__cause__, each.__context__) if e is not None)
+            waiting.extend(getattr(each, "exceptions", ()))  # of a group
 
 
 def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
