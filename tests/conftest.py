@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import traceback
 from collections.abc import Generator, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
+import numpy
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -22,9 +24,11 @@ from autopack import tiny
 
 torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
-hypothesis.settings.register_profile("autopack", deadline=None)
+hypothesis.settings.register_profile("autopack", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("autopack")
 
+SEED = 0
+"""What every test and every fixture begins with."""
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""
 OTHER_LENGTHS = (3, 20, 10)
@@ -39,6 +43,7 @@ LEAK = 1e-2
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
+    parser.addoption("--shuffle", metavar="SEED", help="run modules, and the tests of each, in an order by chance")
     parser.addoption("--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one")
 
 
@@ -66,6 +71,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]
+    if config.option.shuffle is not None:
+        # By names alone, so that all processes of xdist draw the same order.
+        draw = random.Random(config.option.shuffle)
+        modules: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        for tests in modules.values():
+            draw.shuffle(tests)
+        order = [*modules.values()]
+        draw.shuffle(order)
+        items[:] = [item for tests in order for item in tests]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Have what a fixture draws not depend on the test that asks for it first."""
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Have what a test draws not depend on the tests before it, nor on luck."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(wrapper=True)
