@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,6 +15,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
+import numpy
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -21,9 +24,11 @@ from autopack import tiny
 
 torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
-hypothesis.settings.register_profile("autopack", deadline=None)
+hypothesis.settings.register_profile("autopack", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("autopack")
 
+SEED = 0
+"""What every test and every fixture begins with."""
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""
 OTHER_LENGTHS = (3, 20, 10)
@@ -38,6 +43,7 @@ LEAK = 1e-2
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
+    parser.addoption("--shuffle", metavar="SEED", help="run modules, and the tests of each, in an order by chance")
     parser.addoption("--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one")
 
 
@@ -65,6 +71,60 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]
+    if config.option.shuffle is not None:
+        # By names alone, so that all processes of xdist draw the same order.
+        draw = random.Random(config.option.shuffle)
+        modules: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        for tests in modules.values():
+            draw.shuffle(tests)
+        order = [*modules.values()]
+        draw.shuffle(order)
+        items[:] = [item for tests in order for item in tests]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Have what a fixture draws not depend on the test that asks for it first."""
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Have what a test draws not depend on the tests before it, nor on luck."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have a test that fails keep alive no more than one that passes: its traceback holds all that its frames do."""
+    report = yield
+    if call.excinfo is not None and not item.config.getoption("usepdb", False):
+        _clear_frames(call.excinfo.value)
+    return report
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go of the local variables of what has raised an error, and those that it came from."""
+    waiting, seen = [error], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                frame.f_locals  # noqa: B018  # until Python 3.12 a copy is kept, which is brought up to date so
+            waiting.extend(e for e in (each.__cause__, each.__context__) if e is not None)
+            waiting.extend(getattr(each, "exceptions", ()))  # of a group
 
 
 def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:

@@ -44,7 +44,7 @@ def bare(tmp_path):
 
     def run(*arguments):
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
 
     return run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 
 from tests import conftest
@@ -33,10 +35,14 @@ class Collected:
         self.names = [item.name for item in session.items]
 
 
-def selected(path, *arguments: str) -> set[str]:
+def ordered(*arguments: str) -> list[str]:
     found = Collected()
-    pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, path], plugins=[found])
-    return set(found.names)
+    pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=[found])
+    return found.names
+
+
+def selected(*arguments: str) -> set[str]:
+    return set(ordered(*arguments))
 
 
 def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
@@ -52,4 +58,19 @@ def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
     assert selected(f"{path}::test_slow") == {"test_slow"}
     assert selected(f"{path}::test_sampled") == every - {"test_plain", "test_slow"}
     assert selected(str(path), "-k", "slow") == {"test_slow"}
+    capsys.readouterr()
+
+
+def test_an_order_by_chance(tmp_path, capsys):
+    for module in "abc":
+        (tmp_path / f"test_{module}.py").write_text(
+            f"import pytest\n@pytest.mark.parametrize('number', range(9))\ndef test_{module}(number): ..."
+        )
+    plain, *shuffled = (ordered(*more, str(tmp_path)) for more in ([], *(["--shuffle", seed] for seed in "0012")))
+    assert [sorted(order) for order in shuffled] == [plain] * 4
+    assert shuffled[0] == shuffled[1]
+    assert len({tuple(order) for order in (plain, *shuffled)}) == 4
+    modules = ["".join(name for name, _ in groupby(order, lambda test: test[:6][-1])) for order in shuffled]
+    assert all(sorted(order) == [*"abc"] for order in modules)  # each at one time
+    assert len({*modules}) > 1
     capsys.readouterr()

@@ -36,7 +36,7 @@ FURTHER = (
     "every output",
 )
 """What is run beyond these, in evaluation, in this order."""
-_IN_TRAINING = 6
+_IN_TRAINING = 7
 """Forwards of what is essential in training."""
 
 

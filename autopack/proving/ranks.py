@@ -13,8 +13,8 @@ import torch
 from autopack.runtime.row_group import RowGroup
 
 _T = TypeVar("_T")
-_PATIENCE = 60.0
-"""Seconds after which a thread no longer waits for the others."""
+_DONE = object()
+"""What a rank whose work is over hands the others."""
 
 
 class ThreadGroup(RowGroup):
@@ -27,12 +27,18 @@ class ThreadGroup(RowGroup):
         self.barrier, self._laid_out, self._rank = barrier, laid_out, rank
 
     def _of_all(self, value: Any) -> list[Any]:
-        """What every rank has brought, in their order."""
+        """What every rank has brought, in their order. Raises where some of them have come to their end already."""
         self._laid_out[self._rank] = value
         self.barrier.wait()
         found = list(self._laid_out)
         self.barrier.wait()
+        if value is not _DONE and any(each is _DONE for each in found):
+            raise RuntimeError("ranks that share rows do not exchange as often as each other")
         return found
+
+    def end(self) -> None:
+        """Say that this rank exchanges nothing more, and wait until all do."""
+        self._of_all(_DONE)
 
     @property
     def ranks(self) -> int:
@@ -51,7 +57,7 @@ class ThreadGroup(RowGroup):
 
 def ranks_of_threads(count: int) -> list[ThreadGroup]:
     """So many ranks that share rows."""
-    barrier, laid_out = threading.Barrier(count, timeout=_PATIENCE), [None] * count
+    barrier, laid_out = threading.Barrier(count), [None] * count
     return [ThreadGroup(barrier, laid_out, rank) for rank in range(count)]
 
 
@@ -63,7 +69,9 @@ def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T
 
     def on_one(group: ThreadGroup) -> _T:
         try:
-            return function(group)
+            result = function(group)
+            group.end()
+            return result
         except BaseException:
             group.barrier.abort()
             raise

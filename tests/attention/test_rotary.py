@@ -198,7 +198,7 @@ def test_threads_that_share_a_model_have_frequencies_of_their_own():
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(timeout=120)
+                thread.join(timeout=600)
     finally:
         sys.setswitchinterval(interval)
     assert failed == []

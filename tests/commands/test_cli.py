@@ -17,7 +17,7 @@ TREE = Path(__file__).parents[2]
 
 
 def run_in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=TREE, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *arguments], cwd=TREE, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
@@ -146,7 +146,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
         [sys.executable, "-c", program], cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     process.stdout.close()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert (process.returncode, said) == (141, b"")
 
 

@@ -32,7 +32,7 @@ def install(site: Path, name: str, version: str) -> None:
 def doctor_with(site: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-m", "autopack", "doctor"]
-    return subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def test_healthy_installation(capsys):

@@ -40,7 +40,7 @@ def result() -> LlamaComparison:
 def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "autopack", "demo", *arguments]
     variables = {**os.environ, **environment}
-    return subprocess.run(command, cwd=TREE, env=variables, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=TREE, env=variables, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ Work = Callable[[int, Path], Any]
 """Takes the rank and a folder that all ranks share; returns what `torch.save` can write."""
 
 
-def run(work: Work, folder: Path, world: int = 2, timeout: float = 60.0) -> list[Any]:
+def run(work: Work, folder: Path, world: int = 2, timeout: float = 600.0) -> list[Any]:
     """What `work`, a function of a module, returns on each rank; one that waits `timeout` seconds for others raises."""
     torch.multiprocessing.spawn(_rank, args=(work, folder, world, timeout), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]

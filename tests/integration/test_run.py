@@ -73,7 +73,7 @@ def start(*arguments: str, **variables: str) -> Result:
         env={**kept, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -158,7 +158,7 @@ def test_code_that_is_no_file_runs_as_python_runs_it(how):
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         for command in ((), RUN)
     ]

@@ -30,7 +30,7 @@ datasets.disable_progress_bars()
 
 TREE = Path(__file__).parents[2]
 COUNT = 4
-PATIENCE = 300
+PATIENCE = 600
 """Seconds after which a process that does not come is an error; nothing is timed."""
 
 

@@ -336,7 +336,7 @@ def test_a_browser_shows_a_page_in_both_themes_and_on_a_narrow_window(scheme, tm
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'p'}"]
     options += [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", "--window-size=400,900"]
     command = [browser, *options, f"--screenshot={picture}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert picture.is_file(), done.stderr
     seen = imread(picture)[..., :3]
     assert seen.shape[1] == 400

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from itertools import count
 
 import pytest
 import torch
@@ -135,7 +137,7 @@ class TestFinds:
     def test_nothing_in_a_model_that_is_exact(self):
         proof = proof_of(built())
         assert proof.source == "audit"
-        assert proof.how.startswith("by an audit of this very model within 64 forwards, 120 s and 10% of the weights, ")
+        assert proof.how.startswith("by an audit of this very model within 64 forwards and 10% of the weights, ")
         assert proof.packed is proof.labels is None
 
     @pytest.mark.parametrize("verify", ["auto", "always", "full"])
@@ -179,11 +181,18 @@ class TestBudget:
     def test_forwards_are_counted_and_not_exceeded(self):
         model = built()
         with autopack.enable(model, verify="never"):
-            for forwards in (48, 64):
+            for forwards in (50, 64):
                 Own.calls = 0
                 found = audit_within(model, Budget(forwards), LENGTHS)
                 assert found.forwards == Own.calls <= forwards // 2
                 assert {"default", "right-padded"}.isdisjoint(found.left_out)
+
+    def test_a_busy_machine_changes_nothing(self, monkeypatch):
+        with monkeypatch.context() as patched:
+            clock = count(step=3600)  # an hour is over at each look
+            patched.setattr(time, "perf_counter", lambda: next(clock))
+            busy = proof_of(built(), verify="always")
+        assert busy.how == proof_of(built(), verify="always").how
 
     def test_what_is_left_out_is_said(self, monkeypatch):
         monkeypatch.setattr(prove, "BUDGET", Budget(forwards=48))
@@ -192,13 +201,10 @@ class TestBudget:
             assert "left out: 'two rows', " in handle.verified
             assert handle.verified.endswith(", since 18 forwards were made")
 
-    @pytest.mark.parametrize(
-        ("budget", "said"), [(Budget(forwards=10), "10 forwards were made"), (Budget(seconds=-1), "-1 s were over")]
-    )
-    def test_a_model_of_which_too_little_is_known_is_refused(self, budget, said, monkeypatch):
-        monkeypatch.setattr(prove, "BUDGET", budget)
+    def test_a_model_of_which_too_little_is_known_is_refused(self, monkeypatch):
+        monkeypatch.setattr(prove, "BUDGET", Budget(forwards=10))
         model = built()
-        with pytest.raises(UnsupportedModel, match=rf"within {budget.forwards} forwards.*{said}.*verify='full'"):
+        with pytest.raises(UnsupportedModel, match=r"within 10 forwards.*10 forwards were made.*verify='full'"):
             autopack.enable(model)
         assert not autopack.is_enabled(model)
         assert proof_of(model, verify="full").source == "audit"

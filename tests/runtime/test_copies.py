@@ -114,7 +114,7 @@ def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=600)
     handle = autopack.enable(other)
     handle.remove()
     assert same(installed_functions(), before)

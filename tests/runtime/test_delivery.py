@@ -361,7 +361,7 @@ def test_threads_have_layouts_of_their_own(shared, stock):
     def work(which):
         lengths = (LENGTHS, OTHER_LENGTHS)[which]
         for _ in range(15):
-            together.wait(timeout=60)
+            together.wait(timeout=600)
             logits = models[which](input_ids=IDS, position_ids=positions(lengths)).logits
             errors[which].append(error(logits, expected[which]))
 
@@ -370,7 +370,7 @@ def test_threads_have_layouts_of_their_own(shared, stock):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=600)
     for handle in handles:
         handle.remove()
     assert [len(found) for found in errors] == [15, 15]

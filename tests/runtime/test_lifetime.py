@@ -87,14 +87,14 @@ class TestForks:
         def settle():
             with autopack.enable(other).enabled.settling():
                 at_it.set()
-                go_on.wait(timeout=120)
+                go_on.wait(timeout=600)
 
         thread = threading.Thread(target=settle)
         thread.start()
-        assert at_it.wait(timeout=120)
+        assert at_it.wait(timeout=600)
         assert in_child(lambda: autopack.enable(model).enabled.active) == 0
         go_on.set()
-        thread.join(timeout=120)
+        thread.join(timeout=600)
         autopack.disable(other)
 
     def test_workers_of_a_loader(self):
@@ -120,8 +120,8 @@ def test_an_enabled_model_in_a_spawned_process():
         found = context.Queue()
         process = context.Process(target=exact_in_spawned, args=(model, expected, found))
         process.start()
-        assert found.get(timeout=300) <= FLOAT64
-        process.join(timeout=300)
+        assert found.get(timeout=600) <= FLOAT64
+        process.join(timeout=600)
 
 
 def test_models_come_and_go_in_one_thread_while_another_calls_two():
@@ -146,5 +146,5 @@ def test_models_come_and_go_in_one_thread_while_another_calls_two():
             packed = enabled(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
             stock = plain(input_ids=IDS, position_ids=positions(LENGTHS)).logits
             wrong += [packed] * (error(packed, expected[0]) > FLOAT64) + [stock] * (not torch.equal(stock, expected[1]))
-        thread.join(timeout=120)
+        thread.join(timeout=600)
     assert wrong == []

@@ -21,7 +21,7 @@ THEN = json.loads((HERE / "printed.json").read_text(encoding="utf-8"))
 
 def run(folder: Path, does: str) -> dict:
     command = [sys.executable, "-W", "error::FutureWarning:__main__", str(SCRIPT), str(folder), does]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
