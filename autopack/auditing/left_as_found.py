@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
-from autopack.inspection.randomness import WithoutDraws, afterwards, drawing_nothing, draws_by_itself
+from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -87,7 +87,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                 config.problem_type = kind
 
     # A model that is left without its dropout would train without it.
-    undrawn = WithoutDraws() if any(map(draws_by_itself, map(type, modules))) else contextlib.nullcontext()
+    undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
         for module, name, _ in rates:
             setattr(module, name, 0.0)
