@@ -34,6 +34,12 @@ def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
             raise
 
 
+def put_into(held: Any, tensors: dict[str, Any]) -> None:
+    """Put tensors where a module keeps its own: a dict, or what stands for one in modules of torch.jit."""
+    for name, tensor in tensors.items():
+        held[name] = tensor
+
+
 def state_of(module: nn.Module) -> list[Any]:
     """What every generator is at that a forward of a module may draw from; comparable by `==`."""
     name, keys, *rest = np.random.get_state()
