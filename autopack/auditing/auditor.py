@@ -28,11 +28,11 @@ from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
 from autopack.auditing.places import first_difference
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
-from autopack.auditing.running import DRAWN, Pinned, Runner
+from autopack.auditing.running import DRAWN, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
-from autopack.inspection.randomness import state_of
+from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
-from autopack.inspection.randomness import WithoutDraws, afterwards, drawing_nothing, draws_by_itself
+from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself, put_into
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -58,7 +58,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     rates = noise_of(model)
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
     problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
-    data = [(module, {*vars(module), *module._parameters}, _data_of(module)) for module in modules]
+    data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
@@ -66,7 +66,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
 
     def put_back() -> None:
         for module, held in buffers:
-            module._buffers.update(held)
+            put_into(module._buffers, held)
         for buffer, version, copied in copies:
             if version is None or buffer._version != version:
                 with torch.no_grad():
@@ -87,7 +87,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                 config.problem_type = kind
 
     # A model that is left without its dropout would train without it.
-    undrawn = WithoutDraws() if any(map(draws_by_itself, map(type, modules))) else contextlib.nullcontext()
+    undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
         for module, name, _ in rates:
             setattr(module, name, 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from autopack.inspection.randomness import afterwards
+from autopack.inspection.randomness import afterwards, put_into
 
 MOST_BYTES = 2**31
 """Memory that other weights may take beside a model's own, where no budget says less."""
@@ -65,11 +65,11 @@ def other_weights(model: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
 
     def put_back() -> None:
         for module, parameters, buffers in held:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
+            put_into(module._parameters, parameters)
+            put_into(module._buffers, buffers)
 
     with afterwards(put_back):
         for module, parameters, buffers in held:
-            module._parameters.update({n: other(p, True) for n, p in parameters.items()})  # type: ignore[misc]
-            module._buffers.update({n: other(b, False) for n, b in buffers.items()})
+            put_into(module._parameters, {n: other(p, True) for n, p in parameters.items()})
+            put_into(module._buffers, {n: other(b, False) for n, b in buffers.items()})
         yield

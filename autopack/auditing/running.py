@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
@@ -93,25 +92,4 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
 
 
 DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
-"""What is drawn for every uniform number, by the words for it."""
-_EQUAL = (torch.rand, torch.rand_like)
-
-
-class Pinned(TorchFunctionMode):
-    """While it is in force in a thread, torch's uniform numbers of [0, 1) are `value`, and coins fall accordingly."""
-
-    def __init__(self, value: float):
-        super().__init__()
-        self.value = value
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        found = function(*args, **given)
-        if function in _EQUAL:
-            return found.fill_(self.value)
-        if function is torch.Tensor.uniform_:
-            low, high = (*args[1:], *(given[name] for name in ("from", "to") if name in given), 0.0, 1.0)[:2]
-            return found.fill_(low + (high - low) * self.value)
-        if function in (torch.bernoulli, torch.Tensor.bernoulli) and found.shape == args[0].shape and len(args) == 1:
-            return (args[0] > self.value).to(found.dtype)
-        return found
+"""The share of draws below the one that is drawn, by the words for it."""

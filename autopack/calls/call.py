@@ -24,7 +24,7 @@ from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import Around, EnabledModel
 from autopack.runtime.runs import Found
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -284,6 +284,11 @@ def is_only_scored(model: EnabledModel) -> bool:
     Generation in a pipeline is `generates`.
     """
     return any(_is_called_from(place, model, function) for place, function in _SCORING)
+
+
+def came_through(around: Around, model: EnabledModel) -> bool:
+    """Return whether a forward around this model is running, or may be: Lightning calls another method."""
+    return around.place is None or _is_called_from(around.place, model, around.function)
 
 
 def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopack.calls import per_row_outputs, refusals, row_heads
-from autopack.calls.call import Call, generates
+from autopack.calls.call import Call, came_through, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.packed import Packed
@@ -108,16 +108,18 @@ def _why_not_asked(call: Call) -> str | None:
 
 
 def _say_what_is_around(call: Call) -> None:
-    """Warn, once for each model, where third-party code around the model gets what it gives for packed rows."""
+    """Warn, once for each model, where a third-party forward around the model gets what it gives for packed rows."""
     model = call.model
     if model.around is None or model.said_around or model.is_settling or call.outer is not None:
+        return
+    if not came_through(model.around, model):
         return
     model.said_around = True
     logger.warning(
         "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
         "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
         "batches, one document per row.",
-        model.around,
+        model.around.name,
         call.name,
     )
 

@@ -135,7 +135,7 @@ class Handle(AbstractContextManager["Handle"]):
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
-            *([("around it", f"{enabled.around}, which is not checked")] if enabled.around is not None else []),
+            *([("around it", f"{enabled.around.name}, which is not checked")] if enabled.around is not None else []),
             *([("checked", str(self.envelope))] if self.envelope is not None else []),
             *([("watched", str(self.watched))] if self.watched is not None else []),
         ]

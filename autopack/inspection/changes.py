@@ -48,7 +48,9 @@ class Watch:
         self._modules = list(model.modules())
         self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
         self._noise = [(module, noise_of(module)) for module in self._modules if noise_of(module) is not None]
-        self._children = _Values([module._modules for module in self._modules])
+        # What torch.jit has made keeps its parts and tensors in objects of its own, and they do not change.
+        plain = [module for module in self._modules if not isinstance(module, torch.jit.ScriptModule)]
+        self._children = _Values([module._modules for module in plain])
         # One entry for each place: the same function stands in many trees of calls.
         places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
         unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
@@ -58,7 +60,7 @@ class Watch:
         self._values, self._changes = code.values, Counter() if changes is None else changes
         self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
         # A dict is held, and what somebody puts into it is seen.
-        self._tensors = [held for module in self._modules for held in (module._parameters, module._buffers)]
+        self._tensors = [held for module in plain for held in (module._parameters, module._buffers)]
         self._types = types_in(self._tensors)
         self._parameters = _Values(self._tensors)
 

@@ -95,6 +95,7 @@ class Followed:
             return
         elif callable(value):
             for layer in layers(value):
+                self.names.add(getattr(layer, "__name__", ""))
                 if isinstance(layer, FunctionType):
                     self._function(layer)
                 elif isinstance(layer, functools.partial):
@@ -103,7 +104,7 @@ class Followed:
                     self._mention(layer.__self__)
                 elif not is_made_in_c(type(layer)):
                     self._object(layer)
-        elif isinstance(value, SimpleNamespace | argparse.Namespace) or not _is_of_library(type(value)):
+        elif isinstance(value, SimpleNamespace | argparse.Namespace) or not is_of_library(type(value)):
             self._object(value)
 
     def _function(self, function: FunctionType) -> None:
@@ -129,7 +130,7 @@ class Followed:
                     self.places.append((known, name, None))
             elif not isinstance(value, ModuleType):
                 self._follow(known, name, value)
-            elif not _is_of_library(value):
+            elif not is_of_library(value):
                 self.places.append((known, name, value))
                 if (id(value), names) not in self._seen:
                     self._seen[id(value), names] = value
@@ -152,7 +153,7 @@ class Followed:
 
     def _members(self, cls: type) -> None:
         metaclass: type = type(cls)
-        bases = [base for base in (*cls.__mro__, *metaclass.__mro__) if not _is_of_library(base)]
+        bases = [base for base in (*cls.__mro__, *metaclass.__mro__) if not is_of_library(base)]
         for base in bases:
             self._note_value(base, "its members", functools.partial(len, vars(base)))
             for name, value in vars(base).items():
@@ -205,7 +206,7 @@ class Followed:
         self.values.append((key, read, read()))
 
 
-def _is_of_library(value: Any) -> bool:
+def is_of_library(value: Any) -> bool:
     """Return whether a module or class is one of the libraries that are known here, or of the standard library."""
     if isinstance(value, type) and not found_by_name(value):
         return is_made_in_c(value)

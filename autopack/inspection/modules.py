@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from autopack.errors import SiteDrift, UnsupportedModel
+from autopack.errors import SiteDrift
 from autopack.inspection.code_origin import found_by_name, located
 from autopack.inspection.source import (
     adds_up_mask,
@@ -229,16 +229,10 @@ def defining_class(kind: type[nn.Module]) -> Any:
 def check_forwards(model: nn.Module) -> None:
     """Raise `SiteDrift` where a class of transformers has no function as its forward: its code could not be read.
 
-    Raises `UnsupportedModel` for modules of TorchScript, which have none either.
+    Modules of TorchScript have none; they are proven by themselves.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedModel(
-                f"{name or 'the model'} is a {type(module).__name__} of torch.jit, and autopack cannot read what that "
-                f"does with the tokens of a row. Put the module that it was made from in its place (torch.compile "
-                f"serves to make that faster)."
-            )
     kinds = {kind for kind in map(defining_class, map(type, model.modules())) if located(kind)}
+    kinds -= {kind for kind in kinds if issubclass(kind, torch.jit.ScriptModule)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         forward = vars(kind)["forward"]
         if not isinstance(inspect.unwrap(forward), FunctionType):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from types import FunctionType
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autopack.inspection.code_origin import is_own_file, layers
-from autopack.inspection.source import names_in
+from autopack.inspection.code_origin import is_own
+from autopack.inspection.followed import Followed, is_of_library
+from autopack.inspection.put_on import functions_on, hooks_of
+from autopack.inspection.source import class_of
 
 
 @contextmanager
@@ -30,6 +32,12 @@ def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
         except BaseException:
             put_back()
             raise
+
+
+def put_into(held: Any, tensors: dict[str, Any]) -> None:
+    """Put tensors where a module keeps its own: a dict, or what stands for one in modules of torch.jit."""
+    for name, tensor in tensors.items():
+        held[name] = tensor
 
 
 def state_of(module: nn.Module) -> list[Any]:
@@ -69,54 +77,100 @@ def _at(kind: str, number: int, function: str, *state: Tensor) -> Any:
     return found(*state, number) if "device" in inspect.signature(found).parameters else found(*state)
 
 
-class WithoutDraws(TorchFunctionMode):
-    """Torch's functions, of which those that draw for each number of a tensor draw nothing.
+class Pinned(TorchFunctionMode):
+    """Torch's functions, of which those that draw all draw the number below which a `share` of their draws lie.
 
-    Dropout gives what it gets; noise is the mean of its distribution.
+    Dropout gives what it gets, and coins their probability unless the share is near 0 or 1. Equal numbers are sorted
+    by chance: an order that is drawn mixes tokens, and must not look like none.
     """
+
+    def __init__(self, share: float = 0.6):
+        super().__init__()
+        self._share = share
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, or what stands for it."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
-        if name in _DROPPING:
-            return args[0] if args else given["input"]
-        if name in _MEANS:
-            found = func(*args, **given)
-            mean = _MEANS[name](*args[1:], **given) if name.endswith("_") else _MEANS[name]()
-            return found.fill_(mean)
-        if name == "rrelu":
-            lower = args[1] if len(args) > 1 else given.get("lower", 1 / 8)
-            upper = args[2] if len(args) > 2 else given.get("upper", 1 / 3)
-            return nn.functional.leaky_relu(args[0], (lower + upper) / 2)
-        return func(*args, **given)
+        if name in _STAND_INS:
+            return _STAND_INS[name](*args, **given)
+        if name in _ORDERING and args:
+            args = (_without_ties(args[0]), *args[1:])
+        found = func(*args, **given)
+        if name in _DRAWN and isinstance(found, Tensor):
+            found.detach().copy_(torch.as_tensor(_DRAWN[name](self._share, *args, **given)).detach())
+        return found
 
 
-def _uniform_mean(start: float = 0.0, end: float = 1.0, **given: Any) -> float:
-    return (given.get("from", start) + given.get("to", end)) / 2
+def _without_ties(values: Tensor) -> Tensor:
+    """Return values that differ by rounding where most of them were equal."""
+    ordered = values.detach().flatten().sort().values
+    if not values.is_floating_point() or int(ordered.diff().count_nonzero()) * 2 >= len(ordered) - 1:
+        return values
+    return values + torch.rand_like(values) * values.detach().abs().max() * 8 * torch.finfo(values.dtype).eps
 
 
-_DROPPING = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
-_MEANS: dict[str, Callable[..., float]] = {
-    "randn_like": lambda: 0.0,
-    "rand_like": lambda: 0.5,
-    "normal_": lambda mean=0.0, std=1.0, **_: mean,
-    "uniform_": _uniform_mean,
+def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    return input
+
+
+def _middle_slope(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    return nn.functional.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
+def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
+    soft = (logits / tau).softmax(dim)
+    if not hard:
+        return soft
+    return torch.zeros_like(soft).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
+
+
+def _uniform(share: float, drawn: Tensor, start: float = 0.0, end: float = 1.0, **given: Any) -> float:
+    low, high = given.get("from", start), given.get("to", end)
+    return low + (high - low) * share
+
+
+def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -> Any:
+    return mean + std * NormalDist().inv_cdf(share)
+
+
+def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
+    chance = torch.as_tensor(input if p is None else p)
+    return chance if 0.01 < share < 0.99 else chance > share
+
+
+_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_STAND_INS: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
+    "rrelu": _middle_slope,
+    "gumbel_softmax": _softmax,
 }
+_DRAWN: dict[str, Callable[..., Any]] = {
+    "rand": lambda share, *_, **__: share,
+    "rand_like": lambda share, *_, **__: share,
+    "randn": lambda share, *_, **__: _normal(share),
+    "randn_like": lambda share, *_, **__: _normal(share),
+    "normal": _normal,
+    "normal_": lambda share, drawn, *args, **given: _normal(share, *args, **given),
+    "uniform_": _uniform,
+    "bernoulli": _coin,
+    "bernoulli_": lambda share, drawn, p=0.5, **_: _coin(share, drawn, p),
+    "exponential_": lambda share, drawn, lambd=1.0, **_: -math.log1p(-share) / lambd,
+}
+"""What each draws at a share; the rest of their arguments are torch's."""
+_ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
+_NAMES = frozenset((*_STAND_INS, *_DRAWN, "sample", "rsample"))  # those of distributions draw by the others
 
 
-@cache
-def draws_by_itself(cls: Any) -> bool:
-    """Return whether a function of a third-party class names one of torch's that draws, or the class is RReLU."""
-    codes = [
-        layer.__code__
-        for base in cls.__mro__
-        for value in vars(base).values()
-        for layer in layers(value)
-        if isinstance(layer, FunctionType) and not is_own_file(layer.__code__.co_filename)
-    ]
-    return issubclass(cls, nn.RReLU) or any(not _DRAWING.isdisjoint(names_in(code)) for code in codes)
-
-
-_DRAWING = frozenset((*_DROPPING, *_MEANS, "rrelu"))
+def draws_by_itself(module: nn.Module) -> bool:
+    """Return whether third-party code that a module reaches names a function that draws, or a part is an RReLU."""
+    parts = list(module.modules())
+    kinds = {*map(class_of, parts)}
+    put_on = [value for part in parts for _, _, value in functions_on(part)]
+    hooks = [hook for part in parts for hook in hooks_of(part).values() if not is_own(hook)]
+    others = [part for part in parts if not all(map(is_of_library, class_of(part).__mro__))]
+    names = Followed([*kinds, *put_on, *hooks], others, parts).names
+    return not _NAMES.isdisjoint(names) or any(issubclass(kind, nn.RReLU) for kind in kinds)

@@ -34,8 +34,12 @@ def class_of(module: nn.Module) -> Any:
 
 
 def _code_of(cls: Any) -> CodeType:
-    """The code of the forward of a class, without what wraps it."""
-    return inspect.unwrap(cls.forward).__code__
+    """The code of the forward of a class, without what wraps it; none of a class of torch.jit, which has no code."""
+    forward = inspect.unwrap(inspect.getattr_static(cls, "forward"))
+    return getattr(forward, "__code__", _unreadable.__code__)
+
+
+def _unreadable() -> None: ...
 
 
 @dataclass(frozen=True)

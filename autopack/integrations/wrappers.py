@@ -15,6 +15,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection.code_origin import file_of, is_own_file
 from autopack.integrations import peft
 from autopack.integrations.trainers import TrainerAdapter, derives_from
+from autopack.runtime.model import Around
 
 _AROUND = ("lightning", "pytorch_lightning", "sentence_transformers", "setfit", "deepspeed", "trl", "opacus")
 """Libraries whose modules around a model are known here, beside PEFT, accelerate and torch."""
@@ -50,17 +51,19 @@ def unwrap(model: Any) -> PreTrainedModel:
     )
 
 
-def forward_around(model: Any, base: PreTrainedModel) -> str | None:
-    """The forward of a third-party module around a model, by name; None where libraries known here alone wrap it.
+def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
+    """The forward of a third-party module around a model; None where libraries known here alone wrap it.
 
     Such a forward gets what the model returns and is not proven with it.
     """
     around = model if isinstance(model, nn.Module) else None
     while around is not None and around is not base:
-        forward = inspect.getattr_static(type(around), "forward", None)
+        forward = inspect.unwrap(inspect.getattr_static(type(around), "forward", None))
         code = getattr(forward, "__code__", None)
         if code is not None and not is_own_file(code.co_filename) and not _is_of_library(code.co_filename):
-            return f"{type(around).__qualname__}.forward"
+            seen = code.co_varnames[:1] == ("self",)  # a wrapper that hides what it wraps is not
+            place = forward.__globals__["__name__"] if seen else None
+            return Around(f"{type(around).__qualname__}.forward", place, code.co_name)
         around = next((c for c in around.children() if any(part is base for part in c.modules())), None)
     return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from torch import nn
 
 from autopack.auditing.left_as_found import without_noise
+from autopack.auditing.running import DRAWN
+from autopack.inspection.randomness import Pinned, draws_by_itself
 from autopack.integrations import accelerate
 from autopack.proving.narrow import narrowed
 
@@ -129,11 +132,13 @@ def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths:
     width, _ = _width(module, form, widths)
     if width is None:
         return _NO_STATES
-    for train in (True, False):
+    shares = DRAWN.values() if draws_by_itself(module) else ()
+    for train, share in ((True, None), (False, None), *((True, share) for share in shares)):
         module.train(train)
         for length in sorted({*lengths, *_own_numbers(module)}):
             for rows in (1, 3) if length in (5, 33) else (1,):
-                reason = _Probe(module, form, width, rows, length).why_not()
+                with nullcontext() if share is None else Pinned(share):
+                    reason = _Probe(module, form, width, rows, length).why_not()
                 if reason is not None:
                     mode = "training" if train else "evaluation"
                     return f"{reason} ({rows} x {length} tokens, in {mode})"

@@ -247,7 +247,8 @@ class Kinds:
 
 def _flattened(model: nn.Module) -> set[tuple[int, str]]:
     """Modules, by identity, and the names of their parameters that are views of FSDP's flat ones, set as attributes."""
-    flat = [module._parameters.get("_flat_param") for module in model.modules()]
+    held = [module._parameters for module in model.modules()]
+    flat = [parameters["_flat_param"] for parameters in held if "_flat_param" in parameters]
     infos = [
         info for each in flat for kind in ("_param_infos", "_shared_param_infos") for info in getattr(each, kind, ())
     ]
@@ -295,7 +296,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if hook is not None:
         yield "a hook of accelerate", type(hook)
     if not isinstance(module, _HOLDERS):
-        yield from ((f"{name} in it", True) for name in module._modules)
+        yield from ((f"{name} in it", True) for name, _ in module._modules.items())
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         kind = type(tensor)
         plain = kind in (nn.Parameter, torch.Tensor) or kind.__module__.startswith(_RUN_TIME)

@@ -46,6 +46,18 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Around:
+    """A third-party forward around a model: its name, and the Python module and function in which it runs.
+
+    `place` is None where a wrapper hides them.
+    """
+
+    name: str
+    place: str | None
+    function: str
+
+
+@dataclass(frozen=True)
 class Proof:
     """What is known of the very code, configuration and release of one model, and how.
 
@@ -272,8 +284,8 @@ class EnabledModel:
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
         self.watches = False  # whether every training call is to be counted by it
-        self.around: str | None = None
-        """The forward of third-party code around it that `enable` was given, which nothing proves, by name."""
+        self.around: Around | None = None
+        """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.said_around = False
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from autopack.errors import OutsideForward, UnsupportedModel
-from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.randomness import drawing_nothing, put_into
 from autopack.inspection.sharding import Group
 from autopack.runtime.scope import Scope, ambient, in_force
 
@@ -50,7 +50,7 @@ class Buffers:
         """Give the buffers what they held; whether anything had been written to them."""
         written = False
         for number, (owner, name, buffer, held) in enumerate(self._held):
-            if owner._buffers.get(name) is not buffer:
+            if dict(owner._buffers).get(name) is not buffer:
                 owner._buffers[name], written = buffer, True
             if buffer._version != self._versions[number]:
                 with torch.no_grad():
@@ -156,11 +156,12 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
     with drawing_nothing(module):
         try:
             for part, buffers in held:
-                part._buffers.update({name: None if b is None else b.detach().clone() for name, b in buffers.items()})
+                copies = {name: None if b is None else b.detach().clone() for name, b in buffers.items()}
+                put_into(part._buffers, copies)
             yield
         finally:
             for part, buffers in held:
-                part._buffers.update(buffers)
+                put_into(part._buffers, buffers)
             for part, before in numbers:
                 vars(part).update(before)
 

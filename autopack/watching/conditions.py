@@ -59,7 +59,7 @@ def precisions() -> Iterator[set[torch.dtype]]:
     thread = threading.get_ident()
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        weight = module._parameters.get("weight")
+        weight = dict(module._parameters).get("weight")
         for tensor in (weight, next(iter(args), None)) if threading.get_ident() == thread else ():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
                 dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same

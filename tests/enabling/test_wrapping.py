@@ -198,3 +198,20 @@ def test_a_forward_around_the_model_is_said_not_to_be_checked(name, packed, capl
             (net if said else model)(**(packs if packed else pads))
         assert ("Pools.forward, which is not checked" in repr(handle)) == said
     assert len([line for line in caplog.messages if "Pools.forward runs around" in line]) == (said and packed)
+
+
+class Steps(Pools):
+    """A module whose training calls another method, as Lightning's does."""
+
+    def training_step(self, batch):
+        return self.backbone(**batch)
+
+
+def test_a_forward_around_the_model_that_does_not_run_is_not_warned_of(caplog):
+    net = Steps(llama().model)
+    packs = {"input_ids": torch.arange(9)[None] + 5, "position_ids": torch.tensor([[*range(4), *range(5)]])}
+    with autopack.enable(net), torch.no_grad():
+        net.training_step(packs)
+        assert "runs around" not in caplog.text
+        net(**packs)
+        assert caplog.text.count("Pools.forward runs around") + caplog.text.count("Steps.forward runs around") == 1

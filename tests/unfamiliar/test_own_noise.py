@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -61,7 +62,72 @@ class ByModule(Own):
         self.around = nn.RReLU()
 
 
-LAYERS = [Own, OfConfiguration, Gaussian, Uniform, Leaky, ByModule]
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x + 0.1 * torch.randn(x.shape)
+
+
+def keeps(x: torch.Tensor, share: float) -> torch.Tensor:
+    return x * (torch.rand(x.shape[:2]) < share)[..., None] / share
+
+
+def coin(x: torch.Tensor, share: float = 0.8) -> torch.Tensor:
+    return x * torch.bernoulli(torch.full_like(x, share)) / share
+
+
+def coin_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.empty(x.shape[:2]).bernoulli_(0.9)[..., None]
+
+
+def normal(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.normal(0.0, 0.1, x.shape)
+
+
+def distribution(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.distributions.Uniform(0.9, 1.1).sample(x.shape)
+
+
+def gumbel(x: torch.Tensor) -> torch.Tensor:
+    return x * F.gumbel_softmax(x, hard=True)
+
+
+dropping = functools.partial(F.dropout, p=0.2)
+
+
+def swaps(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.rand(*x.shape[:2], 1) < 0.1, x.roll(1, 1), x)
+
+
+def shuffles(x: torch.Tensor) -> torch.Tensor:
+    return x + x[:, torch.rand(x.shape[1]).argsort()]
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn_like(x) * x.std()
+
+
+HELPERS = [noise, coin, coin_in_place, normal, distribution, gumbel, dropping]
+MIXING = [swaps, shuffles, scaled]
+
+
+class ByHelper(Own):
+    helper: Any = staticmethod(noise)
+
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return type(self).helper(x) if self.training else x
+
+
+class KeptByConfiguration(Own):
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return keeps(x, 1 - self.config.my_rate) if self.training else x
+
+
+def calling(helper: Any) -> type[Own]:
+    name = getattr(helper, "__name__", "partial")
+    return type(f"Calls_{name}", (ByHelper,), {"helper": staticmethod(helper), "__module__": __name__})
+
+
+OF_HELPERS = [calling(helper) for helper in HELPERS]
+LAYERS = [Own, OfConfiguration, KeptByConfiguration, Gaussian, Uniform, Leaky, ByModule, *OF_HELPERS]
 
 
 def built(layer: type[Own], mixes: bool) -> Any:
@@ -94,7 +160,14 @@ def test_noise_of_each_token_is_served(layer):
     assert float((found - expected).abs().max() / expected.std()) < EXACT
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_noise_that_mixes_is_refused(layer):
+@pytest.mark.parametrize("layer", [Own, Gaussian, ByModule, OF_HELPERS[0]])
+def test_noise_beside_what_mixes_is_refused(layer):
     with pytest.raises(autopack.UnsupportedModel):
         autopack.enable(built(layer, mixes=True))
+
+
+@pytest.mark.parametrize("helper", MIXING)
+def test_noise_that_mixes_is_refused(helper):
+    """What is drawn decides whether tokens mix, in which order, or how much another document adds."""
+    with pytest.raises(autopack.UnsupportedModel):
+        autopack.enable(built(calling(helper), mixes=False))
