@@ -65,10 +65,11 @@ def why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | Non
         with enabled_like(twin, enabled, share="always", unpad="always") as twin_enabled:
             part, call = callable_part(twin_enabled), _tree(twin)
             for training in (False, True):
-                with left_as_found(twin):  # without dropout
+                with left_as_found(twin), stock(twin_enabled):  # without dropout
                     twin.train(training)
-                    with stock(twin_enabled):
-                        wanted |= _of_tree(part, call, training)
+                    wanted |= _of_tree(part, call, training)
+                with left_as_found(twin):
+                    twin.train(training)
                     before = _shared(twin_enabled)
                     found |= _of_tree(part, call, training)
                     if _shared(twin_enabled) == before:
@@ -99,13 +100,17 @@ def _tree(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Results:
-    """In this mode every output, and the gradients of a sum of them, also with labels where it predicts tokens."""
+    """In this mode every output, and the gradients of a sum of them, also with labels where it predicts tokens.
+
+    State that the calls have left in buffers is among it: a norm over a batch counts each token of every row.
+    """
     predicts_tokens = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     found: Results = {}
     for number, given in enumerate([{}, {"labels": call["input_ids"]}] if predicts_tokens else [{}]):
         output = model(**call, **given, use_cache=False, return_dict=True)
         found |= _shown(model, _tensors_of(output), f"{number} {training}")
-    return found
+    left = {f"state {name} {training}": value.detach().double() for name, value in model.named_buffers()}
+    return found | {name: value.clone() for name, value in left.items()}
 
 
 # --- Parts of rows that ranks share

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers import PreTrainedModel
 
 from autopack import tiny
 from autopack.inspection.code_origin import (
-    TORCH,
     is_of,
     is_own,
     is_own_file,
@@ -32,6 +30,7 @@ from autopack.inspection.code_origin import (
 from autopack.inspection.configs import text_config
 from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
+from autopack.inspection.words import words_of
 from autopack.proving.alike import alike
 from autopack.tiny.models import randomize
 from autopack.trust import configuration
@@ -49,13 +48,6 @@ _NOT_OF_THE_CODE = frozenset(
 """Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, what its
 model card says (`add_model_tags`, which TRL and others call), how many tokens it has been given embeddings for
 (`resize_token_embeddings` puts that on models whose class has none), or what its last call has left for generation."""
-
-_LEFT_BY_PROGRAMS = frozenset(
-    "ds_id ds_inflight_param_registry ds_recompute_parameters ds_external_parameters all_parameters pre_bwd_fn "
-    "post_bwd_fn model_dir model_info model_meta origin_generation_config".split()
-)
-"""Attributes by which programs find their own again (DeepSpeed 0.19, ms-swift 4.6), where no code of the module names
-them."""
 
 COPY_OF = "autopack_copy_of"
 """Attribute of a function that was put on a twin: the one on the model, which it was made from."""
@@ -218,6 +210,7 @@ class Kinds:
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
         self._flattened = _flattened(model)
+        self._read = words_of(list(model.modules()))
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
@@ -226,7 +219,7 @@ class Kinds:
         # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
         wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_of(cls, "peft")
         if not wraps:
-            found = ((n, word) for n, word in _attributes(module) if (id(module), n) not in self._flattened)
+            found = ((n, word) for n, word in _attributes(module, self._read) if (id(module), n) not in self._flattened)
             self.by_name[name] = (above, cls, frozenset(found))
         for child_name, child in module.named_children():
             self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
@@ -260,25 +253,19 @@ def _written(function: Any) -> Any:
     return getattr(function, "__dict__", {}).get(COPY_OF, function)
 
 
-@cache
-def _is_named(name: str, cls: Any) -> bool:
-    """Whether a function of a class names something, or one of those that it derives from, but for torch's."""
-    functions = (layer for each in cls.__mro__ for value in vars(each).values() for layer in layers(value))
-    codes = (each.__code__ for each in functions if isinstance(each, FunctionType))
-    return any(name in names_in(code) for code in codes if not code.co_filename.startswith(TORCH))
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
     """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type, the
     names of its parts, and of its parameters which there are and of what class they are.
 
+    Attributes that no code of the model reads, and that stand for nothing of its class, are left out: notes of users,
+    and those by which programs find their own again (DeepSpeed, ms-swift).
     Functions count by identity, so that one which somebody has put there is told from that of the class's own code.
     """
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:
             continue
         kind: Any = type(module)
-        if name in _LEFT_BY_PROGRAMS and not _is_named(name, kind):
+        if read is not None and name not in read and not hasattr(kind, name):
             continue
         if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
             continue

@@ -66,6 +66,14 @@ def scored(model, calls):
     return found.detach(), torch.cat(gradients)
 
 
+def forget(model, stock):
+    """Undo what the last calls have left: dynamic frequencies stay those of a longer row, in stock's calls too."""
+    for used, fresh in zip(row_dependent_rotaries(model), row_dependent_rotaries(stock), strict=True):
+        for name in [name for name in vars(used) if name.endswith("max_seq_len_cached")]:
+            setattr(used, name, getattr(fresh, name, used.original_max_seq_len))
+        used._buffers.update({name: value.clone() for name, value in fresh._buffers.items()})
+
+
 def agree(found, wanted):
     if not wanted[0].isfinite().all():
         return  # stock gives no number for padded batches of some types in float64
@@ -76,16 +84,18 @@ def agree(found, wanted):
 
 def check(model, stock, documents, handle, saved):
     """Compare packed rows with each document alone, and a padded batch with stock's."""
-    documents = sorted(documents, key=len)  # dynamic frequencies remember longer rows
+    documents = sorted(documents, key=len)  # stock's dynamic frequencies stay those of a longer row
     every = torch.ones(1, 1, dtype=torch.bool)
     alone = [({"input_ids": each[None]}, every.expand(1, len(each))) for each in documents]
     ids, positions = torch.cat(documents), torch.cat([torch.arange(len(each)) for each in documents])
     packed = [({"input_ids": ids[None], "position_ids": positions[None]}, every.expand(1, len(ids)))]
     before = handle.tally.training.shared
+    forget(model, stock)
     agree(scored(model, packed), scored(copy.deepcopy(stock), alone))
     assert handle.tally.training.shared - before in (saved, 0)
     batch = padded(documents)
     as_batch = [(batch, batch["attention_mask"].bool())]
+    forget(model, stock)
     agree(scored(model, as_batch), scored(copy.deepcopy(stock), as_batch))
 
 

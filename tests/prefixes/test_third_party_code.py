@@ -46,6 +46,35 @@ class Normalised(Clamped):
         return Halved.apply(self.inner(states))
 
 
+class Counted(Clamped):
+    """Routes tokens, and keeps a loss and the number of tokens of each expert in attributes."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.gate = torch.nn.Linear(inner.gate_proj.in_features, 4, bias=False)
+        torch.nn.init.normal_(self.gate.weight, generator=torch.Generator().manual_seed(0))
+        self.load, self.aux = torch.zeros(4), 0.0
+
+    def forward(self, states):
+        scores = self.gate(states).softmax(-1)
+        self.load = self.load + torch.bincount(scores.argmax(-1).flatten(), minlength=4)
+        self.aux = scores.reshape(-1, 4).mean(0).square().sum()
+        return self.inner(states) * scores.amax(-1, keepdim=True)
+
+
+class Averaged(Clamped):
+    """Keeps a running mean of its states in a buffer."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.register_buffer("mean", torch.zeros(inner.gate_proj.in_features))
+
+    def forward(self, states):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * states.detach().flatten(0, -2).mean(0))
+        return self.inner(states)
+
+
 class Mine(LlamaForCausalLM):
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs)
@@ -81,6 +110,8 @@ def _subclass(model):
 CODE = {
     "a clamped gradient": _replaced(Clamped),
     "a normalised gradient": _replaced(Normalised),
+    "a router with a loss and counts": _replaced(Counted),
+    "a running mean": _replaced(Averaged),
     "a function on an instance": _on_an_instance,
     "a forward hook": _hooked,
     "a full backward hook": _hooked_backward,
@@ -114,3 +145,41 @@ def test_third_party_code_computes_every_row(change, when):
         assert handle.tally.training.shared == before
         assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < 10 * FLOAT32
+
+
+class Note:
+    """An object that can be called, as tokenizers can."""
+
+    def __call__(self, text):
+        return text
+
+
+@pytest.mark.parametrize("note", [{}, [1, 2], 3.5, "abc", True, Note(), print, lambda text: text])
+@pytest.mark.parametrize("name", ["my_note", "tokenizer", "metadata"])
+def test_what_no_code_of_the_model_reads_changes_nothing(name, note):
+    model = build("llama").train()
+    setattr(model, name, note)
+    setattr(model.model.layers[1], name, note)
+    with autopack.enable(model, unpad="always") as handle:
+        _trained(model, padded(tree()))
+        assert handle.tally.training.shared > 40
+
+
+@pytest.mark.parametrize(
+    ("change", "verify", "shares"),
+    [
+        ("a clamped gradient", "auto", True),
+        ("a running mean", "auto", True),
+        ("a function on an instance", "auto", False),  # its twin has it, and gives another gradient
+        ("a function on an instance", "never", True),
+        ("a subclass", "never", True),
+        ("a forward hook", "never", False),
+    ],
+)
+def test_the_user_may_ask_for_it(change, verify, shares):
+    """But where a hook looks inside, and where a twin that runs the code gives something else."""
+    model = build("llama").train()
+    CODE[change](model)
+    with autopack.enable(model, share="always", unpad="always", verify=verify) as handle:
+        _trained(model, padded(tree()))
+        assert (handle.tally.training.shared > 40) is shares
