@@ -41,10 +41,7 @@ def _of_class(cls: Any) -> frozenset[str]:
     """Return the words of what is the libraries' own in a class."""
     bases = [base for base in cls.__mro__ if base not in (nn.Module, object)]
     members = [
-        value
-        for base in bases
-        for name, value in vars(base).items()
-        if base not in _GENERAL or name in _OF_FORWARDS
+        value for base in bases for name, value in vars(base).items() if base not in _GENERAL or name in _OF_FORWARDS
     ]
     parts = [getattr(value, name) for value in members for name in ("fget", "fset") if hasattr(value, name)]
     return _words([*members, *parts])
