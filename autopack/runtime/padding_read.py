@@ -68,8 +68,7 @@ class PaddingRead:
         """Look at what a call that ran as it came has written; it `counts` where nothing else of it is looked at."""
         self.writes = self.writes or state.changed()
         if counts and not _is_run_again():
-            self.looks += 1
-            self.due_at = 2 * (before + self.looks)
+            self.looks, self.due_at = self.looks + 1, 2 * (before + self.looks + 1)
 
     def is_due(self, before: int) -> bool:
         """Whether padding is to be looked at in the next batch: at numbers 1, 2, 4, 8 and so on, or soon after."""
