@@ -12,7 +12,7 @@ from torch import nn
 
 from autopack.inspection.code_origin import is_own_file, layers
 from autopack.inspection.put_on import why_foreign_forward
-from autopack.inspection.source import names_in
+from autopack.inspection.source import class_of, names_in
 
 _HOLDERS = (torch.Tensor, list, dict, set)
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -70,7 +70,7 @@ def _attributes_of(module: nn.Module) -> list[str]:
     """Return the names of a module's buffers, and of attributes that third-party code of it may write."""
     if type(module).__module__.startswith("transformers.") and why_foreign_forward(module) is None:
         return []
-    stored, read = _names(type(module))
+    stored, read = _names(class_of(module))
     held = vars(module)
     buffers = [name for name, each in module._buffers.items() if each is not None]
     written = [name for name in read if isinstance(held.get(name), _HOLDERS)]

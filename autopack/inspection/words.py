@@ -14,7 +14,7 @@ from autopack.inspection import releases
 from autopack.inspection.code_origin import is_own_file, layers
 from autopack.inspection.followed import Followed
 from autopack.inspection.put_on import functions_on, hooks_of
-from autopack.inspection.source import names_in
+from autopack.inspection.source import class_of, names_in
 
 _GENERAL = frozenset((*PreTrainedModel.__mro__, GenerationMixin)) - {nn.Module, object}
 """Classes of transformers whose saving and generation have no part in a forward."""
@@ -24,7 +24,7 @@ _BY_ANY_NAME = {"getattr", "hasattr", "setattr", "vars", "__dict__", "eval", "ex
 
 def words_of(modules: list[nn.Module]) -> frozenset[str] | None:
     """Return the words of all code that modules run; None where third-party code may read any attribute."""
-    classes = {type(module): None for module in modules}
+    classes = {class_of(module): None for module in modules}
     put_on = [value for module in modules for *_, value in functions_on(module)]
     put_on += [hook for module in modules for hook in hooks_of(module).values()]
     configs = {id(config): config for m in modules if (config := vars(m).get("config")) is not None}
