@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from autopack.inspection import source
 from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself, put_into
+from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -63,6 +64,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
+    contents = Contents(model)
 
     def put_back() -> None:
         for module, held in buffers:
@@ -79,6 +81,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                 del held_hooks[number]
         for module, names, before in data:
             _put_back(module, names, before)
+        contents.put_back()
         for module, mode in modes:
             module.training = mode
         for config, kind in problem_type:

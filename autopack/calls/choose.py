@@ -21,7 +21,7 @@ from autopack.calls.with_media import keep_images_to_rows
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import is_pair
 from autopack.layout.host import recall
-from autopack.runtime.padding_read import LOOKS
+from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _choose(call: Call) -> Plan:
             real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
             return Deferred(call, reason, real if call.outer is None else None)
         reason = labelled
-    if reason == LOOKS:
+    if reason in (LOOKS, LOOKS_AT_STATE):
         return LookedAt(call, reason, [("", call.padding.real)])
     refusals.check_documents_can_stay_padded(call, reason)
     return Untouched(call.model, reason, call.volume, keeps_padding=not call.padding.real.all())
@@ -164,7 +164,7 @@ def _choose_pair(call: PairCall) -> Plan:
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
                 return Deferred(call, reason)
-            if reason == LOOKS:
+            if reason in (LOOKS, LOOKS_AT_STATE):
                 return LookedAt(call, reason, call.sides)
             return Untouched(call.model, reason, call.volume, keeps_padding=True)
     refusals.check_sites(call.model)

@@ -90,6 +90,11 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(c, padding.columns) for c in call.model.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
+    read = call.model.padding_read
+    if read is not None and call.module.training:
+        why = read.why_state_stays(call.module, call.model.tally.batches)
+        if why is not None:
+            yield why
     if (call.entry.head is None or call.wants_states) and not padding.real.all():
         yield from _reasons_of_readers(call, padding)
 

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopack.inspection.state import State
 from autopack.layout import prepared
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.prefixes import SharedPadding
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.padding_read import LOOKS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
 
@@ -112,16 +114,20 @@ class MaskedApart(Untouched):
 
 
 class LookedAt(Untouched):
-    """A padded batch that goes through as it came, to see whether its results at padding are read."""
+    """A padded batch that goes through as it came, to see whether its results at padding are read or kept."""
 
     def __init__(self, call: Any, reason: str, sides: list[tuple[str, np.ndarray]]):
         super().__init__(call.model, reason, call.volume, keeps_padding=True)
         self._tokens, self._sides = call.inputs, sides
+        self._state = State(call.module) if call.module.training else None
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         model = self.scope.model
-        if model.padding_read is not None and not torch._C._are_functorch_transforms_active():
-            model.padding_read.look(output, self._sides, model.tally.batches, self._tokens)
+        read, looks = model.padding_read, self.reason == LOOKS
+        if read is not None and self._state is not None:
+            read.look_at_state(self._state, model.tally.batches, counts=not looks)
+        if looks and read is not None and not torch._C._are_functorch_transforms_active():
+            read.look(output, self._sides, model.tally.batches, self._tokens)
 
 
 class Deferred(Plan):

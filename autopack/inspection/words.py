@@ -14,7 +14,7 @@ from autopack.inspection import releases
 from autopack.inspection.code_origin import is_own_file, layers
 from autopack.inspection.followed import Followed
 from autopack.inspection.put_on import functions_on, hooks_of
-from autopack.inspection.source import names_in
+from autopack.inspection.source import class_of, names_in
 
 _GENERAL = frozenset((*PreTrainedModel.__mro__, GenerationMixin)) - {nn.Module, object}
 """Classes of transformers whose saving and generation have no part in a forward."""
@@ -24,16 +24,16 @@ _BY_ANY_NAME = {"getattr", "hasattr", "setattr", "vars", "__dict__", "eval", "ex
 
 def words_of(modules: list[nn.Module]) -> frozenset[str] | None:
     """Return the words of all code that modules run; None where third-party code may read any attribute."""
-    classes = {type(module): None for module in modules}
+    classes = {class_of(module): None for module in modules}
     put_on = [value for module in modules for *_, value in functions_on(module)]
     put_on += [hook for module in modules for hook in hooks_of(module).values()]
+    configs = {id(config): config for m in modules if (config := vars(m).get("config")) is not None}
+    kinds = {getattr(config, "_attn_implementation", None) or "eager" for config in configs.values()}
+    put_on += filter(None, map(releases.attention_function, kinds))
     foreign = Followed([*classes, *put_on], [], modules).names
     if foreign & _BY_ANY_NAME:
         return None
-    configs = {id(config): config for m in modules if (config := vars(m).get("config")) is not None}
-    kinds = {getattr(config, "_attn_implementation", None) or "eager" for config in configs.values()}
-    attention = _words([*put_on, *map(releases.attention_function, kinds)])
-    return attention.union(foreign, *map(_of_class, classes))
+    return _words(put_on).union(foreign, *map(_of_class, classes))
 
 
 @cache
@@ -58,7 +58,7 @@ def _words(values: list[Any]) -> frozenset[str]:
         if code not in seen and is_own_file(code.co_filename):
             seen.add(code)
             words = names_in(code)
-            found |= words | strings_in(code)
+            found |= words | _strings_in(code)
             waiting += _functions(function.__globals__[word] for word in words if word in function.__globals__)
     return frozenset(found)
 
@@ -68,7 +68,7 @@ def _functions(values: Any) -> Iterator[FunctionType]:
 
 
 @cache
-def strings_in(code: CodeType) -> frozenset[str]:
+def _strings_in(code: CodeType) -> frozenset[str]:
     """Return the strings that a function holds, those of functions inside it too."""
-    inner = (strings_in(part) for part in code.co_consts if isinstance(part, CodeType))
+    inner = (_strings_in(part) for part in code.co_consts if isinstance(part, CodeType))
     return frozenset(each for each in code.co_consts if isinstance(each, str)).union(*inner)

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection.state import State
 from autopack.layout.forms import Frame, Of, rows_first
 
 logger = logging.getLogger(__name__)
 
 LOOKS = "whether its results at padding are read is found out in this call, by the gradient that they get"
+LOOKS_AT_STATE = "whether a module keeps state of all columns is found out in this call"
 _BLIND = "nobody can tell whether its results at padding are read: they get no gradient"
 
 
@@ -31,6 +34,7 @@ class PaddingRead:
         self.looks = 0  # batches that ran as they came, to find it out
         self.due_at = 1  # the number of the padded batch from which on the next one does
         self.answered = False  # whether a gradient has come back to one that ran as it came
+        self.writes: str | None = None  # the module that keeps state, and what it writes, where one does
         self.where: str | None = None  # the part of its output that is read at padding, where one is
         self._looked_at: list[weakref.ref[torch.Tensor]] = []
         """The tokens of the batches that ran as they came: checkpoints run them again when they are differentiated."""
@@ -53,6 +57,18 @@ class PaddingRead:
         if _is_run_again():
             return LOOKS if any(ref() is tokens for ref in self._looked_at) else None
         return LOOKS if self.is_due(before) or not self.answered else None
+
+    def why_state_stays(self, model: nn.Module, before: int) -> str | None:
+        """Why a padded batch of a model in training is to run as it came, for state that its modules keep, or None."""
+        if self.writes is not None:
+            return f"{self.writes} in a training call, and keeps state of all columns as stock does"
+        return LOOKS_AT_STATE if self.is_due(before) and not _is_run_again() and State(model) else None
+
+    def look_at_state(self, state: State, before: int, counts: bool) -> None:
+        """Look at what a call that ran as it came has written; it `counts` where nothing else of it is looked at."""
+        self.writes = self.writes or state.changed()
+        if counts and not _is_run_again():
+            self.looks, self.due_at = self.looks + 1, 2 * (before + self.looks + 1)
 
     def is_due(self, before: int) -> bool:
         """Whether padding is to be looked at in the next batch: at numbers 1, 2, 4, 8 and so on, or soon after."""

@@ -1,0 +1,115 @@
+"""State that modules keep of what they are given: buffers and attributes that their forwards write."""
+
+from __future__ import annotations
+
+import dis
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.inspection.code_origin import is_own_file, layers
+from autopack.inspection.put_on import why_foreign_forward
+from autopack.inspection.source import class_of, names_in
+
+_HOLDERS = (torch.Tensor, list, dict, set)
+_INTERNAL = frozenset(vars(nn.Module()))
+_MOST = 256
+"""Of a longer container the length counts alone."""
+
+
+class State:
+    """The state of a model's modules beside those of transformers, as it is now."""
+
+    def __init__(self, model: nn.Module):
+        found = ((name, module, _attributes_of(module)) for name, module in model.named_modules())
+        self._modules = [(name, module, names) for name, module, names in found if names]
+        self._before = [_values(module, names) for _, module, names in self._modules]
+
+    def __bool__(self) -> bool:
+        return bool(self._modules)
+
+    def changed(self) -> str | None:
+        """Return which module has written which attribute since, in words; None where none has."""
+        for (path, module, names), before in zip(self._modules, self._before, strict=True):
+            after = _values(module, names)
+            name = next((name for name in names if not _is_same(before[name], after[name])), None)
+            if name is not None:
+                return f"{path or 'the model'} ({type(module).__name__}) writes {name}"
+        return None
+
+
+class Contents:
+    """What tensors and containers hold on which third-party code of a model keeps state, to be put back."""
+
+    def __init__(self, model: nn.Module):
+        found = [vars(module).get(name) for module in model.modules() for name in _attributes_of(module)]
+        self._held = [(value, _copied(value)) for value in found if isinstance(value, _HOLDERS)]
+
+    def put_back(self) -> None:
+        for value, copied in self._held:
+            if isinstance(value, list):
+                value[:] = copied
+            elif isinstance(value, dict | set):
+                value.clear()
+                value.update(copied)
+            elif value.is_inference() or value._version != copied[1]:
+                with torch.no_grad():
+                    value.copy_(copied[0])
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(), None if value.is_inference() else value._version
+    return value.copy()
+
+
+def _attributes_of(module: nn.Module) -> list[str]:
+    """Return the names of a module's buffers, and of attributes that third-party code of it may write."""
+    if type(module).__module__.startswith("transformers.") and why_foreign_forward(module) is None:
+        return []
+    stored, read = _names(class_of(module))
+    held = vars(module)
+    buffers = [name for name, each in module._buffers.items() if each is not None]
+    written = [name for name in read if isinstance(held.get(name), _HOLDERS)]
+    others = {*_INTERNAL, *module._parameters, *module._modules}
+    return [name for name in dict.fromkeys([*buffers, *stored, *written]) if name not in others]
+
+
+@cache
+def _names(cls: Any) -> tuple[list[str], list[str]]:
+    """Return the attributes that third-party functions of a class store, and all names that they have."""
+    values = [value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"]
+    functions = [layer for value in values for layer in layers(value) if isinstance(layer, FunctionType)]
+    codes = [each.__code__ for each in functions if not is_own_file(each.__code__.co_filename)]
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    stored = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
+    return sorted(stored), sorted(set().union(*map(names_in, codes)))
+
+
+def _values(module: nn.Module, names: list[str]) -> dict[str, Any]:
+    held = {**module._buffers, **vars(module)}
+    return {name: _as_it_is(held.get(name)) for name in names}
+
+
+def _as_it_is(value: Any) -> Any:
+    """Return a value as it can be compared later: tensors are held, so that no other gets their identity."""
+    if isinstance(value, torch.Tensor):
+        return value, None if value.is_inference() else str(value._version)
+    if isinstance(value, list | tuple | set | dict):
+        parts = [*value.items()] if isinstance(value, dict) else [*value]
+        return [len(parts), *map(_as_it_is, parts[:_MOST])]
+    return value
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    """Return whether two values are one; a number that has grown by one counts calls and is no other either."""
+    if isinstance(before, tuple | list) and isinstance(after, tuple | list):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if type(before) is int and type(after) is int:
+        return after in (before, before + 1)
+    if isinstance(before, bool | int | float | str) and isinstance(after, bool | int | float | str):
+        return before == after
+    return before is after
