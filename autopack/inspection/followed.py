@@ -133,7 +133,7 @@ class Followed:
                 self.places.append((known, name, value))
                 if (id(value), names) not in self._seen:
                     self._seen[id(value), names] = value  # type: ignore[index]
-                    self._named(vars(value), [n for n in names if n in vars(value)])
+                    self._named(vars(value), frozenset(n for n in names if n in vars(value)))
 
     def _object(self, value: Any) -> None:
         """Follow the functions of an object's class, and what it holds itself."""
