@@ -115,9 +115,7 @@ class Audit:
         meter: Meter | None = None,
         doubts: bool = True,
     ):
-        self.model, self.lengths, self.seed = model, lengths, seed
-        self.doubts = doubts
-        """Whether what is not exact in float32 is measured again."""
+        self.model, self.lengths, self.seed, self.doubts = model, lengths, seed, doubts
         self.runner = Runner(model, meter)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
@@ -162,11 +160,8 @@ class Audit:
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
-        if enabled is not None:
-            enabled.tally.after_padding += 1  # what is said once is said of the user's batches
         sentinel = None if enabled is None else enabled.sentinel
         padding_read = None if enabled is None else enabled.padding_read
-        was_audited = enabled is not None and enabled.is_audited
         try:
             if enabled is not None:
                 enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
@@ -183,7 +178,7 @@ class Audit:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
                 enabled.sentinel, enabled.padding_read = sentinel, padding_read
-                enabled.is_audited = was_audited
+                enabled.is_audited = False
         self.report.results.extend(by_chance)
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
@@ -203,8 +198,10 @@ class Audit:
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
-        """Replace errors of float32 that are gone in double precision, on the same documents: rounding had decided a
-        choice, or the side of a kink. Code that knows no double precision gets weights that lie close by."""
+        """Replace errors of float32 that are gone in double precision: rounding had decided a choice or a kink.
+
+        The documents are the same. Code that knows no double precision gets weights that lie close by.
+        """
         most = MOST_BYTES if self.runner.meter is None else self.runner.meter.bytes
         for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
             wrong = [r for r in self.report.results if self._may_be_rounding(r)]
@@ -400,5 +397,4 @@ class Audit:
         return (train or True not in training) and name in chosen if chosen else True
 
     def _replaces(self, name: str) -> bool:
-        chosen = INFLUENCE & set(self.modes)
-        return name in chosen if chosen else True
+        return name in (INFLUENCE & set(self.modes) or {name})

@@ -110,11 +110,11 @@ def _why_not_asked(call: Call) -> str | None:
 def _say_what_is_around(call: Call) -> None:
     """Warn, once for each model, where a third-party forward around the model gets what it gives for packed rows."""
     model = call.model
-    if model.around is None or model.said_around or model.is_settling or call.outer is not None:
+    if model.around is None or "around" in model.logged or model.is_settling or call.outer is not None:
         return
     if not came_through(model.around, model):
         return
-    model.said_around = True
+    model.logged.add("around")
     logger.warning(
         "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
         "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "

@@ -64,7 +64,7 @@ class Unpadded(Plan):
         if self.call.documents is None:
             tally.count(self.call.padding)
         if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
-            if not tally.after_padding and not self.call.model.is_settling:
+            if not tally.after_padding and not self.call.model.is_silent:
                 logger.warning(
                     "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
                     "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "

@@ -141,7 +141,8 @@ class _Reader:
                 raise InvalidPacking(f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}")
             missing = next(((i, n) for i, e in enumerate(data) for n in names if e.get(n) is None), None)
             if missing is not None:
-                raise InvalidPacking(f"example {missing[0]} of {where}: found no {missing[1]!r}, which example 0 has")
+                place, name = missing
+                raise InvalidPacking(f"example {place} of {where}: wanted {name!r}, as example 0 has it, found none")
             columns = [[example[name] for example in data] for name in names]
         else:
             columns = [data]
@@ -207,7 +208,9 @@ class _Reader:
             try:
                 values = [self.tokenizer.apply_chat_template(list(each), tokenize=False) for each in values]
             except Exception as error:  # templates are programs
-                raise InvalidPacking(f"found {kind}, and the tokenizer has no template for them: {error}") from error
+                raise InvalidPacking(
+                    f"found {kind}, and the tokenizer has no template for them: {error}; use one that has"
+                ) from error
         for start in range(0, len(values), BATCH):
             yield from self.tokenizer(list(values[start : start + BATCH]), **options)["input_ids"]
 

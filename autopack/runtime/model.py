@@ -47,10 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Around:
-    """A third-party forward around a model: its name, and the Python module and function in which it runs.
-
-    `place` is None where a wrapper hides them.
-    """
+    """A third-party forward around a model: its name, and the module and function it runs in, if known."""
 
     name: str
     place: str | None
@@ -264,7 +261,7 @@ class EnabledModel:
         self.options = options
         self.lease = lease  # the sites that it keeps installed
         self.tally = Tally()  # what became of its padded batches
-        self.logged: set[tuple[str, str, str]] = set()
+        self.logged: set[Any] = set()
         """What has been logged: kinds of decisions about calls, reasons of audits."""
         self.padding_read = None if options.unpad == "always" else PaddingRead()
         """Whether what it gives at padding is read; None where that is not to be found out."""
@@ -286,7 +283,6 @@ class EnabledModel:
         self.watches = False  # whether every training call is to be counted by it
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
-        self.said_around = False
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.foreign: str | None = None  # the first part of it that is third-party code, hooks included, in words
