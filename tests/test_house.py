@@ -20,9 +20,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 278_952,
-    "statements": 24_400,
-    "functions": 2_493,
+    "tokens": 276_190,
+    "statements": 24_262,
+    "functions": 2_485,
     "modules": 231,
     "lines over 110 characters": 2_823,
     "files over 400 lines": 0,
@@ -30,7 +30,7 @@ BOUNDS = {
     "docstrings that begin with a question word": 622,
     "places that look at the Python stack": 9,
     "files that a packed call visits": 44,
-    "calls of the package in it": 528,
+    "calls of the package in it": 524,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
