@@ -19,6 +19,7 @@ from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.modules import device_of
+from autopack.inspection.randomness import normal_numbers
 from autopack.layout import IGNORED_LABEL
 
 _ROWS, _COLUMNS = 2, 6
@@ -133,7 +134,7 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
-            states = torch.randn(_ROWS, 4, size, generator=torch.Generator().manual_seed(0))
+            states = normal_numbers((_ROWS, 4, size), torch.Generator().manual_seed(0))
             yield {"encoder_outputs": (states.to(tokens.device, _dtype_of(model)),), "decoder_input_ids": tokens}
     if "decoder_input_ids" not in names:
         yield {"input_ids": tokens}

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
+from autopack.inspection.randomness import normal_numbers
+
 _ROUNDINGS = 4
 
 
@@ -200,7 +202,7 @@ def _is_known(use: _Use) -> bool:
 def _sides(shape: Sequence[int], number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What a gradient of this shape is multiplied with: from the left (rank, rows), from the right (columns, rank)."""
     (rows, columns), generator = shape, torch.Generator().manual_seed(number)
-    left, right = torch.randn(_RANK, rows, generator=generator), torch.randn(columns, _RANK, generator=generator)
+    left, right = normal_numbers((_RANK, rows), generator), normal_numbers((columns, _RANK), generator)
     return left.to(like.device, _wide(like)), right.to(like.device, _wide(like))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from autopack.inspection.randomness import afterwards, put_into
+from autopack.inspection.randomness import afterwards, normal_numbers, put_into
 
 MOST_BYTES = 2**31
 """Memory that other weights may take beside a model's own, where no budget says less."""
@@ -26,7 +26,7 @@ def in_double(weight: torch.Tensor) -> torch.Tensor:
 def close_by(weight: torch.Tensor) -> torch.Tensor:
     """Return a weight of which each entry is moved by about a thousandth of its size."""
     generator = torch.Generator().manual_seed(weight.numel())
-    noise = torch.randn(weight.shape, generator=generator).to(weight)
+    noise = normal_numbers(weight.shape, generator).to(weight)
     return weight.detach() * (1 + _APART * noise)
 
 

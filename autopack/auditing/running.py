@@ -14,6 +14,7 @@ from autopack.auditing.budget import Meter
 from autopack.auditing.fields import Fields
 from autopack.auditing.gradients import Projections, gradients, projections
 from autopack.inspection.modules import row_dependent_rotaries
+from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import enabled_in
@@ -84,7 +85,7 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
         for name in sorted(document):
             value = document[name]
             if value.requires_grad:
-                weights = torch.randn(value.shape, generator=generator).to(value)
+                weights = normal_numbers(value.shape, generator).to(value)
                 # What stands for minus infinity at padding has no gradient, and would swallow all else.
                 shown = value.where(value.detach().abs() < 1e30, torch.zeros_like(value))
                 parts.append((shown * weights).sum() / scales[name])

@@ -342,6 +342,8 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         changed = run_in_step(ended.plan.call, module, output if changed is None else changed)
     if ended.scope.model.watches or ended.scope.model.runs_other_code:
         _watch(ended, output if changed is None else changed)
+    if ended.outer is None and ended.scope.model.watch is not None:
+        ended.scope.model.watch.take_values()
     return changed
 
 

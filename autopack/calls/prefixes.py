@@ -38,9 +38,8 @@ def why_not(model: EnabledModel) -> str | None:
     anatomy, traits, share = model.anatomy, model.traits, model.options.share
     if share == "never":
         return "share='never'"
-    if share != "always" and (model.foreign is not None or model.runs_other_code):
-        code = f" ({model.foreign})" if model.foreign is not None else ""
-        return f"it runs third-party code{code}, which may keep state or sum gradients otherwise"
+    if share != "always" and model.unknown_code is not None:
+        return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
         return "its tokens may see later ones, by which a prefix is another one in each row"
     if traits.mixing_weights > MIXING:

@@ -89,10 +89,11 @@ def settle(
         # Of labels nothing is known either until it is proven.
         ask = partial(first_label_counts_in_twin, model) if proves else lambda level: True
         code = attach(model, enabled, family, ask)
+        enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
+        enabled.unknown_code = code.unknown
         if proves:
             _prove(model, enabled, code, packs, on_one_rank)
         else:
-            enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
             enabled.proof = _waiting("it is proven in the next call that is not one of generation")
         enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
         enabled.watch = Watch(model, code, enabled.anatomy.configs, enabled.changes)
@@ -105,8 +106,6 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
     such hooks, so it waits until a call `packs` rows. An audit of the model itself `on_one_rank` of several, which
     gather its parameters together, would wait for the others for ever: it is not made.
     """
-    enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
-    enabled.foreign = next(iter(code.foreign), None)
     if code.hook is not None and not packs and enabled.options.verify == "auto":
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:

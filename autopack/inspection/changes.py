@@ -89,7 +89,7 @@ class Watch:
     def values_changed(self) -> bool:
         """Return whether a value that third-party code reads differs from the last time that this was asked.
 
-        A value that differs at every call (a counter) is the code's state, and is looked at a few times only.
+        A value that often differs (a counter) is the code's state, and is looked at a few times only.
         """
         values: list[Value] = []
         found = False
@@ -102,6 +102,11 @@ class Watch:
                 values.append((key, read, now))
         self._values = values if found else self._values
         return found
+
+    @torch._dynamo.disable
+    def take_values(self) -> None:
+        """Take the values as they are now: what a call itself has changed, such as a list of records, is state."""
+        self.values_changed()
 
     def only_hooks(self) -> bool:
         """Whether all that has changed is that somebody's hooks have been put on, or taken off."""

@@ -17,6 +17,7 @@ from autopack.inspection.code_origin import (
     Place,
     found_by_name,
     innermost,
+    is_from,
     is_kernel,
     is_made_in_c,
     is_own,
@@ -35,8 +36,8 @@ from autopack.inspection.source import names_in
 class Provenance:
     """Whose code a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `runs_other_code`
-    says whether anything but hooks is among that. Hooks on parts that are no models are not: `onlooker` is the first
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `unknown` is the first
+    of it that is not a forward of TRL. `runs_other_code` says whether anything but hooks is among it. Hooks on parts that are no models are not: `onlooker` is the first
     that may read rows and columns of what passes, None where there is none, and `hook` the first of these that is not
     transformers' own. `places` are where its code stands and `values` what third-party code reads beside it, for
     `autopack.inspection.changes`, and `process` is what was found in the place of torch's functions.
@@ -44,6 +45,7 @@ class Provenance:
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
         self.foreign: list[str] = []
+        self.unknown: str | None = None
         self.onlooker: str | None = None
         self.hook: str | None = None
         self.places: list[Place] = []
@@ -61,6 +63,7 @@ class Provenance:
         self.places, self.values = [*self.places, *followed.places], followed.values
         self.process = Process({cls.__module__ for cls in self._classes}, followed.names)
         self.foreign += self.process.foreign
+        self.unknown = next(iter(self.process.foreign), self.unknown)
         self.runs_other_code |= bool(self.process.foreign)
 
     def _tree(self, model: PreTrainedModel) -> None:
@@ -79,9 +82,13 @@ class Provenance:
                     self._pairs[cls, above] = out_of_place(cls, above)
                 reason = self._pairs[cls, above]
             self.runs_other_code |= reason is not None
-            reason = reason or self._hooked(module)
+            hooked = self._hooked(module)
+            reason = reason or hooked
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
+                is_known = reason == put_on.why_foreign_forward(module) and is_from(vars(module)["forward"], ("trl",))
+                if hooked or added or not is_known:
+                    self.unknown = self.unknown or self.foreign[-1]
             self._others += [hook for hook in hooks_of(module).values() if is_foreign_hook(hook)]
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
             for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
@@ -112,6 +119,7 @@ class Provenance:
                 self._others.append(function)
                 self.foreign.append(f"the attention function {implementation!r}: {whose(function)}")
                 self.runs_other_code = True
+                self.unknown = self.unknown or self.foreign[-1]
 
     def around(self, module: nn.Module) -> str | None:
         """What of a module's own forward and loss, and of a model's hooks, is somebody else's, or None."""

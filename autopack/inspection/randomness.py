@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import NormalDist
 from typing import Any
@@ -101,6 +101,12 @@ class Pinned(TorchFunctionMode):
         if name in _DRAWN and isinstance(found, Tensor):
             found.detach().copy_(torch.as_tensor(_DRAWN[name](self._share, *args, **given)).detach())
         return found
+
+
+def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return normal numbers of a shape, float32 on the CPU, also where what a model draws is `Pinned`."""
+    with torch._C.DisableTorchFunction():
+        return torch.randn(tuple(shape), generator=generator)
 
 
 def _without_ties(values: Tensor) -> Tensor:

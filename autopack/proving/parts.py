@@ -20,7 +20,7 @@ from torch import nn
 
 from autopack.auditing.left_as_found import without_noise
 from autopack.auditing.running import DRAWN
-from autopack.inspection.randomness import Pinned, draws_by_itself
+from autopack.inspection.randomness import Pinned, draws_by_itself, normal_numbers
 from autopack.integrations import accelerate
 from autopack.proving.narrow import narrowed
 
@@ -214,7 +214,7 @@ class _Probe:
         shape[axis] = self.tokens
         shape[0] = self.rows if axis > 0 else self.rows * self.tokens
         if value.is_floating_point():
-            made = torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
+            made = normal_numbers(shape, self.generator).to(self.device, self.dtype)
         else:
             index = torch.randint(form.tokens, (shape[axis],), generator=self.generator)
             made = value.cpu().index_select(axis, index).expand(shape).contiguous().to(self.device)
@@ -240,7 +240,7 @@ class _Probe:
         if None in axes:
             shape = tuple(outputs[axes.index(None)].shape)
             return f"it gives something that is not one for each token, of shape {shape}"
-        weights = [torch.randn(o.shape, generator=self.generator).to(o) for o in outputs]
+        weights = [normal_numbers(o.shape, self.generator).to(o) for o in outputs]
         slopes = self._slopes(given, outputs, weights)
         for token, scale in dict.fromkeys(((self.tokens // 2, 1.0), (0, 40.0), (self.tokens - 1, 1.0))):
             reason = self._replaced(given, outputs, weights, slopes, axes, token, scale)
@@ -266,7 +266,7 @@ class _Probe:
                 value = value.detach().clone()
                 place = _at(value, axis, token)
                 if value.is_floating_point():
-                    place.copy_(scale * torch.randn(place.shape, generator=self.generator).to(place))
+                    place.copy_(scale * normal_numbers(place.shape, self.generator).to(place))
                     value.requires_grad_()
                 else:
                     place.copy_(_at(value, axis, (token + 1) % self.tokens))

@@ -285,7 +285,7 @@ class EnabledModel:
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
-        self.foreign: str | None = None  # the first part of it that is third-party code, hooks included, in words
+        self.unknown_code: str | None = None  # the first part of it that no library known here has written, in words
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self.prefixes_proven_by: Callable[[Any, EnabledModel], str | None] | None = None

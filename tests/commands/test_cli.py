@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -143,7 +144,11 @@ def test_errors_name_the_options(message, said):
 def test_a_reader_that_has_gone_is_no_error(arguments):
     program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program],
+        cwd=TREE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse hides what an unbuffered stream raises
     )
     process.stdout.close()
     _, said = process.communicate(timeout=600)

@@ -101,7 +101,7 @@ def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(tmp_pat
     assert said in doctor_with(tmp_path).stdout
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
     run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True)
-    for name in ("enable", "audit", "families", "pack"):
+    for name in ("enable", "audit", "estimate", "pack"):
         finished = run([sys.executable, "-c", f"import autopack; autopack.{name}"])
         assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
     finished = run([sys.executable, "-m", "autopack", "run", "script.py"])

@@ -197,8 +197,9 @@ def largest_difference(found: Run, expected: Run) -> float:
 def scale(run: Run, number: int, name: str, value: float) -> float:
     """What a number is compared relative to. KTO's KL is a difference of sums of log-probabilities, and rounds as they
     do."""
-    parts = [abs(run.logs[number].get(f"logps/{answer}", 0.0)) for answer in ("chosen", "rejected")]
-    return max(1.0, abs(value), *(parts if name == "kl" else ()))
+    before = name.removesuffix("kl")
+    parts = [abs(run.logs[number].get(f"{before}logps/{answer}", 0.0)) for answer in ("chosen", "rejected")]
+    return max(1.0, abs(value), *(parts if name in ("kl", "eval_kl") else ()))
 
 
 def drift(found: Run, expected: Run) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 from dataclasses import replace
@@ -187,18 +186,17 @@ def test_what_a_layer_draws_and_counts_is_what_it_is_without():
         model.model.norm = torch.nn.Sequential(model.model.norm, Drawing())
         with autopack.enable(model, watch=watch, verify="never") as handle:
             trained(model, *((row, padded)[step % 2](step) for step in range(6)))
-            assert handle.watched is None if watch == 0 else handle.watched.checks == 6
+            # Its padded batches keep their padding, which what it counts is a state of.
+            assert handle.watched is None if watch == 0 else handle.watched.checks == 3
         pictures.append(picture(model))
     assert pictures[0]["model.norm.1.count"] == 6
     assert_same(*pictures)
 
 
-def test_outputs_that_wait_are_not_read():
+def test_outputs_of_a_checked_call_stand_in_one_graph():
     model = build("llama")
     with autopack.enable(model, watch=1):
         output = model(**padded(0))
         assert type(output).__name__ == "CausalLMOutputWithPast"
-        waits = type(output) is not type(copy.copy(output))
-        assert waits
         (gradient,) = torch.autograd.grad(output.loss, output.logits)
         assert gradient.abs().max() > 0
