@@ -16,7 +16,7 @@ same weights, on the same documents, in the same order as far as they keep one:
   says where documents begin: they see each other, and are cut.
 * `FixedLength + PosID`: the same rows with positions that restart; enabled.
 * `offline rows + PosID`: rows of as many documents as `batch size x max length` tokens hold; enabled.
-* `multipack + PosID`: `batch size` bins of `max length` tokens, filled by `plan(..., "multipack")`; enabled.
+* `multipack + PosID`: `batch size` bins of `max length` tokens, filled by first-fit decreasing; enabled.
 * `MiniBatch + PosID`: the mini-batches of `padding`, each as one packed row (`PackingCollator`); enabled.
 
 Every arm trains for one epoch, and on through further epochs to the number of steps that padding takes in one

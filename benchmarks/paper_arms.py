@@ -84,9 +84,29 @@ def offline(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
 def multipack(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
     """`batch_size` bins of at most `max_length` tokens, filled by first-fit decreasing from a random order."""
     order = order_of(len(lengths), shape, epoch)
-    seed = int(np.random.default_rng([shape.seed, epoch]).integers(2**31))
-    plan = autopack.packing.plan(lengths[order], shape.max_length, "multipack", ranks=shape.batch_size, seed=seed)
-    return _planned(plan, order, shape.batch_size)
+    steps: Steps = []
+    while len(order):
+        most = int(np.searchsorted(np.cumsum(lengths[order]), shape.batch_size * shape.max_length, side="right"))
+        least, found = 1, [[order[0]]]
+        while least < most:
+            tried = (least + most + 1) // 2
+            bins = _first_fit(lengths, order[:tried], shape)
+            least, most, found = (least, tried - 1, found) if bins is None else (tried, most, bins)
+        steps.append([Piece(int(index), 0, int(lengths[index])) for each in found for index in each])
+        order = order[least:]
+    return steps
+
+
+def _first_fit(lengths: np.ndarray, documents: np.ndarray, shape: Shape) -> list[list[int]] | None:
+    """`batch_size` bins that hold these documents, the longest placed first; `None` where they do not fit."""
+    bins: list[list[int]] = [[] for _ in range(shape.batch_size)]
+    for index in sorted(documents.tolist(), key=lambda each: -int(lengths[each])):
+        fits = (each for each in bins if int(lengths[each].sum() + lengths[index]) <= shape.max_length)
+        place = next(fits, None)
+        if place is None:
+            return None
+        place.append(index)
+    return bins
 
 
 def _batched(pieces: list[Piece], size: int) -> Steps:

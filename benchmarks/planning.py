@@ -11,7 +11,7 @@ thread.
 
 * **Strategies**: `autopack.packing.plan` with each strategy; fill is the share of columns that hold tokens.
 * **Many lengths**: lengths that hardly repeat: 200,000, lognormal of mean 25,000 and uniform, up to 2**20, in rows of
-  2**20; and multipack for 64 and 512 ranks.
+  2**20.
 * **Memory**: best fit of as many lengths, of ten and of a hundred times as many, and the largest resident memory of a
   process that does nothing else. `before` is that of Python, numpy, and of drawing the lengths.
 * **Balance**: eight ranks, cost `CostModel(0, 1)` (squares of lengths alone): the slowest rank of a step over the mean.
@@ -43,11 +43,9 @@ MEAN, SIGMA, CAPACITY, RANKS = 471, 1.0, 4096, 8
 ARMS = {
     "best_fit": {},
     "best_fit, 8 ranks": {"strategy": "best_fit", "ranks": RANKS},
-    "first_fit": {},
     "sequential": {},
     "sorted": {},
     "random": {},
-    "multipack, 8 ranks": {"strategy": "multipack", "ranks": RANKS},
     "fixed_length": {},
 }
 
@@ -83,7 +81,7 @@ def measure_strategies(lengths: np.ndarray, rounds: int) -> dict[str, dict[str, 
 
 
 def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Lengths of which each is hardly there twice, and many ranks."""
+    """Lengths of which each is hardly there twice."""
     import autopack
 
     generator, most = np.random.default_rng(seed), 1 << 20
@@ -91,17 +89,8 @@ def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
         "lognormal to 2**20": np.clip(generator.lognormal(9, 1.5, 200_000).astype(np.int64), 1, most),
         "uniform to 2**20": generator.integers(1, most + 1, 200_000),
     }
-    lengths = flan_like(100_000, seed)
     arms: dict[str, Any] = {
-        f"{name}, {what}": lambda name=name, what=what: autopack.packing.plan(spread[what], most, name)
-        for what in spread
-        for name in ("best_fit", "first_fit")
-    }
-    arms |= {
-        f"multipack, {ranks} ranks, 100,000": lambda ranks=ranks: autopack.packing.plan(
-            lengths, CAPACITY, "multipack", ranks=ranks
-        )
-        for ranks in (64, 512)
+        f"best_fit, {what}": lambda what=what: autopack.packing.plan(spread[what], most) for what in spread
     }
     return interleave.interleave(arms, rounds)
 
@@ -152,7 +141,7 @@ def measure_balance(lengths: np.ndarray) -> dict[str, dict[str, Any]]:
     from autopack.packing.balance import imbalance
 
     cost, found = autopack.packing.CostModel(0, 1), {}
-    for name in ("best_fit", "first_fit", "multipack", "random"):
+    for name in ("best_fit", "random"):
         for by_cost in (False, True):
             made = autopack.packing.plan(lengths, CAPACITY, name, ranks=RANKS, cost=cost if by_cost else None)
             # Without a cost the rows of best fit stand in the order in which they were opened, longest documents first.
@@ -295,7 +284,7 @@ def describe(result: dict[str, Any]) -> str:
     for arm, found in result["strategies"].items():
         times = "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median"))
         lines.append(f"{arm:<26}{times}{found['rows']:>10,}{found['fill']:>10.6f}")
-    lines += ["", f"{'Many lengths, and many ranks; seconds':<44}{'median':>9}{'min':>9}{'cpu':>9}"]
+    lines += ["", f"{'Many lengths; seconds':<44}{'median':>9}{'min':>9}{'cpu':>9}"]
     for arm, found in result["many lengths"].items():
         lines.append(f"{arm:<44}" + "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median")))
     own = "In a process of its own"

@@ -28,12 +28,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.demo.arms import Arm, LanguageArm, alone, packed, padded
-from autopack.demo.batches import in_batches
-from autopack.demo.corpus import collect_documents, collect_pairs, draw_apart
+from autopack.demo.arms import Arm, LanguageArm, packed, padded
+from autopack.demo.corpus import collect_documents
 from benchmarks import interleave
 from benchmarks.sentences import STATISTICS, TOLERANCE, difference
 from examples.pretrained import language_model, sentences
+from examples.pretrained.texts import alone, collect_pairs, draw_apart, in_batches
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 
 ROOT = Path(__file__).parents[1]

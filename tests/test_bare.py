@@ -116,7 +116,7 @@ def test_the_doctor_finds_nothing_broken(bare):
 
 
 def test_a_picture_wants_matplotlib_and_says_so_before_anything_is_trained(bare):
-    finished = bare("-m", "autopack", "demo", "--plot", "result.png")
+    finished = bare("-m", "autopack", "estimate", "no.npy", "--plot", "result.png")
     assert finished.returncode == 2
     assert "pip install 'autopack[plot]'" in finished.stderr
     assert "Traceback" not in finished.stderr

@@ -20,17 +20,17 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 276_190,
-    "statements": 24_262,
-    "functions": 2_485,
-    "modules": 231,
-    "lines over 110 characters": 2_823,
+    "tokens": 275_719,
+    "statements": 24_122,
+    "functions": 2_475,
+    "modules": 227,
+    "lines over 110 characters": 2_757,
     "files over 400 lines": 0,
-    "class names in two places": 19,
-    "docstrings that begin with a question word": 622,
+    "class names in two places": 18,
+    "docstrings that begin with a question word": 617,
     "places that look at the Python stack": 9,
     "files that a packed call visits": 44,
-    "calls of the package in it": 524,
+    "calls of the package in it": 520,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}

@@ -21,6 +21,7 @@ from autopack.calls.with_media import keep_images_to_rows
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import is_pair
 from autopack.layout.host import recall
+from autopack.runtime.model import Around
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 
@@ -67,7 +68,8 @@ def _choose(call: Call) -> Plan:
         refusals.check_packed(call, layout)
         if call.declared.beside_ones and call.outer is None and not call.model.is_silent:
             _say_that_documents_are_kept_apart(call.name)
-        _say_what_is_around(call)
+        if call.model.around is not None:
+            _say_what_is_around(call.model.around, call)
         return row_heads.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps and not call.model.is_silent:
         _say_that_positions_jump(call.name)
@@ -107,19 +109,17 @@ def _why_not_asked(call: Call) -> str | None:
     return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
 
 
-def _say_what_is_around(call: Call) -> None:
+def _say_what_is_around(around: Around, call: Call) -> None:
     """Warn, once for each model, where a third-party forward around the model gets what it gives for packed rows."""
     model = call.model
-    if model.around is None or "around" in model.logged or model.is_settling or call.outer is not None:
-        return
-    if not came_through(model.around, model):
+    if "around" in model.logged or model.is_settling or call.outer is not None or not came_through(around, model):
         return
     model.logged.add("around")
     logger.warning(
         "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
         "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
         "batches, one document per row.",
-        model.around.name,
+        around.name,
         call.name,
     )
 

@@ -20,12 +20,10 @@ from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.forward_site import ForwardGuard
-from autopack.calls.lockstep import run_in_step
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import without
 from autopack.calls.packed import PrefixesInside, inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
-from autopack.calls.row_heads import DocumentsAlone
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
@@ -208,19 +206,20 @@ def _enter(
                 further = without_mask(entry, args, kwargs)
         return further
     call = call_at(entry, module, args, kwargs, outer)
+    model = entry.model
     if outer is None:
         refusals.refuse_bypassed_top(entry)
-        entry.model.groups = gathering_groups(entry.model.anatomy.entries[0])
+        model.groups = gathering_groups(model.anatomy.entries[0])
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
-        entry.model.follow_code(partial(_brought, call), partial(generates, entry.model))
+        model.follow_code(partial(_brought, call), partial(generates, model))
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
-        _follow_changes(entry.model)
+        _follow_changes(model)
         if process.foreign_mode() is not None:
-            entry.model.runs_other_code = True
+            model.runs_other_code = True
     plan = _chosen(call)
-    if outer is None and entry.model.runs_other_code and entry.model.sentinel is not None and plan.packs:
-        entry.model.sentinel.before(call)
+    if outer is None and model.runs_other_code and model.sentinel is not None and plan.packs:
+        model.sentinel.before(call)
     return _open(plan, hook, args)
 
 
@@ -338,12 +337,11 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
-    if ended.scope.model.groups and not isinstance(ended.plan, DocumentsAlone):
-        changed = run_in_step(ended.plan.call, module, output if changed is None else changed)
     if ended.scope.model.watches or ended.scope.model.runs_other_code:
         _watch(ended, output if changed is None else changed)
-    if ended.outer is None and ended.scope.model.watch is not None:
-        ended.scope.model.watch.take_values()
+    watch = ended.scope.model.watch
+    if watch is not None and watch.values and ended.outer is None:
+        watch.take_values()
     return changed
 
 

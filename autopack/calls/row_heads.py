@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.lockstep import idle_outputs, running_again, steps_of
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import HeadDocuments, Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
@@ -28,8 +27,8 @@ from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.runtime.in_graph import merged
-from autopack.runtime.runs import Buffers, with_idle
-from autopack.runtime.scope import Scope
+from autopack.runtime.runs import Buffers
+from autopack.runtime.scope import Scope, in_force
 from autopack.runtime.tally import Volume
 
 
@@ -233,6 +232,11 @@ class DocumentsAlone(Plan):
     packs = True
 
     def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
+        if call.model.groups:
+            raise UnsupportedModel(
+                f"{given.head.name} runs documents alone, and its parameters lie on several ranks, all of which would "
+                f"have to run it as often as each other. Pass it padded batches, one document per row."
+            )
         super().__init__(Scope(call.model))
         self.given = given
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
@@ -289,34 +293,24 @@ class DocumentsAlone(Plan):
         if batch.is_padded:
             found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
-            # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
-            found["labels"] = torch.zeros_like(found["labels"]) if self.scope.model.groups else None
+            found["labels"] = None  # its mean would be that of nothing
         return {**found, "return_dict": True}
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
         """Run what is left, and put the outputs of all documents in order."""
-        steps = steps_of(self.call)
-        if steps is None and self.call.model.groups:
-            raise UnsupportedModel(
-                f"{self.given.head.name} runs documents alone and is called by another model here, whose parameters "
-                f"lie on several ranks with other numbers of documents. Pass it padded batches, one document per row."
-            )
         outputs = [output]
-        with running_again(self.call):
+        # No call of its own for those who count calls.
+        with in_force(Scope(self.call.model), self.call.entry.level):
             for call in self.calls[1:]:
                 self.buffers.put_back()
-                if steps is not None:
-                    steps.begin()
                 outputs.append(module(**call))
-            idle = [] if steps is None else idle_outputs(self.call, module, steps, self.calls[-1])
         loss = None
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
             loss = mean_loss(losses, self.counts, self.given.batch.where.device)
-            loss = with_idle(loss, [each for each, n in zip(losses, self.counts, strict=True) if not n])
         runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
-        found = with_idle(merged(runs, self._merge, loss), [{**each} for each in idle])
+        found = merged(runs, self._merge, loss)
         whole = type(output)(**{name: value for name, value in found.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
 

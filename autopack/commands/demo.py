@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
-from pathlib import Path
 
-from autopack.commands import check_drawable, keep_freed_memory, positive
+from autopack.commands import keep_freed_memory, positive
 from autopack.demo.table import write_table
 from autopack.demo.training import Settings, compare
 
@@ -18,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Needs no download and no GPU; takes about two minutes on two CPU cores. "
         "Exit status 1 if the losses differ or if documents in a row change each other."
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the result (needs matplotlib)")
     parser.add_argument("--steps", type=positive, default=Settings.steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=Settings.seed, help="of weights and order (%(default)s)")
     parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
@@ -26,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return 0 if nothing but the time differs between the ways, else 1."""
-    check_drawable(args.plot)  # before the training and not after it
     keep_freed_memory()
     from tqdm import tqdm
 
@@ -37,9 +34,4 @@ def run(args: argparse.Namespace) -> int:
     tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
     result = compare(Settings(steps=args.steps, seed=args.seed), tell, progress)
     print(write_table(result))
-    if args.plot is not None:
-        from autopack.demo.picture import draw
-
-        draw(result).savefig(args.plot, dpi=150)
-        print(f"\nPicture: {args.plot}")
     return 0 if result.succeeded else 1

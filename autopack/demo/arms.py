@@ -89,11 +89,6 @@ def padded(batch: Sequence[Example]) -> list[dict[str, Any]]:
     return [{**pad(batch), "use_cache": False}]
 
 
-def alone(batch: Sequence[Example]) -> list[dict[str, Any]]:
-    """A batch as one call per document."""
-    return [call for example in batch for call in padded([example])]
-
-
 def packed(batch: Sequence[Example]) -> list[dict[str, Any]]:
     """A batch as one packed row: tokens, positions that begin anew at each document, labels."""
     import autopack

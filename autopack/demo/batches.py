@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 from autopack.layout import IGNORED_LABEL
 
@@ -13,7 +13,6 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 
 Example = dict[str, list[int]]
-Item = TypeVar("Item")
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
@@ -41,11 +40,6 @@ def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) 
     generator = random.Random(seed)
     endless = chain.from_iterable(iter(lambda: generator.sample(examples, len(examples)), None))
     return [list(islice(endless, size)) for _ in range(steps)]
-
-
-def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Items in their order, so many at a time; the last batch may be smaller."""
-    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def pad(examples: Sequence[Example]) -> dict[str, Any]:

@@ -1,26 +1,22 @@
 """Real text without a download: the documentation that every Python installation carries.
 
 Documents are the docstrings of the standard library and the sections of the language reference behind ``help()``.
-Their lengths are skewed as in instruction data sets: half of them are a few lines long, a few are pages long. Of some,
-questions and passages are made: the first paragraph of a docstring, and what stands below it.
+Their lengths are skewed as in instruction data sets: half of them are a few lines long, a few are pages long.
 """
 
 from __future__ import annotations
 
 import ast
-import random
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 from autopack.errors import AutopackError
 
 MINIMUM_CHARACTERS = 60
-"""Shorter texts ("Return x.") are left out, and shorter passages ("Constructor.")."""
-SHORTEST_QUERY, LONGEST_QUERY = 20, 200
+"""Shorter texts ("Return x.") are left out."""
 MINIMUM_DOCUMENTS = 128
 """Fewer are too little to train on; the sections of the reference alone, without any sources, are enough."""
 
@@ -28,9 +24,6 @@ MINIMUM_DOCUMENTS = 128
 _SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
 _SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
 _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
-
-
-Text = TypeVar("Text")
 
 
 class CorpusTooSmall(AutopackError):
@@ -79,40 +72,3 @@ def _reference_sections() -> Iterator[str]:
         return
     for _, topic in sorted(topics.items()):
         yield from (section.strip() for section in _HEADING.split(topic))
-
-
-class Pair(NamedTuple):
-    """A question and the passage that belongs to it."""
-
-    query: str
-    passage: str
-
-
-def collect_pairs(texts: Sequence[str]) -> list[Pair]:
-    """The pairs of texts with more than one paragraph, in their order; no query and no passage occurs twice."""
-    found: dict[str, Pair] = {}
-    passages: set[str] = set()
-    for text in texts:
-        first, _, rest = text.partition("\n\n")
-        pair = Pair(" ".join(first.split()), " ".join(rest.split()))
-        wanted = SHORTEST_QUERY <= len(pair.query) <= LONGEST_QUERY and len(pair.passage) >= MINIMUM_CHARACTERS
-        if wanted and pair.query not in found and pair.passage not in passages:
-            found[pair.query] = pair
-            passages.add(pair.passage)
-    return list(found.values())
-
-
-def draw_apart(texts: Sequence[Text], held_out: int, trained_on: int, seed: int) -> tuple[list[Text], list[Text]]:
-    """Draw texts to hold out and other ones to train on, by a seed.
-
-    Raises `CorpusTooSmall` where there are fewer than both together.
-    """
-    if len(texts) < held_out + trained_on:
-        raise CorpusTooSmall(
-            f"the demo wants {held_out + trained_on} texts of the documentation inside the Python installation, but "
-            f"found {len(texts)}: this Python seems to be shipped without its source files, or --steps asks for more "
-            "than it has. Run the demo with a Python from python.org, conda, uv or a distribution's full package, or "
-            "with fewer steps."
-        )
-    drawn = random.Random(seed).sample(texts, held_out + trained_on)
-    return drawn[:held_out], drawn[held_out:]

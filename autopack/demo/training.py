@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 from typing import Any, ClassVar
 
 from autopack.demo.arms import Comparison, LanguageArm, Progress, Tell, measured, packed, padded, train
@@ -65,7 +64,7 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaComparison(Comparison):
-    """What the demo of a small Llama shows; `shown_batch` are the lengths in a mini-batch of typical padding."""
+    """What the demo of a small Llama shows."""
 
     reference: ClassVar[str] = "padded"
 
@@ -73,7 +72,6 @@ class LlamaComparison(Comparison):
     lengths: list[int]
     stock_leak: Leak
     leak: Leak
-    shown_batch: list[int]
 
     @property
     def succeeded(self) -> bool:
@@ -113,16 +111,13 @@ def compare(settings: Settings, tell: Tell = lambda stage: None, progress: Progr
     autopack.enable(model)
     leak = measure_leak(model, documents, reference, settings.vocabulary)
 
-    lengths = lengths_of(batches)
-    fill = [sum(batch) / (len(batch) * max(batch)) for batch in lengths]
     return LlamaComparison(
         settings=settings,
         texts=len(texts),
         lengths=sorted(len(example["input_ids"]) for example in examples),
         stock_leak=stock_leak,
         leak=leak,
-        shown_batch=lengths[fill.index(median_low(fill))],
-        **measured(arms, lengths),
+        **measured(arms, lengths_of(batches)),
     )
 
 

@@ -57,7 +57,7 @@ class Watch:
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
         self._process = code.process
-        self._values, self._changes = code.values, Counter() if changes is None else changes
+        self.values, self._changes = code.values, Counter() if changes is None else changes
         self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
         # A dict is held, and what somebody puts into it is seen.
         self._tensors = [held for module in plain for held in (module._parameters, module._buffers)]
@@ -93,14 +93,14 @@ class Watch:
         """
         values: list[Value] = []
         found = False
-        for key, read, value in self._values:
+        for key, read, value in self.values:
             now = read()
             if type(now) is not type(value) or now != value:
                 self._changes[key] += 1
                 found = True
             if self._changes[key] < _RESTLESS:
                 values.append((key, read, now))
-        self._values = values if found else self._values
+        self.values = values if found else self.values
         return found
 
     @torch._dynamo.disable

@@ -36,11 +36,12 @@ from autopack.inspection.source import names_in
 class Provenance:
     """Whose code a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `unknown` is the first
-    of it that is not a forward of TRL. `runs_other_code` says whether anything but hooks is among it. Hooks on parts that are no models are not: `onlooker` is the first
-    that may read rows and columns of what passes, None where there is none, and `hook` the first of these that is not
-    transformers' own. `places` are where its code stands and `values` what third-party code reads beside it, for
-    `autopack.inspection.changes`, and `process` is what was found in the place of torch's functions.
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `unknown` is the
+    first of it that is not a forward of TRL. `runs_other_code` says whether anything but hooks is among it. Hooks on
+    parts that are no models are not: `onlooker` is the first that may read rows and columns of what passes, None where
+    there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands and
+    `values` what third-party code reads beside it, for `autopack.inspection.changes`, and `process` is what was found
+    in the place of torch's functions.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):

@@ -77,7 +77,7 @@ def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarra
     rests = np.maximum(lengths - prefix, 1)
     if rests.max() > max_length - prefix:  # some are nothing but the prefix, which fills a row
         return np.arange(len(lengths)), np.arange(1, len(lengths))
-    order, bounds = best_fit(rests, max_length - prefix, max_length, 1, 0)
+    order, bounds = best_fit(rests, max_length - prefix, max_length, 0)
     return order, bounds[1:-1]
 
 

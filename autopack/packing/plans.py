@@ -35,7 +35,7 @@ from autopack.packing.lengths import (
 )
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
-Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
+Strategy = Literal["best_fit", "sequential", "sorted", "fixed_length", "random"]
 FORMAT = 1
 _LENGTH = "capacity"
 """What `max_length` is called in files."""
@@ -255,20 +255,18 @@ def plan(
             `pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences. More
             than two sequences come as an array, since lists of them look like tokens.
         max_length: the most tokens of a row.
-        strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
-            `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to
-            short. `"random"`: the same in random order. `"multipack"`: a random order, cut into the longest stretches
-            that first-fit decreasing fits into one row per rank. `"fixed_length"`: all documents end to end, cut
-            every `max_length` tokens wherever that falls; see `Plan.position_ids`.
+        strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"sequential"`: in order, a new row where the
+            next document does not fit. `"sorted"`: the same from long to short. `"random"`: the same in random order.
+            `"fixed_length"`: all documents end to end, cut every `max_length` tokens wherever that falls; see
+            `Plan.position_ids`.
         seed: of random orders, and of which documents of one length go where. The same seed gives the same plan on
             every machine.
         overflow: what becomes of a document longer than a row. `"error"` refuses it, `"truncate"` keeps its beginning,
             `"split"` makes several pieces of it, `"drop"` leaves it out; `Plan.counts` says how much. `"fixed_length"`
             cuts all documents alike, and has no use for it.
         max_documents: the most documents, or pieces, of a row.
-        cost: what a row costs. Rows of like cost then make a step, and steps are in random order; with `"multipack"`,
-            they take the place of its own steps. Strategies with an order of their own (`"sequential"`, `"sorted"`,
-            `"fixed_length"`) refuse it.
+        cost: what a row costs. Rows of like cost then make a step, and steps are in random order. Strategies with an
+            order of their own (`"sequential"`, `"sorted"`, `"fixed_length"`) refuse it.
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks` are step s. Some rows
             are split between documents so that the last step is complete. Where there are too few documents
             for that, `len(plan)` is no multiple of `ranks`.
@@ -332,7 +330,7 @@ def plan(
             pieces = units.planned
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
-            order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, ranks, seed)
+            order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, seed)
         pieces = pieces.take(order)
     if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
         found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {max_length:,} tokens"

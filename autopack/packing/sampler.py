@@ -21,7 +21,6 @@ from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
-DRAWN = ("multipack", "random")
 """Strategies that need now more rows and now fewer."""
 _ATTEMPTS = 16
 
@@ -51,20 +50,20 @@ class PackedBatchSampler:
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their
-            order in every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows
-            and now fewer, epochs have about a hundredth more rows than the first would need; one for which no draw of
-            17 is as short as that, as happens with a few documents, has the rows of the first in another order.
+            order in every epoch; the others are drawn anew. With `"random"`, which needs now more rows and now fewer,
+            epochs have about a hundredth more rows than the first would need; one for which no draw of 17 is as short
+            as that, as happens with a few documents, has the rows of the first in another order.
         seed: with the epoch, what all that is random comes from.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
             a collator that cuts off their end (`PackingCollator(max_length=..., overlong="truncate")`).
         max_documents: the most documents of a row.
         cost: what a row costs, so that all ranks have like work in every step. `None` leaves steps as the strategy
-            made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
+            made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
         align: as in `autopack.packing.plan`; the collator must have the same.
         groups, prefixes: as in `autopack.packing.plan`, for strategies that need as many rows in each epoch
-            (`"best_fit"`, `"first_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than `max_length`, of
+            (`"best_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than `max_length`, of
             which the model computes as many: collate a batch into one row, by a collator without a `max_length`.
 
     Attributes:
@@ -101,7 +100,7 @@ class PackedBatchSampler:
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
-            cost = None if strategy in (*ORDERED, "multipack") else CostModel()
+            cost = None if strategy in ORDERED else CostModel()
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         options |= {"cost": cost, "align": align}
         plan([1], max_length, seed=seed, **options)  # checks them
@@ -112,8 +111,8 @@ class PackedBatchSampler:
         grouped = read_groups(groups, prefixes, self._lengths)
         self._grouped: dict[str, Any] = {}
         if grouped is not None:
-            if strategy in DRAWN:
-                others = "'best_fit', 'first_fit', 'sequential' or 'sorted'"
+            if strategy == "random":
+                others = "'best_fit', 'sequential' or 'sorted'"
                 raise ValueError(f"strategy={strategy!r} needs now more rows and now fewer: with groups, use {others}")
             self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
         # Of strategies that need now more rows and now fewer: the seed of the first plan, which is as long as all
@@ -168,7 +167,7 @@ class PackedBatchSampler:
                 raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it")
             if documents < ranks and "groups" not in options:  # rows of several documents would be repeated as a whole
                 return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
-            if options["strategy"] not in DRAWN:
+            if options["strategy"] != "random":
                 return made
             steps = -(-len(made) // ranks)
             self._first = seed, steps, None

@@ -5,16 +5,14 @@ They work on numbers of documents per length, or on sums over all documents, and
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import chain, repeat
 
 import numpy as np
 
-from autopack.packing.lengths import LONGEST, bounds_of, numbered
+from autopack.packing.lengths import bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
@@ -132,7 +130,7 @@ class Rooms:
         return room, *taken
 
 
-def best_fit(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
+def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
     """Best-fit decreasing: the longest document first, into the row with the least room that suffices.
 
     Rows of equal room and documents of equal length cannot be told apart, so that ranges of rows take documents
@@ -173,94 +171,6 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed:
     return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
 
 
-ROW_BY_ROW, AT_ONCE, ALL_ROWS = 3e-6, 3e-5, 1e-9
-"""About what `first_fit` takes, in seconds: for a document, for a length, and for a row, for every length."""
-
-
-FEW = 40
-"""Rows among which looking at one after the other is faster than a tree."""
-
-
-class RowTree:
-    """Rows with the room that is left in each, and above them the largest room of every two, four, eight, ... rows."""
-
-    def __init__(self, max_length: int, limit: int, rows: int):
-        self.limit, self.held, self._leaves = limit, [0] * rows, 1 << (rows - 1).bit_length()
-        levels = [[max_length] * rows + [0] * (self._leaves - rows)]
-        while len(levels[-1]) > 1:
-            levels.append(list(map(max, levels[-1][::2], levels[-1][1::2])))
-        self._largest = [0, *chain.from_iterable(levels[::-1])]  # of 2 * i and 2 * i + 1 at i; the rows are at the end
-
-    def rooms(self) -> list[int]:
-        """The room of each row, 0 where the row is at the limit."""
-        return self._largest[self._leaves : self._leaves + len(self.held)]
-
-    def place(self, sizes: Iterable[int], counts: Iterable[int]) -> tuple[list[int], list[int]] | None:
-        """Puts so many documents of each size into the first rows that have room.
-
-        Returns rows, and how many documents each of them took, in this order; `None` where no row has room for one.
-        """
-        largest, held, leaves, limit = self._largest, self.held, self._leaves, self.limit
-        rows, taken = [], []
-        for size, count in zip(sizes, counts, strict=False):
-            while count:
-                if largest[1] < size:
-                    return None
-                at = 1
-                while at < leaves:
-                    at *= 2
-                    if largest[at] < size:
-                        at += 1
-                room, row = largest[at], at - leaves
-                fit = 1 if count == 1 else min(room // size, limit - held[row], count)
-                rows.append(row)
-                taken.append(fit)
-                count -= fit
-                held[row] += fit
-                largest[at] = room - fit * size if held[row] < limit else 0
-                while at > 1:
-                    at //= 2
-                    left, right = largest[2 * at], largest[2 * at + 1]
-                    found = left if left > right else right
-                    if largest[at] == found:
-                        break
-                    largest[at] = found
-        return rows, taken
-
-
-def first_fit(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
-    """First-fit decreasing: the longest document first, into the first row that has room.
-
-    Documents of equal length are placed together, in one of two ways, which have the same result: row by row, which
-    takes as long as there are documents, and over all rows at once, which takes as long as there are rows, for every
-    length. Long documents are many lengths and few documents of each, and short ones are the other way round.
-    """
-    sizes, counts = per_length(lengths)
-    # Of two rows that are not at the limit, the first document of the later one did not fit into the earlier one.
-    most = min(len(lengths), 2 * int(lengths.sum()) // max_length + len(lengths) // limit + 2)
-    row_by_row = ROW_BY_ROW * np.cumsum([0, *counts])
-    at_once = (AT_ONCE + ALL_ROWS * most) * np.arange(len(sizes), -1, -1)
-    turn = int(np.argmin(row_by_row + at_once))
-    tree = RowTree(max_length, limit, most)
-    placed = [np.repeat(*np.array(tree.place(sizes[:turn], counts[:turn]), np.int64))]
-    rooms, held = np.array(tree.rooms()), np.array(tree.held)
-    opened = int(np.count_nonzero(held))
-    for size, count in zip(sizes[turn:], counts[turn:], strict=True):
-        enough = opened + -(-count // min(max_length // size, limit))
-        rows = np.flatnonzero(rooms[:enough] >= size)
-        fit = np.minimum(rooms[rows] // size, limit - held[rows])
-        upto = np.cumsum(fit)
-        needed = int(np.searchsorted(upto, count)) + 1
-        rows, fit = rows[:needed], fit[:needed]
-        fit[-1] -= upto[needed - 1] - count
-        rooms[rows] -= fit * size
-        held[rows] += fit
-        rooms[rows[held[rows] >= limit]] = 0
-        opened = max(opened, int(rows[-1]) + 1)
-        placed.append(np.repeat(rows, fit))
-    return gather(descending(lengths, seed), np.concatenate(placed))
-
-
 def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:
     """Bounds of rows that are filled in order, each until the next document does not fit.
 
@@ -276,68 +186,16 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
     return np.array(bounds)
 
 
-def in_order(of: OrderOf, lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
+def in_order(of: OrderOf, lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
     """Next-fit in the order that a function makes of lengths and seed."""
     order = of(lengths, seed)
     return order, next_fit(lengths[order], max_length, limit)
 
 
-def _into_rows(sizes: Sequence[int], max_length: int, limit: int, rows: int) -> list[int] | None:
-    """First-fit decreasing of documents of descending sizes: the row of each, or `None` where they do not fit."""
-    if rows > FEW:
-        placed = RowTree(max_length, limit, rows).place(sizes, repeat(1))
-        return None if placed is None else placed[0]
-    rooms, held, found = [*repeat(max_length, rows), LONGEST], [0] * (rows + 1), list[int]()
-    for size in sizes:
-        row = 0
-        while rooms[row] < size:
-            row += 1
-        if row == rows:
-            return None
-        found.append(row)
-        held[row] += 1
-        rooms[row] = rooms[row] - size if held[row] < limit else 0
-    return found
-
-
-def multipack(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
-    """A random order, cut into the longest stretches that first-fit decreasing fits into one row per rank.
-
-    The method of the multipack sampler (github.com/imoneoi/multipack_sampler): every stretch is one step of all ranks.
-    """
-    if ranks == 1:
-        return in_order(shuffled, lengths, max_length, limit, ranks, seed)
-    ranks = min(ranks, len(lengths))
-    order = shuffled(lengths, seed)
-    sizes = lengths[order]
-    ends = np.cumsum(sizes)
-    at, opened, rows, steps = 0, 0, array("q"), []
-    while at < len(sizes):
-        most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * max_length, side="right")) - at
-        most = min(most, limit * ranks)
-        stretch = sizes[at : at + most].tolist()
-        least, found, back = 0, list[int](), 0  # `least` documents fit, as in `found`; `most + 1` are too many
-        while least < most:
-            tried = max(most - back, (least + most + 1) // 2)
-            placed = _into_rows(sorted(stretch[:tried], reverse=True), max_length, limit, min(ranks, tried))
-            if placed is None:
-                most, back = tried - 1, 2 * back + 1
-            else:
-                least, found = tried, placed
-        rows.extend(map(opened.__add__, found))
-        steps.append(least)
-        opened += max(found) + 1
-        at += least
-    longest_first = np.lexsort((-sizes, np.repeat(np.arange(len(steps)), steps)))
-    return gather(order[longest_first], np.array(rows))
-
-
-STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {
+STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {
     "best_fit": best_fit,
-    "first_fit": first_fit,
-    "multipack": multipack,
     "sequential": partial(in_order, lambda lengths, seed: np.arange(len(lengths))),
     "sorted": partial(in_order, descending),
     "random": partial(in_order, shuffled),
 }
-"""By name; each takes lengths, max_length, most documents per row, ranks and seed. `fixed_length` cuts instead."""
+"""By name; each takes lengths, max_length, most documents per row and seed. `fixed_length` cuts instead."""

@@ -322,7 +322,7 @@ class EnabledModel:
             if looked_at and self._settler is None and brings() is Brings.NOTHING:
                 return
             self._renew_if(self._is_stale, packs=False, proves=not is_left())
-        elif self.watch is not None and not self.is_settling and self.watch.values_changed():
+        elif self.watch is not None and self.watch.values and not self.is_settling and self.watch.values_changed():
             if self.runs_other_code and self.sentinel is not None:
                 self.sentinel.begin_anew()  # this call is checked itself
             elif self.options.verify != "never":

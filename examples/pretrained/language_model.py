@@ -14,16 +14,16 @@ from autopack.demo.arms import (
     LanguageArm,
     Progress,
     Tell,
-    alone,
     differences,
     measured,
     packed,
     padded,
     train,
 )
-from autopack.demo.batches import Example, in_batches, lengths_of
-from autopack.demo.corpus import collect_documents, draw_apart
+from autopack.demo.batches import Example, lengths_of
+from autopack.demo.corpus import collect_documents
 
+from .texts import alone, draw_apart, in_batches
 from .weights import SMOLLM2, checked_folder
 
 WAYS = {"padded": padded, "packed": packed, "alone": alone}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
-from autopack.demo.batches import in_batches
-from autopack.demo.corpus import Pair, collect_documents, collect_pairs, draw_apart
+from autopack.demo.corpus import collect_documents
 
+from .texts import Pair, collect_pairs, draw_apart, in_batches
 from .weights import MINILM, checked_folder
 
 WAYS = ("padded", "enabled", "alone")

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopack.demo.corpus import CorpusTooSmall, Pair, collect_pairs, draw_apart
+from autopack.demo.corpus import CorpusTooSmall
 from benchmarks import pretrained
 from examples.pretrained import language_model, sentences, weights
 from examples.pretrained.__main__ import main
 from examples.pretrained.language_model import LanguageComparison, LanguageSettings
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from examples.pretrained.table import language_model_table, sentences_table
+from examples.pretrained.texts import Pair, collect_pairs, draw_apart
 from examples.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
 
 TREE = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from tests.support.padded import build, twins
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
-WHOLE = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "random")
+WHOLE = ("best_fit", "sequential", "sorted", "random")
 
 
 def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:

@@ -108,7 +108,7 @@ def test_plans_of_any_documents_are_kept(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, int(rng.integers(1, 40))).tolist()
     every = [{"input_ids": [1000 * i + t for t in range(n)], "text": f"t{i}"} for i, n in enumerate(lengths)]
-    strategy, overflow = rng.choice(["best_fit", "fixed_length", "multipack"]), rng.choice(["split", "truncate"])
+    strategy, overflow = rng.choice(["best_fit", "fixed_length", "random"]), rng.choice(["split", "truncate"])
     plan = autopack.packing.plan(lengths, 16, str(strategy), overflow=str(overflow), seed=seed)
     data = blocks(every, *sorted(rng.integers(0, len(lengths) + 1, 3).tolist()))
     count = int(rng.integers(1, min(len(plan), 6) + 1))
