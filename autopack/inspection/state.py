@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dis
+from collections.abc import Iterable
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopack.inspection.code_origin import is_own_file, layers
-from autopack.inspection.put_on import why_foreign_forward
+from autopack.inspection.put_on import hooks_of, is_foreign_hook, why_foreign_forward
 from autopack.inspection.source import class_of, names_in
 
 _HOLDERS = (torch.Tensor, list, dict, set)
@@ -42,15 +43,51 @@ class State:
 
 
 class Contents:
-    """What tensors and containers hold on which third-party code of a model keeps state, to be put back."""
+    """What tensors, containers and variables hold in which third-party code of a model keeps state, to be put back.
+
+    Of a module it is what its functions write; of a hook, such as one that records, all that it reaches by name.
+    """
 
     def __init__(self, model: nn.Module):
-        found = [vars(module).get(name) for module in model.modules() for name in _attributes_of(module)]
-        self._held = [(value, _copied(value)) for value in found if isinstance(value, _HOLDERS)]
+        self._held: list[tuple[Any, Any]] = []
+        self._seen = set(map(id, model.modules()))
+        for module in model.modules():
+            self._keep(vars(module).get(name) for name in _attributes_of(module))
+            self._keep(hook for hook in hooks_of(module).values() if is_foreign_hook(hook))
+
+    def _keep(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            if isinstance(value, _HOLDERS):
+                self._held.append((value, _copied(value)))
+                parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+                self._keep(part for part in parts if isinstance(part, list | dict | set) and len(value) <= _MOST)
+            elif isinstance(value, FunctionType):
+                self._keep_function(value)
+            elif callable(value) and not isinstance(value, type):
+                owner = getattr(value, "__self__", value)
+                if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module):
+                    self._keep([vars(owner)])
+                self._keep([*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()])
+
+    def _keep_function(self, function: FunctionType) -> None:
+        filled = [cell for cell in function.__closure__ or () if cell != CellType()]
+        self._held += [(cell, cell.cell_contents) for cell in filled]
+        known = function.__globals__
+        named = {name: known[name] for name in names_in(function.__code__) & known.keys()}
+        self._held += [((known, name), value) for name, value in named.items() if isinstance(value, int | float | str)]
+        self._keep(cell.cell_contents for cell in filled)
+        self._keep(v for v in named.values() if isinstance(v, _HOLDERS) or getattr(v, "__globals__", None) is known)
 
     def put_back(self) -> None:
         for value, copied in self._held:
-            if isinstance(value, list):
+            if isinstance(value, CellType):
+                value.cell_contents = copied
+            elif isinstance(value, tuple):
+                value[0][value[1]] = copied
+            elif isinstance(value, list):
                 value[:] = copied
             elif isinstance(value, dict | set):
                 value.clear()

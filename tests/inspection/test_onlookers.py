@@ -179,7 +179,7 @@ def test_a_hook_on_a_layer_costs_no_audit_until_rows_are_packed(model_type, when
         ids = inputs["input_ids"]
         where = {"seq_idx": (torch.arange(ids.shape[1], dtype=torch.int32) // 5).expand(ids.shape).contiguous()}
         model(input_ids=ids, **where)
-        assert len(seen) > 4  # an audit has run
+        assert len(seen) == 4  # what an audit makes a hook record is taken back
         assert "by a twin" in repr(handle)
         model(input_ids=ids, **where)
         hook.remove()
