@@ -33,7 +33,7 @@ from autopack.demo.corpus import collect_documents
 from benchmarks import interleave
 from benchmarks.sentences import STATISTICS, TOLERANCE, difference
 from examples.pretrained import language_model, sentences
-from examples.pretrained.texts import alone, collect_pairs, draw_apart, in_batches
+from examples.pretrained.texts import alone, collect_pairs, draw_apart, evaluate, in_batches
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +102,7 @@ def of_documents(options: argparse.Namespace) -> Tasks:
         return _training(arm, batch)
 
     def evaluation(arm: LanguageArm) -> Any:
-        return torch.tensor(arm.evaluate(batch))
+        return torch.tensor(evaluate(arm, batch))
 
     tasks = (("training", training), ("evaluation", evaluation))
     return {f"documents, {name}": {key: _call(task, arm) for key, arm in arms.items()} for name, task in tasks}

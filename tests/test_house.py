@@ -20,11 +20,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 275_719,
-    "statements": 24_122,
-    "functions": 2_475,
+    "tokens": 276_186,
+    "statements": 24_153,
+    "functions": 2_477,
     "modules": 227,
-    "lines over 110 characters": 2_757,
+    "lines over 110 characters": 2_761,
     "files over 400 lines": 0,
     "class names in two places": 18,
     "docstrings that begin with a question word": 617,

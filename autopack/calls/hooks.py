@@ -341,7 +341,7 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         _watch(ended, output if changed is None else changed)
     watch = ended.scope.model.watch
     if watch is not None and watch.values and ended.outer is None:
-        watch.take_values()
+        watch.values_changed()  # what a call itself changes, such as a list of records, is state
     return changed
 
 

@@ -75,14 +75,6 @@ class LanguageArm(Arm):
         for call, count in zip(calls, counts, strict=True):
             yield self.model(**call).loss * (count / sum(counts))
 
-    def evaluate(self, batch: Sequence[Example]) -> float:
-        """The loss of a batch, the mean over all tokens that are predicted."""
-        import torch
-
-        self.model.eval()
-        with torch.no_grad():
-            return sum(part.item() for part in self.parts(batch))
-
 
 def padded(batch: Sequence[Example]) -> list[dict[str, Any]]:
     """A batch as one padded call, without a cache, as trainers have it: a cache would only make it slower."""

@@ -86,6 +86,7 @@ class Watch:
             return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
+    @torch._dynamo.disable
     def values_changed(self) -> bool:
         """Return whether a value that third-party code reads differs from the last time that this was asked.
 
@@ -102,11 +103,6 @@ class Watch:
                 values.append((key, read, now))
         self.values = values if found else self.values
         return found
-
-    @torch._dynamo.disable
-    def take_values(self) -> None:
-        """Take the values as they are now: what a call itself has changed, such as a list of records, is state."""
-        self.values_changed()
 
     def only_hooks(self) -> bool:
         """Whether all that has changed is that somebody's hooks have been put on, or taken off."""

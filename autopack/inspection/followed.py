@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import builtins
 import functools
+import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -60,6 +62,16 @@ class _Attribute:
             return getattr(self.owner, self._name, None)
         except ValueError:  # a variable of a closure that has been deleted
             return None
+
+
+class _Identities(list[Any]):
+    """Some objects, by identity: weak references, which no other object gets once one of them is gone."""
+
+    def __init__(self, objects: Iterable[Any]):
+        super().__init__(weakref.ref(each) if type(each).__weakrefoffset__ else each for each in objects)
+
+    def __ne__(self, other: Any) -> bool:
+        return any(map(operator.is_not, self, other))
 
 
 class Followed:
@@ -173,7 +185,7 @@ class Followed:
                 self._follow(value, name, value[name])
         else:
             if not isinstance(value, tuple):
-                self._note_value(value, "its members", lambda: list(map(id, value)))
+                self._note_value(value, "its members", lambda: _Identities(value))
             members = list(value)
             self._seen[id(members)] = members
             for member in members:
@@ -194,7 +206,7 @@ class Followed:
             self._note_value(mapping, name, lambda: mapping.get(name))
             return
         else:
-            self._note_value(mapping, name, lambda: id(mapping.get(name)))
+            self._note_value(mapping, name, lambda: _Identities([mapping.get(name)]))
         self._mention(value)
 
     def _mention(self, value: Any) -> None:

@@ -87,7 +87,9 @@ class Provenance:
             reason = reason or hooked
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
-                is_known = reason == put_on.why_foreign_forward(module) and is_from(vars(module)["forward"], ("trl",))
+                is_known = reason == put_on.why_foreign_forward(module) and is_from(
+                    vars(module).get("forward"), ("trl",)
+                )
                 if hooked or added or not is_known:
                     self.unknown = self.unknown or self.foreign[-1]
             self._others += [hook for hook in hooks_of(module).values() if is_foreign_hook(hook)]

@@ -106,7 +106,7 @@ class Pinned(TorchFunctionMode):
 def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Return normal numbers of a shape, float32 on the CPU, also where what a model draws is `Pinned`."""
     with torch._C.DisableTorchFunction():
-        return torch.randn(tuple(shape), generator=generator)
+        return torch.randn(shape, generator=generator)
 
 
 def _without_ties(values: Tensor) -> Tensor:

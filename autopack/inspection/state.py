@@ -49,7 +49,7 @@ class Contents:
     """
 
     def __init__(self, model: nn.Module):
-        self._held: list[tuple[Any, Any]] = []
+        self._held: list[Any] = []
         self._seen = set(map(id, model.modules()))
         for module in model.modules():
             self._keep(vars(module).get(name) for name in _attributes_of(module))
@@ -63,7 +63,7 @@ class Contents:
             if isinstance(value, _HOLDERS):
                 self._held.append((value, _copied(value)))
                 parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-                self._keep(part for part in parts if isinstance(part, list | dict | set) and len(value) <= _MOST)
+                self._keep(part for part in list(parts)[:_MOST] if isinstance(part, list | dict | set))
             elif isinstance(value, FunctionType):
                 self._keep_function(value)
             elif callable(value) and not isinstance(value, type):

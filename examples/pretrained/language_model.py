@@ -23,7 +23,7 @@ from autopack.demo.arms import (
 from autopack.demo.batches import Example, lengths_of
 from autopack.demo.corpus import collect_documents
 
-from .texts import alone, draw_apart, in_batches
+from .texts import alone, draw_apart, evaluate, in_batches
 from .weights import SMOLLM2, checked_folder
 
 WAYS = {"padded": padded, "packed": packed, "alone": alone}
@@ -123,9 +123,9 @@ def compare_language_model(
         own = copy.deepcopy(model) if arms else model
         arms[way] = LanguageArm(own, lay_out, torch.optim.SGD(own.parameters(), settings.learning_rate))
     tell(f"evaluating {settings.held_out} documents in {len(arms)} ways, and packed in the stock model")
-    before = {STOCK_ROW: [stock_row.evaluate(batch) for batch in held_out]}
+    before = {STOCK_ROW: [evaluate(stock_row, batch) for batch in held_out]}
     autopack.enable(arms["packed"].model)
-    before |= {way: [arm.evaluate(batch) for batch in held_out] for way, arm in arms.items()}
+    before |= {way: [evaluate(arm, batch) for batch in held_out] for way, arm in arms.items()}
     for arm in arms.values():
         arm.warm_up(of_training[0][:2])
     train(arms, of_training, tell, progress)
@@ -134,6 +134,6 @@ def compare_language_model(
         settings=settings,
         targets=[sum(length - 1 for length in batch) for batch in lengths_of(held_out)],
         before=before,
-        after={way: [arm.evaluate(batch) for batch in held_out] for way, arm in arms.items()},
+        after={way: [evaluate(arm, batch) for batch in held_out] for way, arm in arms.items()},
         **measured(arms, lengths_of(of_training)),
     )

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from autopack.demo.arms import padded
+from autopack.demo.arms import LanguageArm, padded
 from autopack.demo.batches import Example
 from autopack.demo.corpus import MINIMUM_CHARACTERS, CorpusTooSmall
 
@@ -60,3 +60,12 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 def alone(batch: Sequence[Example]) -> list[dict[str, Any]]:
     """A batch as one call per document."""
     return [call for example in batch for call in padded([example])]
+
+
+def evaluate(arm: LanguageArm, batch: Sequence[Example]) -> float:
+    """Return the loss of a batch, the mean over all tokens that are predicted."""
+    import torch
+
+    arm.model.eval()
+    with torch.no_grad():
+        return sum(part.item() for part in arm.parts(batch))

@@ -6,6 +6,7 @@ Faults are planted in models, or in autopack, so that each is there whatever aut
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -258,8 +259,10 @@ class CarriesSomeTokens(LlamaForCausalLM):
     """Hands something of certain tokens to all that come after them in a row, which no loss shows."""
 
     carriers: frozenset[int] = frozenset()
+    rows: ClassVar[list[torch.Tensor]] = []
 
     def forward(self, input_ids, **kwargs):
+        self.rows.append(input_ids)
         output = super().forward(input_ids, **kwargs)
         carried = torch.isin(input_ids, torch.tensor([*self.carriers], dtype=torch.long)).cumsum(1)
         output.logits = output.logits + 0.1 * carried[..., None]
@@ -269,12 +272,11 @@ class CarriesSomeTokens(LlamaForCausalLM):
 @pytest.mark.parametrize("mode", ["default", "two rows"])
 def test_a_leak_that_shows_only_where_a_document_is_replaced_is_found(mode):
     """Every document as it stands gets what it gets alone, since none of them has such a token."""
-    model, rows = enabled(as_class(CarriesSomeTokens)), []
+    model = enabled(as_class(CarriesSomeTokens))
     options = {"lengths": (7, 12, 5, 9), "modes": (mode,), "training": (False,), "gradients": False}
-    hook = model.register_forward_pre_hook(lambda _, args, given: rows.append(given["input_ids"]), with_kwargs=True)
+    model.rows.clear()
     assert autopack.audit(model, **options).exact
-    hook.remove()
-    base, *replaced = ({*ids.flatten().tolist()} for ids in rows if ids.shape[1] == 33)
+    base, *replaced = ({*ids.flatten().tolist()} for ids in model.rows if ids.shape[1] == 33)
     model.carriers = frozenset(set().union(*replaced) - base)
     report = autopack.audit(model, **options)
     (result,) = report.results
