@@ -20,8 +20,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 276_186,
-    "statements": 24_153,
+    "tokens": 276_185,
+    "statements": 24_152,
     "functions": 2_477,
     "modules": 227,
     "lines over 110 characters": 2_761,

@@ -215,8 +215,8 @@ def _enter(
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(model)
-        if process.foreign_mode() is not None:
-            model.runs_other_code = True
+        if (mode := process.foreign_mode()) is not None:
+            model.runs_other_code, model.unknown_code = True, mode
     plan = _chosen(call)
     if outer is None and model.runs_other_code and model.sentinel is not None and plan.packs:
         model.sentinel.before(call)
@@ -339,9 +339,6 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     changed = pooled if finished is None else finished
     if ended.scope.model.watches or ended.scope.model.runs_other_code:
         _watch(ended, output if changed is None else changed)
-    watch = ended.scope.model.watch
-    if watch is not None and watch.values and ended.outer is None:
-        watch.values_changed()  # what a call itself changes, such as a list of records, is state
     return changed
 
 

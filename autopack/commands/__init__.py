@@ -68,7 +68,7 @@ def check_directory(option: str, path: Path | None) -> None:
         raise CannotWrite(f"{option} {path}: wanted a file, found a directory; name a file in it")
 
 
-def check_drawable(path: Path | None, option: str = "--plot") -> None:
+def check_drawable(path: Path | None, option: str) -> None:
     """Raise `CannotWrite` if the picture that an option asks for could not be drawn or written."""
     if path is None:
         return

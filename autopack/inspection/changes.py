@@ -86,7 +86,6 @@ class Watch:
             return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
-    @torch._dynamo.disable
     def values_changed(self) -> bool:
         """Return whether a value that third-party code reads differs from the last time that this was asked.
 

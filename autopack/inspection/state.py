@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from functools import cache
 from types import CellType, FunctionType
@@ -15,7 +16,7 @@ from autopack.inspection.code_origin import is_own_file, layers
 from autopack.inspection.put_on import hooks_of, is_foreign_hook, why_foreign_forward
 from autopack.inspection.source import class_of, names_in
 
-_HOLDERS = (torch.Tensor, list, dict, set)
+_HOLDERS = (torch.Tensor, list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MOST = 256
 """Of a longer container the length counts alone."""
@@ -46,6 +47,7 @@ class Contents:
     """What tensors, containers and variables hold in which third-party code of a model keeps state, to be put back.
 
     Of a module it is what its functions write; of a hook, such as one that records, all that it reaches by name.
+    Containers of classes that may refuse to be changed (a ModelOutput) stay as they are.
     """
 
     def __init__(self, model: nn.Module):
@@ -60,16 +62,16 @@ class Contents:
             if id(value) in self._seen:
                 continue
             self._seen.add(id(value))
-            if isinstance(value, _HOLDERS):
+            if isinstance(value, torch.Tensor) or type(value) in (*_HOLDERS, Counter, defaultdict):
                 self._held.append((value, _copied(value)))
-                parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-                self._keep(part for part in list(parts)[:_MOST] if isinstance(part, list | dict | set))
+                parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+                self._keep(part for part in parts[:_MOST] if isinstance(part, list | dict | set))
             elif isinstance(value, FunctionType):
                 self._keep_function(value)
             elif callable(value) and not isinstance(value, type):
                 owner = getattr(value, "__self__", value)
-                if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module):
-                    self._keep([vars(owner)])
+                if not isinstance(owner, nn.Module):
+                    self._keep([getattr(owner, "__dict__", None)])
                 self._keep([*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()])
 
     def _keep_function(self, function: FunctionType) -> None:
@@ -77,7 +79,7 @@ class Contents:
         self._held += [(cell, cell.cell_contents) for cell in filled]
         known = function.__globals__
         named = {name: known[name] for name in names_in(function.__code__) & known.keys()}
-        self._held += [((known, name), value) for name, value in named.items() if isinstance(value, int | float | str)]
+        self._held += [((known, name), value) for name, value in named.items() if isinstance(value, int | float)]
         self._keep(cell.cell_contents for cell in filled)
         self._keep(v for v in named.values() if isinstance(v, _HOLDERS) or getattr(v, "__globals__", None) is known)
 
@@ -87,8 +89,9 @@ class Contents:
                 value.cell_contents = copied
             elif isinstance(value, tuple):
                 value[0][value[1]] = copied
-            elif isinstance(value, list):
-                value[:] = copied
+            elif isinstance(value, list | deque):
+                value.clear()
+                value.extend(copied)
             elif isinstance(value, dict | set):
                 value.clear()
                 value.update(copied)
@@ -135,7 +138,7 @@ def _as_it_is(value: Any) -> Any:
     """Return a value as it can be compared later: tensors are held, so that no other gets their identity."""
     if isinstance(value, torch.Tensor):
         return value, None if value.is_inference() else str(value._version)
-    if isinstance(value, list | tuple | set | dict):
+    if isinstance(value, list | tuple | set | dict | deque):
         parts = [*value.items()] if isinstance(value, dict) else [*value]
         return [len(parts), *map(_as_it_is, parts[:_MOST])]
     return value

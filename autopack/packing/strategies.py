@@ -16,7 +16,6 @@ from autopack.packing.lengths import bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
-OrderOf = Callable[[np.ndarray, int], np.ndarray]
 
 ORDERED = ("sequential", "sorted", "fixed_length")
 """Strategies whose rows have an order that means something."""
@@ -186,7 +185,9 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
     return np.array(bounds)
 
 
-def in_order(of: OrderOf, lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
+def in_order(
+    of: Callable[[np.ndarray, int], np.ndarray], lengths: np.ndarray, max_length: int, limit: int, seed: int
+) -> Rows:
     """Next-fit in the order that a function makes of lengths and seed."""
     order = of(lengths, seed)
     return order, next_fit(lengths[order], max_length, limit)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import LlamaForCausalLM
 
 import autopack
@@ -145,6 +146,24 @@ def test_third_party_code_computes_every_row(change, when):
         assert handle.tally.training.shared == before
         assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < 10 * FLOAT32
+
+
+class Passing(TorchFunctionMode):
+    """Passes all calls of torch on."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_under_a_mode_of_torch_every_row_is_computed():
+    model, batch = build("llama").train(), padded(tree())
+    with autopack.enable(model, unpad="always") as handle:
+        _trained(model, batch)
+        before = handle.tally.training.shared
+        assert before > 40
+        with Passing():
+            _trained(model, batch)
+        assert handle.tally.training.shared == before
 
 
 class Note:

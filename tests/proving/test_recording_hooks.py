@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 from typing import Any
 
@@ -94,9 +94,25 @@ def by_a_partial() -> tuple[Any, Any]:
     return partial(lambda seen, module, args, output: seen.append(1), seen), lambda: len(seen)
 
 
+def in_a_deque() -> tuple[Any, Any]:
+    seen: deque[Any] = deque(maxlen=100)
+    return (lambda module, args, output: seen.append(1)), lambda: len(seen)
+
+
+def as_the_last_output() -> tuple[Any, Any]:
+    """An output of transformers is a dict that refuses to be changed."""
+    count, last = 0, None
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        nonlocal count, last
+        count, last = count + 1, output
+
+    return hook, lambda: count
+
+
 RECORDERS = (
-    in_a_list, in_a_dict_of_lists, in_a_new_entry, in_a_variable, in_a_global, by_a_helper, by_an_object, by_a_method,
-    by_a_partial,
+    in_a_list, in_a_deque, as_the_last_output, in_a_dict_of_lists, in_a_new_entry, in_a_variable, in_a_global,
+    by_a_helper, by_an_object, by_a_method, by_a_partial,
 )  # fmt: skip
 PLACES = {
     "the model": lambda model: model,
