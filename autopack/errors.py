@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 __all__ = [
     "AutopackError",
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 _GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
+_CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
@@ -31,21 +33,37 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
 class AutopackError(Exception):
     """Base of every error that autopack raises on purpose.
 
-    `guide` is the address of what the documentation says about errors of this class: what they mean, and what to do. A
-    traceback shows it below the message (Python 3.11 and later); `str(error)` is the message alone.
+    `code` names what is wrong and stays the same from release to release; `message` says it of this
+    case. `str(error)` is the message with its code. `guide` is the address of what the documentation
+    says about the code; a traceback shows it below the message (Python 3.11 and later).
     """
 
-    guide: ClassVar[str] = f"{_GUIDE}#autopackerror"
+    code: str = ""
+    """Of a class whose errors all mean the same; each of the others is given its own."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if cls.__module__ == __name__:  # those of single commands are described with the base
-            cls.guide = f"{_GUIDE}#{cls.__name__.lower()}"
+    message: str
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(self, message: Any, *, code: str = "") -> None:
+        super().__init__(message)
+        # Workers of a DataLoader hand on the text alone, which has the code in it.
+        self.code = code or self.code or next(iter(_CODE.findall(str(message))[-1:]), "")
+        if not self.code:
+            raise TypeError(f"{type(self).__name__}: wanted a code, found none. Pass code=...")
+        self.message = str(message)
         if hasattr(self, "add_note"):
             self.add_note(f"What this means, and what to do: {self.guide}")
+
+    @property
+    def guide(self) -> str:
+        """The address of what the documentation says about errors with this code."""
+        return f"{_GUIDE}#{self.code}"
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The constructor is passed by: it wants a code, others have arguments of their own.
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class UnsupportedModel(AutopackError):
@@ -54,6 +72,8 @@ class UnsupportedModel(AutopackError):
 
 class UnsupportedVersion(AutopackError, ImportError):
     """A package that autopack needs is installed in a version that is too old, for autopack or for transformers."""
+
+    code = "version-too-old"
 
 
 class InvalidPacking(AutopackError, ValueError):
@@ -100,6 +120,8 @@ class Leak:
 
 class LeakDetected(AutopackError):
     """A document of a live training call did not get what it gets alone; `.report` is the `Leak`."""
+
+    code = "leak-detected"
 
     def __init__(self, report: Leak):
         super().__init__(report)

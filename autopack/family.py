@@ -167,7 +167,8 @@ def check_tokens(
     if shape[:2] != (wanted or (layout.rows, layout.columns)):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
-            f"tokens. Train the model on padded batches, one document per row."
+            f"tokens. Train the model on padded batches, one document per row.",
+            code="other-tokens",
         )
 
 

@@ -55,7 +55,8 @@ class Site:
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
-                f"autopack expects a function at {self}; the installed transformers has none ({error!r}). {_SUPPORTED}"
+                f"autopack expects a function at {self}; the installed transformers has none ({error!r}). {_SUPPORTED}",
+                code="site-drift",
             ) from error
 
     def check_takes(self, function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
@@ -65,13 +66,15 @@ class Site:
         except (TypeError, ValueError) as error:
             raise SiteDrift(
                 f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the installed one does not "
-                f"say what it takes ({error}). {_SUPPORTED}"
+                f"say what it takes ({error}). {_SUPPORTED}",
+                code="site-drift",
             ) from error
         missing = [name for name in parameters if name not in signature.parameters]
         if missing:
             raise SiteDrift(
                 f"autopack expects {self} to take {', '.join(parameters)}; the installed one lacks "
-                f"{', '.join(missing)}: {signature}. {_SUPPORTED}"
+                f"{', '.join(missing)}: {signature}. {_SUPPORTED}",
+                code="site-drift",
             )
 
     def _set(self, function: Callable[..., Any] | None) -> None:
@@ -89,7 +92,10 @@ class Site:
         self._take_away_abandoned()
         original = self.present()
         if not callable(original):
-            raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}. {_SUPPORTED}")
+            raise SiteDrift(
+                f"autopack expects a function at {self}; found {type(original).__name__}. {_SUPPORTED}",
+                code="site-drift",
+            )
         self.check_takes(original, self.parameters)
         parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
         inherited = self.key is None and attribute not in vars(parent)
@@ -218,7 +224,8 @@ def _check_unwrapped(site: Site) -> None:
     if not site.soft and not _stands(site):
         raise SiteDrift(
             f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
-            f"and will not overwrite the newcomer. Undo that replacement, then call this again."
+            f"and will not overwrite the newcomer. Undo that replacement, then call this again.",
+            code="site-replaced",
         )
 
 

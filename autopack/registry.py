@@ -51,7 +51,8 @@ def _loaded(point: EntryPoint) -> Family:
     except Exception as error:
         raise AutopackError(
             f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: {error}. Repair or "
-            f"uninstall that package."
+            f"uninstall that package.",
+            code="broken-installation",
         ) from error
     return family
 
@@ -146,7 +147,8 @@ def family_for(model: PreTrainedModel) -> Family:
     if reason is not None:
         raise UnsupportedModel(
             f"{type(model).__name__} (model type {model.config.model_type!r}) cannot be packed exactly: {reason}. "
-            f"Nothing was changed; train it on padded batches, one document per row."
+            f"Nothing was changed; train it on padded batches, one document per row.",
+            code="cannot-be-packed",
         )
     return family
 

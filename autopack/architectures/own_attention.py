@@ -238,7 +238,8 @@ class _InWindows(Way):
             raise UnsupportedModel(
                 f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
                 f"global attention, which packed documents do not share. Leave output_attentions or "
-                f"global_attention_mask out, or run the documents one per row."
+                f"global_attention_mask out, or run the documents one per row.",
+                code="output-asked",
             )
         windows = mixer.config.attention_window
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
@@ -295,7 +296,8 @@ def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..
             raise UnsupportedModel(
                 f"the rows hold {wanted} tokens, but the model counts {found} by its padding token (config.pad_index), "
                 f"and would cut the documents that hold it short. Give padding an attention_mask of 0, and use another "
-                f"token in documents."
+                f"token in documents.",
+                code="pad-token",
             )
         return original(slen, torch.full_like(lengths, slen), causal, None)
 

@@ -93,7 +93,8 @@ class AttentionCall:
                 f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes a "
                 f"{'causal' if causal else 'bidirectional'} mask: stock attends by that mask where a batch has "
                 f"padding, and by is_causal where it has none. Say the same in model.config.is_causal, or load the "
-                f"model with attn_implementation='eager'."
+                f"model with attn_implementation='eager'.",
+                code="two-directions",
             )
 
     def refuse_dense_mask(self, kernel: str) -> None:
@@ -101,7 +102,8 @@ class AttentionCall:
         if self.mask is not None and not isinstance(self.mask, DocumentMask):
             raise UnsupportedModel(
                 f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape {tuple(self.mask.shape)}; "
-                f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
+                f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'.",
+                code="backend-unavailable",
             )
 
 

@@ -60,7 +60,8 @@ def choose(requested: str, call: AttentionCall) -> str:
         if reason is not None:
             raise UnsupportedModel(
                 f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
-                f"backend='auto'."
+                f"backend='auto'.",
+                code="backend-unavailable",
             )
         return requested
     if not call.replaces_sdpa:

@@ -81,7 +81,8 @@ class DocumentMask:
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
                 "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
-                "give a packed document the chunks that it would have alone. Run such documents one per row."
+                "give a packed document the chunks that it would have alone. Run such documents one per row.",
+                code="attention-unknown",
             )
         rule, arguments = self.rule, masks.with_length(self.arguments, end - first)
         arguments["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
@@ -146,7 +147,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if args:
             raise SiteDrift(
                 f"{site} is called by position inside a packed forward; autopack needs names. Run `autopack doctor` to "
-                f"see which versions are supported."
+                f"see which versions are supported.",
+                code="site-drift",
             )
         # Some models make an all-ones mask of their own; padding that the entry has not seen would be lost.
         padding = kwargs.get("attention_mask")
@@ -166,7 +168,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
                 f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
-                f"prefixes cannot be packed; run such documents one per row."
+                f"prefixes cannot be packed; run such documents one per row.",
+                code="other-tokens",
             )
         mask = DocumentMask(layout, original, kwargs)
         # Code that wants a tensor in any case, and refuses both skips although the rule is a plain one, goes on to
@@ -179,12 +182,14 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.shared is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, of which a rank that has a part of each row would "
-                "get whole rows. Train it without sequence_parallel."
+                "get whole rows. Train it without sequence_parallel.",
+                code="sequence-parallel",
             )
         if scope.prefixes is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share='never')."
+                "rows of the batch begin with. Use autopack.enable(model, share='never').",
+                code="share-refused",
             )
         return mask.over_rows
 
@@ -225,7 +230,8 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of single tokens, but "
             f"this rank has {part[1]} columns of {part[0]} rows that it shares with others. Train the model without "
-            f"sequence_parallel."
+            f"sequence_parallel.",
+            code="sequence-parallel",
         )
     return arguments | masks.length_arguments(layout.columns, layout.device)
 
@@ -236,7 +242,8 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
     if asked != ran:
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share='never')."
+            f"once what rows of the batch begin with. Use autopack.enable(model, share='never').",
+            code="share-refused",
         )
     return arguments | masks.length_arguments(columns, prefixes.device)
 
@@ -247,7 +254,7 @@ def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
         # What was proven makes none, and to read that on the host would wait for the device, or break a graph.
         torch._assert_async(mask.all(), why)
     elif not mask.all():
-        raise UnsupportedModel(why)
+        raise UnsupportedModel(why, code="attention-unknown")
 
 
 def _packed_scope(config: Any) -> Scope | None:

@@ -46,14 +46,16 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if args:
             raise SiteDrift(
                 f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
-                f"doctor` to see which versions are supported."
+                f"doctor` to see which versions are supported.",
+                code="site-drift",
             )
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.reads_images:
             if seen is None:
                 raise UnsupportedModel(
                     f"{type(module).__name__} attends to images inside a packed forward whose call does not say which "
-                    f"document sees which. Run the documents one per row."
+                    f"document sees which. Run the documents one per row.",
+                    code="media-mixed",
                 )
             return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
         assert scope.layout is not None
@@ -110,7 +112,8 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     if tensors:
         raise UnsupportedModel(
             f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of the tokens of a part, "
-            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel."
+            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel.",
+            code="sequence-parallel",
         )
     states = call.query, call.key, call.value
     query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in states)
@@ -122,7 +125,8 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
-            f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel."
+            f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel.",
+            code="sequence-parallel",
         )
     return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
 
@@ -141,7 +145,8 @@ def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout,
             f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
             f"rows, but the packed batch has {layout.rows} rows of {layout.columns} tokens"
             + (f" to attend to {memory.columns} states of the encoder" if memory is not layout else "")
-            + ". Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
+            + ". Prefixes and cross-attention to other states cannot be packed; run such documents one per row.",
+            code="other-tokens",
         )
 
 
@@ -153,5 +158,6 @@ def _check_parts(module: nn.Module, layout: PackedLayout, rows: RowGroup, *state
             raise UnsupportedModel(
                 f"{type(module).__name__} attends over {each.shape[2]} tokens in {len(each)} rows, but this rank has "
                 f"{wanted[1]} columns of {wanted[0]} rows that it shares with others. Train it without "
-                f"sequence_parallel."
+                f"sequence_parallel.",
+                code="sequence-parallel",
             )

@@ -216,7 +216,9 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
     """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
     names = argument_names(model)
     if "decoder_input_ids" in names and "input_ids" not in names:
-        raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
+        raise UnsupportedModel(
+            f"{type(model).__name__} takes recordings, of which the auditor has none", code="nothing-to-audit"
+        )
     if is_head_of_pair(model) and row_head(model) is None:
         why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
-        raise UnsupportedModel(f"{type(model).__name__} {why}")
+        raise UnsupportedModel(f"{type(model).__name__} {why}", code="nothing-to-audit")

@@ -262,7 +262,10 @@ def _vocabulary(model: PreTrainedModel) -> int:
         known = (getattr(model.config, name, None) for name in ("vocab_size", "num_hash_buckets"))
         sizes += [size for size in known if isinstance(size, int)]
     if not sizes:
-        raise UnsupportedModel(f"{type(model).__name__} has no single token embedding to draw the auditor's tokens for")
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no single token embedding to draw the auditor's tokens for",
+            code="nothing-to-audit",
+        )
     return min(sizes)
 
 

@@ -134,13 +134,16 @@ class PackedRuns:
             outputs = {field: value for field, value in outputs.items() if value.dim()}
         found, expected, unknown = sides.split(outputs, alone)
         if not any(expected):
-            raise UnsupportedModel("no field of its output can be compared with what documents get alone")
+            raise UnsupportedModel(
+                "no field of its output can be compared with what documents get alone", code="nothing-to-audit"
+            )
         self.unknown |= set(unknown)
         if unknown and not call.options:
             raise UnsupportedModel(
                 f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which document. "
                 f"Enable the model with leave_out={sorted(unknown)}, and packed calls do not return it, or run the "
-                f"documents one per row"
+                f"documents one per row",
+                code="output-unknown",
             )
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))

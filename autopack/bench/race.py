@@ -39,6 +39,8 @@ _Found = TypeVar("_Found")
 class CannotBench(AutopackError):
     """Nothing can be timed of this model on these documents."""
 
+    code = "not-timed"
+
 
 def compare(
     model: PreTrainedModel,

@@ -138,28 +138,33 @@ class PairCall(Call):
         if self.entry.has_other_head:
             raise UnsupportedModel(
                 f"{self.name} gives one result per row, so the documents of a packed row would share one. Pass the "
-                f"encoder's tokens alone, of which it makes the decoder's, or run the documents one per row."
+                f"encoder's tokens alone, of which it makes the decoder's, or run the documents one per row.",
+                code="result-per-row",
             )
         if self.wants_router_loss:
             raise UnsupportedModel(
                 f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
-                f"of all documents. Set output_router_logits=False, or run the documents one per row."
+                f"of all documents. Set output_router_logits=False, or run the documents one per row.",
+                code="output-asked",
             )
         if self._takes_tokens_of_encoder:
             raise UnsupportedModel(
                 f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. Pass "
-                f"decoder_input_ids."
+                f"decoder_input_ids.",
+                code="decoder-tokens",
             )
         if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
             raise UnsupportedModel(
                 f"{self.name} hides padding tokens from its decoder, and some of the labels of packed rows that it "
                 f"makes the decoder's tokens of are such, or count for nothing. Pass decoder_input_ids, or run the "
-                f"documents one per row."
+                f"documents one per row.",
+                code="decoder-tokens",
             )
         if self.wants_weights:
             raise UnsupportedModel(
                 f"{self.name} was asked for attention weights with packed rows, where encoder and decoder have "
-                f"documents of their own. Leave output_attentions out, or run the documents one per row."
+                f"documents of their own. Leave output_attentions out, or run the documents one per row.",
+                code="output-asked",
             )
         # What an encoder has made already is a half of the call, whatever it was made of.
         refusals.refuse_arguments(self, exempt=("encoder_outputs",))
@@ -167,7 +172,8 @@ class PairCall(Call):
         if homeless is not None:
             raise UnsupportedModel(
                 f"{homeless} was given to {self.name} with packed rows, and autopack does not know what of it belongs "
-                f"to which document. Leave it out, or run the documents one per row."
+                f"to which document. Leave it out, or run the documents one per row.",
+                code="argument-of-no-document",
             )
 
     def _without_a_place(self) -> str | None:
@@ -238,7 +244,8 @@ class HalfAsRow(Plan):
             raise UnsupportedModel(
                 f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
                 f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
-                f"unpad='never')."
+                f"unpad='never').",
+                code="unpad-refused",
             )
         arguments = without_what_packing_drops(call, call.arguments)
         if arguments.get("encoder_attention_mask") is not None:
@@ -260,7 +267,8 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
             f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
-            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never').",
+            code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
@@ -316,7 +324,8 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     if function is None:
         raise InvalidPacking(
             f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot "
-            f"do it document by document. Pass decoder_input_ids."
+            f"do it document by document. Pass decoder_input_ids.",
+            code="decoder-tokens",
         )
     wanted = list(inspect.signature(function).parameters)[1:]
     return lambda labels: function(labels, **{name: getattr(module.config, name) for name in wanted})

@@ -59,7 +59,8 @@ def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
     if any(not np.array_equal(layout.bounds, layouts[0].bounds) for layout in layouts):
         raise UnsupportedModel(
             "a loss was computed in a forward that has run packed rows of different documents, so autopack cannot tell "
-            "whose labels it was given. Compute the loss from the logits."
+            "whose labels it was given. Compute the loss from the logits.",
+            code="loss-not-of-documents",
         )
     activation.met_loss = True
     return without_boundaries(target, layouts[0], shifted=True, ignored=ignored)

@@ -87,7 +87,8 @@ def _result(
         raise UnsupportedModel(
             f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
             f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
-            f"into the form of the batch. Use autopack.enable(model, unpad='never')."
+            f"into the form of the batch. Use autopack.enable(model, unpad='never').",
+            code="unpad-refused",
         )
     axis = form.columns
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
@@ -110,7 +111,8 @@ def _result(
     def no_sum() -> None:
         raise UnsupportedModel(
             f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common has run once, where "
-            f"that of each row cannot be told. Use autopack.enable(model, share='never')."
+            f"that of each row cannot be told. Use autopack.enable(model, share='never').",
+            code="share-refused",
         )
 
     shared = isinstance(padding, SharedPadding)
@@ -173,7 +175,8 @@ def without(output: Any, names: Collection[str]) -> Any:
     if isinstance(output, tuple | list):
         raise UnsupportedModel(
             f"leave_out={list(names)!r} names fields of the output, and this call returns a {type(output).__name__}, "
-            f"whose parts have no names. Pass return_dict=True."
+            f"whose parts have no names. Pass return_dict=True.",
+            code="output-unknown",
         )
     held = [name for name in names if name in getattr(output, "__dict__", ())]
     if held:

@@ -166,7 +166,8 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
     if not call.entry.takes_positions:
         raise UnsupportedModel(
             f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
-            f"documents one per row, or register a family that restarts them (docs/families.md)."
+            f"documents one per row, or register a family that restarts them (docs/families.md).",
+            code="positions-cannot-restart",
         )
     numbering, ids = call.entry.numbering, arguments.get("input_ids")
     counted = numbering.of_counted(call.config, ids, layout.start_columns)

@@ -66,7 +66,8 @@ def of_documents(
     if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} makes a loss and one result of every row, and the loss may be one of them. "
-            f"Compute it from the outputs, or run the documents one per row."
+            f"Compute it from the outputs, or run the documents one per row.",
+            code="result-per-row",
         )
     whole = DocumentBatch.without_padding(layout)
     groups = by_length(whole.lengths)
@@ -87,7 +88,8 @@ def of_documents(
             raise UnsupportedModel(
                 f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by document, "
                 f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
-                f"Run the documents one per row."
+                f"Run the documents one per row.",
+                code="output-unknown",
             )
         changed[name] = in_order(parts, groups)
     return with_parts(output, changed)
@@ -104,5 +106,6 @@ def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> A
         return value
     raise UnsupportedModel(
         f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
-        f"know what of {name} belongs to which document. Leave it out, or run the documents one per row."
+        f"know what of {name} belongs to which document. Leave it out, or run the documents one per row.",
+        code="argument-of-no-document",
     )

@@ -40,7 +40,8 @@ def refuse_bypassed_top(entry: Entry) -> None:
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
-                f"Call the model itself: `model(...)`."
+                f"Call the model itself: `model(...)`.",
+                code="past-the-entry",
             )
         frame = frame.f_back
 
@@ -52,7 +53,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
         return
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
-        raise InvalidPacking(lost)
+        raise InvalidPacking(lost, code="trainer-loses-documents")
     boundaries.say_what_is_cut(trainer, model.logged)
     model.fed_by = weakref.ref(trainer)
 
@@ -66,7 +67,8 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
         name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
         raise InvalidPacking(
             f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
-            f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding."
+            f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding.",
+            code="trainer-loses-documents",
         )
 
 
@@ -81,7 +83,8 @@ def refuse_split_rows(call: Call) -> None:
         raise UnsupportedModel(
             f"{call.name} is called within {found}, where each rank holds a part of every row, so autopack can see "
             f"neither where documents begin nor which tokens a document has on other ranks. Train packed rows without "
-            f"it, or call autopack.disable(model) where every row is one document."
+            f"it, or call autopack.disable(model) where every row is one document.",
+            code="rows-on-ranks",
         )
 
 
@@ -92,7 +95,8 @@ def check_sites(model: EnabledModel) -> None:
     if covered is not None:
         raise UnsupportedModel(
             f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
-            f"train the model on padded batches, one document per row."
+            f"train the model on padded batches, one document per row.",
+            code="other-code",
         )
 
 
@@ -111,17 +115,20 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
-            "encoder states of all. Run such documents one per row."
+            "encoder states of all. Run such documents one per row.",
+            code="argument-of-no-document",
         )
     head, inner = call.entry.head, call.entry.inner_head
     if head is None and inner is not None:
         raise UnsupportedModel(
             f"{call.name} holds {inner.name}, which gives one result per row; what of it is per document cannot be "
-            f"told on packed rows. Call {inner.name} itself, or run documents one per row."
+            f"told on packed rows. Call {inner.name} itself, or run documents one per row.",
+            code="result-per-row",
         )
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
-            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches."
+            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches.",
+            code="result-per-row",
         )
 
 
@@ -131,7 +138,8 @@ def refuse_unnamed(call: Call) -> None:
         given = len(call.entry.names) + call.unnamed
         raise UnsupportedModel(
             f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-            f"autopack cannot tell what they are. Pass them by name."
+            f"autopack cannot tell what they are. Pass them by name.",
+            code="positional-arguments",
         )
 
 
@@ -140,20 +148,24 @@ def refuse_unproven(call: Call) -> None:
     if torch.jit.is_tracing():
         raise UnsupportedModel(
             f"packed rows of {call.name} were traced (torch.jit.trace), and a trace would cut all later rows where it "
-            f"cuts these. Trace the stock model, after `autopack.disable(model)`."
+            f"cuts these. Trace the stock model, after `autopack.disable(model)`.",
+            code="recorded-call",
         )
     proof = call.model.proof
     if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
-            f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call itself."
+            f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call "
+            f"itself.",
+            code="call-within-call",
         )
     if proof.packed is not None:
-        raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")
+        raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact")
     if proof.labels is not None and call.has_labels:
         raise UnsupportedModel(
             f"the loss of packed rows of {call.name} is not known to be that of their documents: {proof.labels}. Call "
-            f"it without labels and compute the loss from its logits, or run the documents one per row."
+            f"it without labels and compute the loss from its logits, or run the documents one per row.",
+            code="loss-not-of-documents",
         )
 
 
@@ -167,7 +179,8 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
         raise UnsupportedModel(
             f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
             f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
-            f"the model's own loss_function, or compute the loss from its logits."
+            f"the model's own loss_function, or compute the loss from its logits.",
+            code="loss-not-of-documents",
         )
 
 
@@ -181,7 +194,8 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
             f"{shape[0]} rows of {shape[1]} tokens whose documents are not those of that call. Call it outside of "
-            f"that forward, or pass the same documents on."
+            f"that forward, or pass the same documents on.",
+            code="call-within-call",
         )
 
 
@@ -195,7 +209,8 @@ def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
         raise InvalidPacking(
             f"{call.name} runs documents alone and leaves padding out, but labels of packed rows count padding. Give "
-            f"padding the label {call.ignored_label}."
+            f"padding the label {call.ignored_label}.",
+            code="wrong-labels",
         )
 
 
@@ -213,7 +228,8 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     if Agreement.CROSSES in found:
         raise InvalidPacking(
             f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
-            f"the mask out, and documents are kept apart; or leave out what declares them."
+            f"the mask out, and documents are kept apart; or leave out what declares them.",
+            code="prepared-mask",
         )
     if not masks or (found == {Agreement.SAME} and not isinstance(given, dict)):
         return False
@@ -221,7 +237,8 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     if beyond is not None:
         raise UnsupportedModel(
             f"{call.name} has {type(beyond).__name__}, which mixes tokens past a prepared attention_mask. Leave the "
-            f"mask out: documents are kept apart by what else declares them."
+            f"mask out: documents are kept apart by what else declares them.",
+            code="prepared-mask",
         )
     return True
 
@@ -233,7 +250,8 @@ def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
     raise InvalidPacking(
         f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a prepared mask for every "
-        f"pair of its columns; found {found}. Masks within documents are made by the model; leave it out."
+        f"pair of its columns; found {found}. Masks within documents are made by the model; leave it out.",
+        code="prepared-mask",
     )
 
 
@@ -248,7 +266,8 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
             f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
             f"document {call.entry.first_position}, so it would give other results than alone. Leave position_ids out "
             f"and declare documents by seq_idx or segment ids in attention_mask, or let them begin at "
-            f"{call.entry.first_position}, as autopack.PackingCollator.for_model(model) writes them."
+            f"{call.entry.first_position}, as autopack.PackingCollator.for_model(model) writes them.",
+            code="first-position",
         )
 
 
@@ -260,7 +279,8 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
         if name in given:
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
-                f"documents one per row."
+                f"documents one per row.",
+                code="argument-of-no-document",
             )
     for name in media.given(given):
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
@@ -268,7 +288,8 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows, but no run of the leak test has "
                 f"covered documents of {call.model.anatomy.model_type!r} with {kind}s{why}. Leave it out (text alone "
-                f"is served), or run the documents one per row."
+                f"is served), or run the documents one per row.",
+                code="media-not-measured",
             )
         for kind in sorted(media.kinds(name, given[name])):
             apart = call.why_media_meet(kind)
@@ -277,18 +298,23 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
                     f"with {kind}s in this very code and release: {apart}. Leave it out (text alone is served), run "
                     f"the documents one per row, or enable the model with verify='never' if you know that they are "
-                    f"kept apart."
+                    f"kept apart.",
+                    code="media-not-measured",
                 )
     norm = _norm_over_batch(call.module) if media.given(given) else None
     if norm is not None:
         raise UnsupportedModel(
             f"{media.given(given)[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
-            f"run the documents one per row."
+            f"run the documents one per row.",
+            code="media-mixed",
         )
     wrong = _images_of_others(call) or (None if traits.wrong_media is None else traits.wrong_media(given))
     if wrong is not None:
-        raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
+        raise InvalidPacking(
+            f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
+            code="media-of-others",
+        )
 
 
 def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
@@ -299,7 +325,8 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
     if why is not None:
         raise InvalidPacking(
             f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
-            f"be like is in docs/speech.md; or run the documents one per row and call."
+            f"be like is in docs/speech.md; or run the documents one per row and call.",
+            code="media-mixed",
         )
 
 
@@ -325,12 +352,14 @@ def refuse_caches(call: Call) -> None:
     if call.arguments.get("use_cache"):
         raise InvalidPacking(
             "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
-            "(autopack turns the config's default off for packed calls), or run the documents one per row."
+            "(autopack turns the config's default off for packed calls), or run the documents one per row.",
+            code="cache-given",
         )
     if call.continues:
         raise InvalidPacking(
             "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass no cache, or run the "
-            "documents one per row."
+            "documents one per row.",
+            code="cache-given",
         )
 
 
@@ -339,5 +368,6 @@ def check_documents_can_stay_padded(call: Call, reason: str) -> None:
     if call.documents is not None:
         raise UnsupportedModel(
             f"{call.documents.head} cannot run the documents of packed rows without padding: {reason}. Run them one "
-            f"per row."
+            f"per row.",
+            code="result-per-row",
         )

@@ -43,7 +43,8 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
     if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
             f"{head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
-            f"model.config.pad_token_id to a token that no document ends with, as for padded batches."
+            f"model.config.pad_token_id to a token that no document ends with, as for padded batches.",
+            code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
     return DocumentsAlone(call, given) if alone else PaddedDocuments(call, given)
@@ -66,7 +67,8 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
         if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
                 f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
-                f"first token of every document 0. Let them begin at 0."
+                f"first token of every document 0. Let them begin at 0.",
+                code="first-position",
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
     together = "flex_attention" not in call.model.implementations()
@@ -112,7 +114,8 @@ class DocumentArguments:
                 f"({self.documents}, K); found {found}. The {self.shape[0]} x {self.shape[1]} tokens hold "
                 f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
                 f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
-                f"there."
+                f"there.",
+                code="wrong-labels",
             )
         if self.head.spans:
             self._check_span(name, value)
@@ -125,7 +128,8 @@ class DocumentArguments:
                 f"{name} counts from the start of each document and must lie in 0 ... its length (which stands for no "
                 f"answer inside, and is left out of the loss); document {wrong[0]} has "
                 f"{self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. Subtract the document's first column "
-                f"from positions in the row."
+                f"from positions in the row.",
+                code="wrong-labels",
             )
 
     def map(
@@ -152,7 +156,8 @@ class DocumentArguments:
         return UnsupportedModel(
             f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
             f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run such "
-            f"documents one per row."
+            f"documents one per row.",
+            code="argument-of-no-document",
         )
 
 
@@ -212,12 +217,14 @@ class PaddedDocuments(Plan):
         if self.batch.is_padded and not self.documents.unpadded:
             raise UnsupportedModel(
                 f"{self.documents.head} did not call its backbone, so the documents of packed rows were run with "
-                f"padding. Run them one per row."
+                f"padding. Run them one per row.",
+                code="result-per-row",
             )
         if self.batch.is_padded and self.spans and not self.masked:
             raise UnsupportedModel(
                 f"no module of {self.documents.head} gave the logits of starts and ends, (documents, longest, 2), so "
-                f"padding would have a part in its loss. Run its documents one per row."
+                f"padding would have a part in its loss. Run its documents one per row.",
+                code="result-per-row",
             )
         return None
 
@@ -235,7 +242,8 @@ class DocumentsAlone(Plan):
         if call.model.groups:
             raise UnsupportedModel(
                 f"{given.head.name} runs documents alone, and its parameters lie on several ranks, all of which would "
-                f"have to run it as often as each other. Pass it padded batches, one document per row."
+                f"have to run it as often as each other. Pass it padded batches, one document per row.",
+                code="rows-on-ranks",
             )
         super().__init__(Scope(call.model))
         self.given = given
@@ -276,7 +284,8 @@ class DocumentsAlone(Plan):
             if value is not None and (host_values(value).reshape(-1) == lengths).any():
                 raise UnsupportedModel(
                     f"{name} of some document is its length, which leaves it out of the loss, and "
-                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows."
+                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
+                    code="loss-not-of-documents",
                 )
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class SharedRows(Plan):
         if not same or call.inputs.shape[:2] != self.shape:
             raise UnsupportedModel(
                 f"{call.name} was called inside a call of a part of rows that ranks share, with other columns or "
-                f"positions than that call has. Pass the same on. {_WITHOUT}"
+                f"positions than that call has. Pass the same on. {_WITHOUT}",
+                code="call-within-call",
             )
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
@@ -128,13 +129,15 @@ class SharedRows(Plan):
             raise UnsupportedModel(
                 f"{type(module).__name__} computed its loss otherwise than from the shift_labels that it was given, so "
                 f"that the last token of a part has no label or a wrong one. Compute the loss from the logits and "
-                f"shift_labels."
+                f"shift_labels.",
+                code="loss-not-of-documents",
             )
         return None
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
         raise UnsupportedModel(
-            f"a pooler reads the first token of each document, and this rank has a part of every row. {_WITHOUT}"
+            f"a pooler reads the first token of each document, and this rank has a part of every row. {_WITHOUT}",
+            code="sequence-parallel",
         )
 
 
@@ -161,14 +164,16 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     if said[:, 0].any():
         raise UnsupportedModel(
             f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of those that share them "
-            f"refused its own; its error says why."
+            f"refused its own; its error says why.",
+            code="sequence-parallel",
         )
     if (said != said[0]).any():
         raise InvalidPacking(
             f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
             f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
             f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
-            f"autopack.packing.shard_rows cuts rows like that."
+            f"autopack.packing.shard_rows cuts rows like that.",
+            code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
     whole = _on_whole_rows(tensors, rows, columns)
@@ -181,7 +186,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         if declared.jumps:
             raise InvalidPacking(
                 f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
-                f"where documents of {call.name} begin. Declare them by seq_idx as well."
+                f"where documents of {call.name} begin. Declare them by seq_idx as well.",
+                code="documents-unclear",
             )
         layout = PackedLayout.of_padded(declared.real_of((shape[0], columns)), device, declared.positions)
     else:
@@ -196,10 +202,14 @@ def _check(call: Call) -> None:
     reason = _why_not(call)
     if reason is not None:
         raise UnsupportedModel(
-            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}"
+            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
+            code="sequence-parallel",
         )
     if call.unnamed:
-        raise UnsupportedModel(f"{call.name}.forward does not name all of its positional arguments. Pass them by name.")
+        raise UnsupportedModel(
+            f"{call.name}.forward does not name all of its positional arguments. Pass them by name.",
+            code="positional-arguments",
+        )
     refusals.refuse_caches(call)
     refusals.refuse_arguments(call)
 
@@ -254,13 +264,15 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
             value = value.expand(shape)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             raise InvalidPacking(
-                f"{name} of a part of rows must be a tensor of its shape, {shape}, of integers; found {value.dtype}"
+                f"{name} of a part of rows must be a tensor of its shape, {shape}, of integers; found {value.dtype}",
+                code="parts-of-rows",
             )
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.device != call.inputs.device:
             raise InvalidPacking(
                 f"{name} of a part of rows must be a tensor of its shape, {shape}, on {call.inputs.device}; found "
                 f"{tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
-                f"{f' on {value.device}' if isinstance(value, torch.Tensor) else ''}"
+                f"{f' on {value.device}' if isinstance(value, torch.Tensor) else ''}",
+                code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value
     return found
@@ -286,5 +298,6 @@ def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray
             f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a document ends: "
             f"it would be compared with the first token of the next one. Set it to {call.ignored_label}, as "
             f"autopack.packing.shard_rows does, or set the labels of first tokens to it before they are shifted, as "
-            f"autopack.PackingCollator does."
+            f"autopack.PackingCollator does.",
+            code="parts-of-rows",
         )

@@ -84,7 +84,8 @@ class Unpadded(Plan):
         if self.call.documents is not None:
             raise UnsupportedModel(
                 f"{self.call.name}: {per_row_outputs.REASON}, and {self.call.documents.head} reads it, so documents "
-                f"of packed rows cannot be run without padding. Run them one per row."
+                f"of packed rows cannot be run without padding. Run them one per row.",
+                code="result-per-row",
             )
         model, level = self.call.model, self.call.entry.level
         per_row_outputs.remember(model, level, output, names, self.padding.tokens)

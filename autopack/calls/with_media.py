@@ -68,7 +68,8 @@ def positions_of_documents(
         raise InvalidPacking(
             f"{type(model).__name__} numbers the tokens of a document by its input_ids and {', '.join(sizes)}, but "
             f"inputs_embeds came without input_ids. Pass input_ids, or position_ids of shape (3, rows, columns) that "
-            f"were computed for each document."
+            f"were computed for each document.",
+            code="media-positions",
         )
     _refuse_later_starts(arguments, layout)
     call, real = _as_rows(parameters, arguments, layout)
@@ -79,7 +80,8 @@ def positions_of_documents(
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
             f"{type(error).__name__}: {error}. {', '.join(sizes)} must hold the media of all documents, in the order "
-            f"of the documents, and every placeholder token needs its place in one of them."
+            f"of the documents, and every placeholder token needs its place in one of them.",
+            code="media-positions",
         ) from error
     positions = found[0] if isinstance(found, tuple) else found
     return None if positions is None else real(positions)
@@ -173,7 +175,8 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         raise InvalidPacking(
             f"document {later[0]} begins at position {first[later[0]]} and comes with images or other media; what came "
             f"before it decides how its tokens are numbered. Let position_ids begin at 0 in every document, or pass "
-            f"those of shape (3, rows, columns)."
+            f"those of shape (3, rows, columns).",
+            code="media-positions",
         )
 
 
@@ -207,18 +210,21 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
         shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
         raise InvalidPacking(
             f"{name} says which document of packed rows sees which images; wanted (rows, columns, images, ...) of "
-            f"{(layout.rows, layout.columns)}, found {shape}. autopack.PackingCollator makes it of those of documents."
+            f"{(layout.rows, layout.columns)}, found {shape}. autopack.PackingCollator makes it of those of documents.",
+            code="media-of-others",
         )
     if call.wants_weights:
         raise UnsupportedModel(
             f"{call.name} was asked for attention weights with packed rows and images, of which every document reads "
-            f"its own. Leave output_attentions out, or run the documents one per row."
+            f"its own. Leave output_attentions out, or run the documents one per row.",
+            code="output-asked",
         )
     found = prepared.images_of_documents(mask, layout, _real_images(given))
     if isinstance(found, str):
         raise InvalidPacking(
             f"{name} does not give each document of packed rows its own images, in the order of the documents: "
-            f"{found}. autopack.PackingCollator makes it of those of documents."
+            f"{found}. autopack.PackingCollator makes it of those of documents.",
+            code="media-of-others",
         )
     return found
 

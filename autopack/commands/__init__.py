@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class CannotWrite(AutopackError):
-    """A file that an option names could not be written, or not drawn."""
-
-
 def positive(text: str) -> int:
     """The type of an option that takes a whole number above 0."""
     number = int(text)
@@ -61,26 +57,34 @@ def _names(text: str) -> list[str]:
 
 
 def check_directory(option: str, path: Path | None) -> None:
-    """Raise `CannotWrite` if an option names a file in a directory that is not there, or a directory."""
+    """Raise `AutopackError` if an option names a file in a directory that is not there, or a directory."""
     if path is not None and not path.parent.is_dir():
-        raise CannotWrite(f"{option} {path}: there is no directory {path.parent}; create it or name another one")
+        raise AutopackError(
+            f"{option} {path}: there is no directory {path.parent}; create it or name another one", code="cannot-write"
+        )
     if path is not None and path.is_dir():
-        raise CannotWrite(f"{option} {path}: wanted a file, found a directory; name a file in it")
+        raise AutopackError(
+            f"{option} {path}: wanted a file, found a directory; name a file in it", code="cannot-write"
+        )
 
 
 def check_drawable(path: Path | None, option: str) -> None:
-    """Raise `CannotWrite` if the picture that an option asks for could not be drawn or written."""
+    """Raise `AutopackError` if the picture that an option asks for could not be drawn or written."""
     if path is None:
         return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         remedy = "install it with: pip install 'autopack[plot]'"
-        raise CannotWrite(f"{option} needs matplotlib, which could not be imported ({error}); {remedy}") from error
+        raise AutopackError(
+            f"{option} needs matplotlib, which could not be imported ({error}); {remedy}", code="missing-package"
+        ) from error
     check_directory(option, path)
     formats = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in formats:
-        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
+        raise AutopackError(
+            f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}", code="cannot-write"
+        )
 
 
 def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
@@ -112,7 +116,7 @@ def add_outputs(parser: argparse._ActionsContainer, *names: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace, plot: str = "--plot") -> None:
-    """Raise `CannotWrite` if what --html and --plot ask for could not be written, before anything is computed."""
+    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
     check_directory("--html", args.html)
     check_drawable(args.plot, plot)
 

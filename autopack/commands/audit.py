@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from autopack.auditing.report import LeakReport
 
 
-class CannotAudit(AutopackError):
-    """There is nothing to audit under that name, or not with those options."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
@@ -45,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit one model, print the report, and return 0 if it is exact, else 1."""
     if args.stock and args.backend is not None:
-        raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
+        raise AutopackError(
+            "--backend chooses what autopack uses, and --stock asks for none of it; leave one out", code="bad-option"
+        )
     check_outputs(args)
     model = _load(args)
 
@@ -70,13 +68,19 @@ def _load(args: argparse.Namespace) -> PreTrainedModel:
     check_device(args.device)
     if path.is_dir():
         if args.task is not None:
-            raise CannotAudit(f"--task says what a type is built for, and {args.model} is a saved model; leave it out")
+            raise AutopackError(
+                f"--task says what a type is built for, and {args.model} is a saved model; leave it out",
+                code="bad-option",
+            )
         form = {"attn": args.attn_implementation, "dtype": args.dtype, "device": args.device}
         return load_saved(str(path), **form, trust_remote_code=args.trust_remote_code)
     if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
         wanted = "a directory with a saved model, or a model type such as qwen3"
         hint = "For a model of the Hub, download it first and name the directory."
-        raise CannotAudit(f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}")
+        raise AutopackError(
+            f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}",
+            code="model-unavailable",
+        )
     return _build_tiny(args.model, args)
 
 
@@ -93,7 +97,9 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
     try:
         return tiny.build(model_type, task=task, device=args.device, **form)
     except (tiny.CannotBuild, RuntimeError) as error:
-        raise CannotAudit(f"{error}; choose another type, --attn, --dtype or --device") from error
+        raise AutopackError(
+            f"{error}; choose another type, --attn, --dtype or --device", code="model-unavailable"
+        ) from error
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:

@@ -43,6 +43,8 @@ LONGEST = 2048
 class CannotTime(AutopackError):
     """These options contradict each other, or ask for a device that is not there."""
 
+    code = "bad-option"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (

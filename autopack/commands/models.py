@@ -28,6 +28,8 @@ TASKS = (
 class CannotLoad(AutopackError):
     """There is no model under that name, or not with those options."""
 
+    code = "model-unavailable"
+
 
 def load_saved(
     name: str, *, attn: str | None, dtype: str, device: str, trust_remote_code: bool = False

@@ -21,10 +21,6 @@ _LAUNCHERS = {"accelerate", "deepspeed", "torch", "torchrun"}
 """Programs and packages that train only in processes that they start."""
 
 
-class CannotRun(AutopackError):
-    """There is nothing to run under that name, or autopack could not be started in it."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -63,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     """Become the script. Returns only where the system cannot replace a process, with the script's exit status."""
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
-        raise CannotRun("there is nothing to run; name a script, a program, or -m MODULE")
+        raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
     if args.is_module and args.is_code:
-        raise CannotRun("-m and -c cannot both be given; name a module or pass code")
+        raise AutopackError("-m and -c cannot both be given; name a module or pass code", code="bad-option")
     as_code = script == "-" and not args.is_module
     if args.is_code or as_code:
         command, launches = [*_interpreter(), *(["-"] if as_code else ["-c", script])], False
@@ -82,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        raise CannotRun(f"cannot start {command[0]}: {error.strerror}") from error
+        raise AutopackError(f"cannot start {command[0]}: {error.strerror}", code="cannot-run") from error
 
 
 def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
@@ -99,9 +95,11 @@ def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
     if program is not None:
         return [program], launches
     if path.is_dir():
-        raise CannotRun(f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE")
+        raise AutopackError(
+            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"
+        )
     hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
-    raise CannotRun(f"there is no file {script}, and no program of that name on PATH{hint}")
+    raise AutopackError(f"there is no file {script}, and no program of that name on PATH{hint}", code="cannot-run")
 
 
 def _runs_by_itself(path: Path) -> bool:
@@ -115,14 +113,15 @@ def _runs_by_itself(path: Path) -> bool:
 
 def _interpreter() -> list[str]:
     if not sys.executable:
-        raise CannotRun("this Python does not know its own executable (sys.executable is empty)")
+        raise AutopackError("this Python does not know its own executable (sys.executable is empty)", code="cannot-run")
     given = sys.flags
     isolating = {"-I": given.isolated, "-E": given.ignore_environment and not given.isolated, "-S": given.no_site}
     flags = [name for name, is_set in isolating.items() if is_set]
     if flags:
-        raise CannotRun(
+        raise AutopackError(
             f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
-            f"autopack starts in the script; run it without, as in `python -m autopack run ...`"
+            f"autopack starts in the script; run it without, as in `python -m autopack run ...`",
+            code="cannot-run",
         )
     return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
 
@@ -134,12 +133,13 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
             environment[option.variable] = option.write(value)
     told = settings.Settings.read(environment)
     if launcher and not told.subprocesses:
-        raise CannotRun(
-            f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out; drop it"
+        raise AutopackError(
+            f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out; drop it",
+            code="bad-option",
         )
     if os.pathsep in settings.DIRECTORY:
         found = f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it"
-        raise CannotRun(f"{found}; install autopack elsewhere")
+        raise AutopackError(f"{found}; install autopack elsewhere", code="cannot-run")
     environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

@@ -29,6 +29,8 @@ _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.
 class CorpusTooSmall(AutopackError):
     """This Python installation holds too little documentation to train on."""
 
+    code = "corpus-too-small"
+
 
 def collect_documents(root: Path | None = None) -> list[str]:
     """Distinct texts of the Python installation, in an order that depends on nothing but their content.

@@ -199,7 +199,9 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
-        raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
+        raise UnsupportedModel(
+            "a part of this model is enabled on its own; disable that part, then enable the whole", code="part-enabled"
+        )
     family = registry.family_for(base)
     enabled = examine(base, family, wanted, renew)
     _check_backend(base, enabled)
@@ -249,7 +251,8 @@ def _prove_again(handle: Handle, verify: str) -> None:
         raise UnsupportedModel(
             f"autopack audited {type(handle.model).__name__}, which was enabled, and it is not exact: "
             f"{enabled.proof.packed}. It stays enabled, and calls that pack are refused; autopack.disable(model) makes "
-            f"it plain."
+            f"it plain.",
+            code="not-exact",
         )
 
 
@@ -274,11 +277,14 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             raise UnsupportedModel(
                 f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
                 f"{implementation!r}; possible: {', '.join(possible)}. Load the model with another "
-                f"attn_implementation, or use backend='auto'."
+                f"attn_implementation, or use backend='auto'.",
+                code="backend-unavailable",
             )
         usable, reason = BACKENDS[backend].availability()
         if not usable and BACKENDS[backend].strict:
-            raise UnsupportedModel(f"backend={backend!r} is not available here: {reason}. Use backend='auto'.")
+            raise UnsupportedModel(
+                f"backend={backend!r} is not available here: {reason}. Use backend='auto'.", code="backend-unavailable"
+            )
 
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
@@ -295,7 +301,8 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     elif proof.packed is not None:
         raise UnsupportedModel(
             f"autopack enabled {name} ({enabled.anatomy.model_type!r}) and audited it, and it is not exact: "
-            f"{proof.packed}. The model is left as it was; train it on padded batches, one document per row."
+            f"{proof.packed}. The model is left as it was; train it on padded batches, one document per row.",
+            code="not-exact",
         )
 
 
@@ -316,7 +323,7 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: 
     boundaries.keep_columns(trainer)
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
-        raise InvalidPacking(lost)
+        raise InvalidPacking(lost, code="trainer-loses-documents")
     cut = boundaries.say_what_is_cut(trainer, handles[adapter.model].enabled.logged)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)

@@ -97,7 +97,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
             plan = decide(call)
             decisions.append(Decision(call.name, plan.what, plan.reason, _volume_of(call, plan)))
         except AutopackError as error:
-            said = " ".join(str(error).partition("\nWhat this means")[0].split())
+            said = " ".join(str(error).split())
             left = model.lenient and call.documents is None
             what, reason = (Plan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
             decisions.append(Decision(call.name, what, reason))

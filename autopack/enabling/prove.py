@@ -65,7 +65,7 @@ def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
         settle(model, enabled, family, packs, on_one_rank=only_hooks and bool(enabled.groups), proves=proves)
     except AutopackError as error:
-        reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
+        reason = f"it was changed after it had been enabled, and cannot be served any more: {error.message}"
         enabled.proof = _unproven(reason)
 
 

@@ -310,7 +310,7 @@ def _asked(
         try:
             return ask(make, dtype)
         except AutopackError as error:
-            return f"its twin refuses it: {error}".partition(". ")[0]
+            return f"its twin refuses it: {error.message}".partition(". ")[0]
         except NoTwin:
             raise
         except Exception as error:  # a class may compute nothing at this size, or know no float64

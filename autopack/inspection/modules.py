@@ -238,7 +238,8 @@ def check_forwards(model: nn.Module) -> None:
         if not isinstance(inspect.unwrap(forward), FunctionType):
             raise SiteDrift(
                 f"autopack expects a function at {kind.__module__}.{kind.__qualname__}.forward; found "
-                f"{type(forward).__name__}. Run `autopack doctor` to see which versions are supported."
+                f"{type(forward).__name__}. Run `autopack doctor` to see which versions are supported.",
+                code="site-drift",
             )
 
 

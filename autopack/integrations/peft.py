@@ -64,7 +64,9 @@ def check(model: Any) -> None:
     for name, config in configs.items() if isinstance(configs, Mapping) else ():
         reason = _refusal(config)
         if reason is not None:
-            raise UnsupportedModel(f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}")
+            raise UnsupportedModel(
+                f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}", code="peft-method"
+            )
 
 
 def hands_rows_to_layers(model: nn.Module) -> bool:
@@ -110,7 +112,8 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
         if reason is not None and holds_marks(model):
             raise UnsupportedModel(
                 f"{_kind(config)} was put on a model that autopack enabled: {reason}. {_WAY_OUT} "
-                f"autopack.disable(model) lets it through."
+                f"autopack.disable(model) lets it through.",
+                code="peft-method",
             )
         return original(self, *args, **kwargs)
 

@@ -35,19 +35,22 @@ def unwrap(model: Any) -> PreTrainedModel:
     if _is_lightning_trainer(model) and not modules:
         raise UnsupportedModel(
             "a lightning.Trainer holds no model before trainer.fit(model). Call autopack.enable(model) on the "
-            "LightningModule."
+            "LightningModule.",
+            code="which-model",
         )
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
         raise UnsupportedModel(
             f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of them is meant. Enable "
-            f"those that you train: autopack.enable([first, second])."
+            f"those that you train: autopack.enable([first, second]).",
+            code="which-model",
         )
     raise UnsupportedModel(
         f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
         f"a module or an object of your own that holds one), transformers Trainers, and lists, tuples and dicts of "
         f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
-        f"Pass the model that you train."
+        f"Pass the model that you train.",
+        code="which-model",
     )
 
 
@@ -82,13 +85,15 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
     if isinstance(models, Iterator | Set | MappingView):
         raise UnsupportedModel(
             f"autopack enables a model, or a list, tuple or dict of models; found a {type(models).__name__}, which "
-            f"does not keep them in an order. Pass list(models)."
+            f"does not keep them in an order. Pass list(models).",
+            code="which-model",
         )
     if not isinstance(models, list | tuple | dict):
         return None
     if not models:
         raise UnsupportedModel(
-            f"autopack enables models; found an empty {type(models).__name__}. Pass the models that you train."
+            f"autopack enables models; found an empty {type(models).__name__}. Pass the models that you train.",
+            code="which-model",
         )
     if isinstance(models, dict):
         return dict(models)
@@ -137,7 +142,8 @@ def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, 
     if getattr(trainer, adapter.makes_model, None) is not None:
         raise UnsupportedModel(
             f"the trainer has a {adapter.makes_model}, and makes a new model when training begins. Call "
-            f"autopack.enable(model) in your {adapter.makes_model}, before it returns the model."
+            f"autopack.enable(model) in your {adapter.makes_model}, before it returns the model.",
+            code="which-model",
         )
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
@@ -155,5 +161,5 @@ def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, 
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
     if adapter.model not in first:
         found = f"{type(trainer).__name__} holds no transformers model in its attribute {adapter.model!r}"
-        raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.")
+        raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.", code="which-model")
     return first, second

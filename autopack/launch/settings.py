@@ -28,6 +28,8 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class BadSetting(AutopackError):
     """An environment variable holds what its option would not take."""
 
+    code = "bad-option"
+
 
 class Option(NamedTuple):
     """An option of `autopack run` and its variable: one of some choices, a whole number, or else a switch."""

@@ -100,7 +100,8 @@ class DocumentBatch:
         if len(mask) not in (1, rows) or queries not in known or mask.shape[-1] not in known:
             raise UnsupportedModel(
                 f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
-                f"so what of it belongs to a document cannot be told. Run the documents one per row."
+                f"so what of it belongs to a document cannot be told. Run the documents one per row.",
+                code="other-tokens",
             )
         column = self.where % self.layout.columns
         row = self.where[:, 0] // self.layout.columns

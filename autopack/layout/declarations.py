@@ -95,7 +95,8 @@ def read(
     if (mask < 0).any():
         raise InvalidPacking(
             "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
-            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
+            "An additive mask must be four-dimensional, and cannot be combined with packed rows.",
+            code="declaration-invalid",
         )
     declarations = dict(_declarations(host, real))
     # The first real token of a row starts a document whether it is said or not.
@@ -133,7 +134,8 @@ def read(
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
             raise InvalidPacking(
-                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}",
+                code="declaration-invalid",
             )
     ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
     return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
@@ -174,7 +176,8 @@ def _tensors(
         else:
             raise InvalidPacking(
                 f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
-                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
+                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}",
+                code="declaration-invalid",
             )
     mask = given.get("attention_mask")
     if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
@@ -197,7 +200,10 @@ def _tensors(
         if value is not None:
             _check_tensor(name, arguments[name], device)
             if tuple(value.shape) != shape:
-                raise InvalidPacking(f"{name} must have the shape ({rows}, {columns}); found {tuple(value.shape)}")
+                raise InvalidPacking(
+                    f"{name} must have the shape ({rows}, {columns}); found {tuple(value.shape)}",
+                    code="declaration-invalid",
+                )
             yield name, value
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
         value = given.get(name)
@@ -205,16 +211,19 @@ def _tensors(
             _check_tensor(name, value, None)
             if value.dim() != 1 or len(value) < 2:
                 raise InvalidPacking(
-                    f"{name} must have the shape (documents + 1,), documents >= 1; found {tuple(value.shape)}"
+                    f"{name} must have the shape (documents + 1,), documents >= 1; found {tuple(value.shape)}",
+                    code="declaration-invalid",
                 )
             yield name, value
 
 
 def _check_tensor(name: str, value: Any, device: torch.device | None, fractions: bool = False) -> None:
     if not isinstance(value, torch.Tensor):
-        raise InvalidPacking(f"{name} must be an integer tensor; found {type(value).__name__}")
+        raise InvalidPacking(
+            f"{name} must be an integer tensor; found {type(value).__name__}", code="declaration-invalid"
+        )
     if (value.is_floating_point() and not fractions) or value.is_complex() or value.dtype == torch.bool:
-        raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}")
+        raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}", code="declaration-invalid")
     if device is not None:
         _check_device(name, value, device)
 
@@ -222,7 +231,9 @@ def _check_tensor(name: str, value: Any, device: torch.device | None, fractions:
 def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
     if value.device != device:
         raise InvalidPacking(
-            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with "
+            f"`.to({device})`",
+            code="declaration-invalid",
         )
 
 
@@ -242,7 +253,9 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     if (positions[real] < 0).any():
-        raise InvalidPacking(f"position_ids must not be negative; found {int(positions[real].min())}")
+        raise InvalidPacking(
+            f"position_ids must not be negative; found {int(positions[real].min())}", code="declaration-invalid"
+        )
     starts = changes(positions, 1)
     for row in np.flatnonzero(~real.all(axis=1)):
         # Across a run of padding a document may go on with the next position or with the next column's.
@@ -283,7 +296,9 @@ def _section_starts(
     tokens at 0 before an image: a document of one token, or what opens an image (MiniCPM-V 4.7).
     """
     if (sections[real] < 0).any():
-        raise InvalidPacking("position_ids must not be negative; found such in one of three sections")
+        raise InvalidPacking(
+            "position_ids must not be negative; found such in one of three sections", code="declaration-invalid"
+        )
     zero = (sections == 0) & real
     opened = np.zeros_like(zero)
     opened[:, 1:-1] = zero[:, :-2] & zero[:, 1:-1] & (sections[:, 2:] == 1)
@@ -301,7 +316,8 @@ def _section_starts(
             raise InvalidPacking(
                 f"position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections at row {row}, "
                 f"column {column}, so autopack cannot tell whether a document starts there. Declare the documents by "
-                f"seq_idx too (one number for one document), or by segment ids in attention_mask."
+                f"seq_idx too (one number for one document), or by segment ids in attention_mask.",
+                code="documents-unclear",
             )
     return zero
 
@@ -314,7 +330,8 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
         if (counts > 1).any():
             raise InvalidPacking(
                 f"attention_mask holds segment ids, and each id must be one unbroken run of a row; in row {row} id "
-                f"{values[counts > 1][0]} comes back after another. Number the documents of a row 1, 2, 3, ..."
+                f"{values[counts > 1][0]} comes back after another. Number the documents of a row 1, 2, 3, ...",
+                code="declaration-invalid",
             )
     return starts
 
@@ -323,14 +340,18 @@ def _cumulative_starts(host: dict[str, np.ndarray], real: np.ndarray) -> np.ndar
     q, k = (host.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     bounds: Any = q if q is not None else k
     if q is not None and k is not None and not np.array_equal(q, k):
-        raise InvalidPacking(f"cu_seq_lens_q and cu_seq_lens_k must be equal; found {q.tolist()} and {k.tolist()}")
+        raise InvalidPacking(
+            f"cu_seq_lens_q and cu_seq_lens_k must be equal; found {q.tolist()} and {k.tolist()}",
+            code="documents-unclear",
+        )
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the mask marks.
     if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
         raise InvalidPacking(
             f"cu_seq_lens must rise from 0 to the {real.size} tokens of the flattened rows; found "
             f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. They may end before the last "
-            f"padding, where attention_mask says that it is such."
+            f"padding, where attention_mask says that it is such.",
+            code="declaration-invalid",
         )
     starts = np.zeros(real.size + 1, dtype=bool)
     starts[last:] = True
@@ -340,7 +361,8 @@ def _cumulative_starts(host: dict[str, np.ndarray], real: np.ndarray) -> np.ndar
         row = int(np.flatnonzero(~grid[:, 0])[0])
         raise InvalidPacking(
             f"cu_seq_lens counts over the flattened rows and must have a bound at the start of every row; none at "
-            f"token {row * columns}, where row {row} begins: a document cannot span two rows"
+            f"token {row * columns}, where row {row} begins: a document cannot span two rows",
+            code="declaration-invalid",
         )
     return grid
 
@@ -353,7 +375,8 @@ def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> 
             starting, silent = (one, other) if declarations[one][row, column] else (other, one)
             raise InvalidPacking(
                 f"two declarations disagree: by {starting} a document starts at row {row}, column {column}, "
-                f"by {silent} none does. Pass one of them, or make them agree."
+                f"by {silent} none does. Pass one of them, or make them agree.",
+                code="documents-unclear",
             )
 
 
@@ -370,6 +393,7 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
         row, column = np.argwhere(resumed)[0]
         raise InvalidPacking(
             f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
-            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
+            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens.",
+            code="declaration-invalid",
         )
     return (starts & real) | edges

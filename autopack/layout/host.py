@@ -29,12 +29,12 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
         return host.numpy()
     except RuntimeError as error:
         if type(host) is not torch.Tensor:
-            raise UnsupportedModel(_WITHOUT_VALUES) from error
+            raise UnsupportedModel(_WITHOUT_VALUES, code="recorded-call") from error
     try:
         # Tensors of torch.func's derivatives share no memory with numpy, and can be read.
         found = host.tolist()
     except RuntimeError as error:
-        raise UnsupportedModel(_WITHOUT_VALUES) from error
+        raise UnsupportedModel(_WITHOUT_VALUES, code="recorded-call") from error
     return np.array(found, dtype=bool if host.dtype == torch.bool else np.int64).reshape(tuple(host.shape))
 
 

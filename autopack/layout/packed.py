@@ -227,7 +227,8 @@ def without_boundaries(
     else:
         raise InvalidPacking(
             f"labels must have one for each token of the packed rows, {shape}; found {tuple(labels.shape)}, in which "
-            f"autopack cannot tell where documents begin"
+            f"autopack cannot tell where documents begin",
+            code="wrong-labels",
         )
     bounds = layout.cu_seqlens.long()
     at = bounds[1:] - 1 if shifted else bounds[:-1]

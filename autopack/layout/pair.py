@@ -97,13 +97,15 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
         if only is not None and only.layout is not None:
             raise InvalidPacking(
                 "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
-                "segment ids in decoder_attention_mask or with decoder_position_ids"
+                "segment ids in decoder_attention_mask or with decoder_position_ids",
+                code="halves-disagree",
             )
         return Found(None if source is None or only is None else [only.real_of(source.shape[:2])])
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if unclear:
         raise InvalidPacking(
-            f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}"
+            f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}",
+            code="halves-disagree",
         )
     sides = [(prefix, inputs) for prefix, inputs in (("", source), ("decoder_", target)) if inputs is not None]
     host = _on_host(arguments)
@@ -122,12 +124,14 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
     if source is None and sum(counts[0]) != len(recordings):
         raise InvalidPacking(
             f"there must be one recording or image for each document of the decoder, in their order: found "
-            f"{len(recordings)} of them and {sum(counts[0])} documents"
+            f"{len(recordings)} of them and {sum(counts[0])} documents",
+            code="halves-disagree",
         )
     if counts[0] != counts[-1]:
         raise InvalidPacking(
             f"the documents of the encoder and of the decoder must match, row by row: found {counts[0]} documents in "
-            f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}"
+            f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}",
+            code="halves-disagree",
         )
     device = sides[0][1].device
     halves = [Half.of_documents(begin, part, device) for begin, part in zip(starts, real, strict=True)]

@@ -81,7 +81,8 @@ class AtOperations(Way):
         if missed and self.fused not in arrived:
             raise UnsupportedModel(
                 f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps "
-                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row."
+                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row.",
+                code="other-code",
             )
         return output
 
@@ -176,7 +177,8 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
     if len(place) != 1:
         raise UnsupportedModel(
             f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need. "
-            f"Train it on padded batches, one document per row."
+            f"Train it on padded batches, one document per row.",
+            code="attention-unknown",
         )
     return tuple(bias if number in place else part for number, part in enumerate(output))
 

@@ -226,7 +226,10 @@ def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
     made = [each for each in masks if each is not None]
     if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
         if mask.absolute:
-            raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
+            raise UnsupportedModel(
+                "a rule over tokens of the row cannot be cut into block masks; use sdpa or eager",
+                code="backend-unavailable",
+            )
         return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
 
@@ -266,7 +269,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
             raise UnsupportedModel(
                 f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
-                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches."
+                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches.",
+                code="output-asked",
             )
     loss = None
     if call.arguments.get("labels") is not None:

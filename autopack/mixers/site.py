@@ -38,7 +38,8 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     if not names:
         raise UnsupportedModel(
             f"{site} does not name its arguments, so autopack cannot tell which of them holds the tokens. Take away "
-            f"what is wrapped around it, or train the model on padded batches, one document per row."
+            f"what is wrapped around it, or train the model on padded batches, one document per row.",
+            code="other-code",
         )
 
     @functools.wraps(original, updated=())
@@ -122,7 +123,8 @@ def _with_own_images(
     if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
             f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{real.sum()} documents of packed rows. Run the documents one per row."
+            f"{real.sum()} documents of packed rows. Run the documents one per row.",
+            code="media-mixed",
         )
     number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
     states = states[torch.from_numpy(number).to(states.device)]
@@ -156,7 +158,8 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
         raise UnsupportedModel(
             f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the {columns} columns that a "
             f"rank has of each row, and autopack cannot tell what whole rows have there. Train it without "
-            f"sequence_parallel."
+            f"sequence_parallel.",
+            code="sequence-parallel",
         )
     return value
 

@@ -29,7 +29,7 @@ WEIGHINGS = (*get_args(Weighing), None)
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
     """The error about a value of one example."""
-    return InvalidPacking(f"example {index}, {kind}{key!r}: {found}")
+    return InvalidPacking(f"example {index}, {kind}{key!r}: {found}", code="unusable-data")
 
 
 def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
@@ -40,7 +40,8 @@ def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
             f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
             f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
             f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
-            f"{option} to pack the rest; PackingCollator(completions=True) makes documents of a prompt and its answers"
+            f"{option} to pack the rest; PackingCollator(completions=True) makes documents of a prompt and its answers",
+            code="pairs-are-no-documents",
         )
 
 
@@ -87,7 +88,9 @@ def token_weights(
     weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
     if not are_weights(weights, len(lengths)):
         given = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
-        raise InvalidPacking(f"{DOCUMENT_WEIGHT!r}: {given}; wanted a finite number of at least 0 for each")
+        raise InvalidPacking(
+            f"{DOCUMENT_WEIGHT!r}: {given}; wanted a finite number of at least 0 for each", code="unusable-data"
+        )
     if by == "document":
         counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
         weights = weights / np.maximum(counts, 1)

@@ -223,10 +223,14 @@ class PackingCollator:
         return_tensors = return_tensors or self.return_tensors
         check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
-            raise InvalidPacking(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
+            raise InvalidPacking(
+                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts", code="no-examples"
+            )
         read = self._read_all(list(examples))
         if not read:
-            raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
+            raise InvalidPacking(
+                "wanted at least one example, found an empty batch; leave empty batches out", code="no-examples"
+            )
         self._settle_labels(read)
         check_alike(read)
         multiple = self.pad_to_multiple_of or 1
@@ -352,7 +356,8 @@ def _model_in(model: Any) -> Any:
     try:
         return unwrap(model)
     except UnsupportedModel as error:
-        raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}: {error}") from None
+        found = f"found {type(model).__name__}: {error.message}"
+        raise ValueError(f"wanted a transformers model or config, {found}") from None
 
 
 def _say_if_plain(model: Any) -> None:

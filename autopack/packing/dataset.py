@@ -110,7 +110,7 @@ def pack(
         try:
             made[name] = _pack(split, packing, buffer_size, write)
         except InvalidPacking as error:
-            raise InvalidPacking(f"split {name!r}: {error}") from error
+            raise InvalidPacking(f"split {name!r}: {error.message}", code=error.code) from error
     return type(dataset)(made)
 
 
@@ -147,7 +147,9 @@ def _kind(dataset: Any) -> str:
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"
     wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
-    raise InvalidPacking(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
+    raise InvalidPacking(
+        f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples", code="no-examples"
+    )
 
 
 def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any]) -> Any:

@@ -36,13 +36,15 @@ class Documents:
         names = carried(table.column_names, columns, drop_columns)
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
-            raise InvalidPacking("wanted at least one example, found an empty dataset")
+            raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
         ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
-            raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
+            raise InvalidPacking(
+                f"column 'input_ids': wanted a list of ints per example, found {ids}", code="unusable-data"
+            )
         self._sizes = self._lengths(IDS)
         self._values: dict[str, list[Values]] = {}
         self.per_token: list[str] = [IDS]
@@ -129,12 +131,17 @@ class Documents:
     def numbered(self, name: str) -> np.ndarray:
         """A number for each document, the same for those of one value in this column; -1 where it has none."""
         if name not in self.table.column_names:
-            raise InvalidPacking(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
+            raise InvalidPacking(
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
+                code="numbers-per-document",
+            )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
             found = f"column {name!r} holds {self.table.schema.field(name).type}"
-            raise InvalidPacking(f"groups: {found}; wanted ints or text, one per document") from error
+            raise InvalidPacking(
+                f"groups: {found}; wanted ints or text, one per document", code="numbers-per-document"
+            ) from error
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -211,7 +218,10 @@ class Documents:
         """Positions of a document run on by one; where they do not, it is a packed row."""
         value = _value_type(self.table.schema.field(POSITIONS).type)
         if not pa.types.is_integer(value):
-            raise InvalidPacking(f"column 'position_ids': wanted a list of ints per example, found lists of {value}")
+            raise InvalidPacking(
+                f"column 'position_ids': wanted a list of ints per example, found lists of {value}",
+                code="unusable-data",
+            )
         restarts = np.zeros(self.table.num_rows, np.bool_)
         for rows, positions, starts, _ in self._by_batch(POSITIONS):
             # A difference of small types wraps around: 255, 0 would go on by 1.
@@ -257,19 +267,25 @@ def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns:
         [n for n in (names if columns is None else columns) if n in names and n not in drop_columns], "", "drop_columns"
     )
     if IDS not in names:
-        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first", code="unusable-data")
     for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
         check_names(option, given, "columns")
         if missing := [name for name in given if name not in names]:
-            raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {list(names)}; name others")
+            raise InvalidPacking(
+                f"{option}: found no column {missing[0]!r} in {list(names)}; name others", code="unusable-data"
+            )
     wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
     if IDS not in wanted:
         wanted.insert(0, IDS)
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-        raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
+        raise InvalidPacking(
+            f"found a column {packed[0]!r}, so the examples are packed rows; {way}", code="unusable-data"
+        )
     if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-        raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
+        raise InvalidPacking(
+            f"found the columns {labels}, which all are labels; name all but one in drop_columns", code="unusable-data"
+        )
     return wanted
 
 
@@ -309,7 +325,7 @@ def _as_list(array: pa.Array) -> pa.Array:
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The columns of examples; raises `InvalidPacking` where one lacks a key."""
     if not examples:
-        raise InvalidPacking("wanted at least one example, found an empty list")
+        raise InvalidPacking("wanted at least one example, found an empty list", code="no-examples")
     names = list(examples[0])
     for index, example in enumerate(examples):
         if example.keys() != examples[0].keys():
@@ -337,14 +353,16 @@ def from_columns(
             made[str(name)] = pa.nulls(len(column))
             continue
         if not isinstance(name, str):
-            raise InvalidPacking(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
+            raise InvalidPacking(
+                f"wanted columns whose names are text, found {name!r}; rename it, or drop it", code="unusable-data"
+            )
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise InvalidPacking(f"column {name!r}: {reason}") from error
+            raise InvalidPacking(f"column {name!r}: {reason}", code="unusable-data") from error
     return pa.table(made)
 
 

@@ -191,7 +191,9 @@ class Estimate:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise AutopackError("pictures need matplotlib: pip install 'autopack[plot]'") from error
+            raise AutopackError(
+                "pictures need matplotlib: pip install 'autopack[plot]'", code="missing-package"
+            ) from error
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
         draw_lengths(lengths, self.lengths)
@@ -345,7 +347,10 @@ def estimate(
     given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)
     if not len(lengths := pieces.lengths):
-        raise InvalidPacking(f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none")
+        raise InvalidPacking(
+            f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none",
+            code="does-not-fit",
+        )
     padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
     baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))
     own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())

@@ -128,14 +128,18 @@ def read_example(
     pixels are to be made from its pictures, `numbers_each` whether any key may hold one number for each document.
     """
     if not isinstance(example, Mapping):
-        raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
+        raise InvalidPacking(
+            f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}", code="unusable-data"
+        )
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     refuse_pairs(given, f"example {index}: ", "drop_keys")
     if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise InvalidPacking(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
+        raise InvalidPacking(
+            f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it", code="unusable-data"
+        )
     if IDS not in given:
         found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-        raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")
+        raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}", code="unusable-data")
     ids = _numbers(index, IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids

@@ -103,7 +103,7 @@ def together(
         index, ways = int(over.argmax()), f"raise max_length to {rooms.max()}, or pass overflow='drop'"
         more_are = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
         found = f"lengths[{index}] sum to {rooms[index]}, over the {max_length} of a row{more_are}"
-        raise InvalidPacking(f"{found}; {ways}")
+        raise InvalidPacking(f"{found}; {ways}", code="does-not-fit")
     return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
 
 
@@ -198,7 +198,10 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
     if (over := found > shortest).any():
         index = int(over.argmax())
         reason = f"over the {shortest[index]} tokens of its document"
-        raise InvalidPacking(f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common")
+        raise InvalidPacking(
+            f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common",
+            code="numbers-per-document",
+        )
     order = np.argsort(numbered_groups, kind="stable")
     same = np.diff(numbered_groups[order]) == 0
     other = same & (np.diff(found[order]) != 0) & (numbered_groups[order][1:] != ALONE)
@@ -206,7 +209,8 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
         one, index = sorted(order[int(other.argmax()) + np.arange(2)].tolist())
         raise InvalidPacking(
             f"prefixes[{index}] is {found[index]}, and {found[one]} for document {one} of the same group "
-            f"{numbered_groups[index]}: wanted the tokens that all documents of a group begin with in common"
+            f"{numbered_groups[index]}: wanted the tokens that all documents of a group begin with in common",
+            code="numbers-per-document",
         )
     return Grouped(numbered_groups, found)
 
@@ -215,10 +219,17 @@ def _ints(name: str, given: Any, count: int, least: int) -> np.ndarray:
     try:
         found = numbers(given[:] if hasattr(given, "__getitem__") else list(given))
     except ValueError as error:
-        raise InvalidPacking(f"{name}: wanted an int per document; {str(error).partition(';')[0]}") from error
+        raise InvalidPacking(
+            f"{name}: wanted an int per document; {str(error).partition(';')[0]}", code="numbers-per-document"
+        ) from error
     if found.shape != (count,) or found.dtype.kind != "i":
-        raise InvalidPacking(f"{name}: wanted {count} ints, one per document; found {found.dtype} of {found.shape}")
+        raise InvalidPacking(
+            f"{name}: wanted {count} ints, one per document; found {found.dtype} of {found.shape}",
+            code="numbers-per-document",
+        )
     if count and found.min() < least:
         index = int((found < least).argmax())
-        raise InvalidPacking(f"{name}[{index}] is {found[index]}: wanted an int of at least {least}")
+        raise InvalidPacking(
+            f"{name}[{index}] is {found[index]}: wanted an int of at least {least}", code="numbers-per-document"
+        )
     return found

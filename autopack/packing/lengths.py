@@ -128,7 +128,9 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     Without `copy` they are what was given, where that is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
-        raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
+        raise InvalidPacking(
+            f"lengths: wanted one int per document, found {type(lengths).__name__}", code="numbers-per-document"
+        )
     if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
         lengths = list(lengths)
     if isinstance(lengths, Sequence) and not isinstance(lengths, (list, tuple, range)):
@@ -136,21 +138,28 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     try:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidPacking(f"lengths: wanted one int per document, found what is no array: {error}") from error
+        raise InvalidPacking(
+            f"lengths: wanted one int per document, found what is no array: {error}", code="numbers-per-document"
+        ) from error
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
-        raise InvalidPacking(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
+        raise InvalidPacking(
+            f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each",
+            code="numbers-per-document",
+        )
     if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
         found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
         way = "or, where they are lengths of several sequences, an array of numpy"
-        raise InvalidPacking(f"lengths: wanted one int per document, {found_lists}, {way}")
+        raise InvalidPacking(f"lengths: wanted one int per document, {found_lists}, {way}", code="numbers-per-document")
     if not len(found):
-        raise InvalidPacking("lengths: wanted at least one document, found none")
+        raise InvalidPacking("lengths: wanted at least one document, found none", code="no-examples")
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
         if index is not None:
             wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-            raise InvalidPacking(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
+            raise InvalidPacking(
+                f"lengths{_place(index, found)} is {given[index]!r}: {wanted}", code="numbers-per-document"
+            )
         found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
     if found.min() < 1:
         raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
@@ -158,14 +167,18 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
     found = found.astype(np.int64, copy=copy)
     if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
-        raise InvalidPacking(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
+        raise InvalidPacking(
+            f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}", code="does-not-fit"
+        )
     return found
 
 
 def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPacking:
     index, count = int(wrong.argmax()), int(wrong.sum())
     more = f" (and {count - 1:,} more)" if count > 1 else ""
-    return InvalidPacking(f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}")
+    return InvalidPacking(
+        f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}", code="numbers-per-document"
+    )
 
 
 def _place(index: int, found: np.ndarray) -> str:
@@ -184,7 +197,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}")
+        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}", code="does-not-fit")
     if overflow == "truncate":
         counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
         return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts

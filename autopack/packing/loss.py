@@ -44,12 +44,12 @@ def weighted_loss(
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
     for name, given in (("labels", labels), ("loss_weights", loss_weights)):
         if not isinstance(given, torch.Tensor):
-            raise InvalidPacking(f"{name}: wanted a tensor (B, T), found {type(given).__name__}")
+            raise InvalidPacking(f"{name}: wanted a tensor (B, T), found {type(given).__name__}", code="wrong-labels")
     if labels.is_floating_point():
-        raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}")
+        raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}", code="wrong-labels")
     if not logits.shape[:2] == labels.shape == loss_weights.shape:
         found = f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}, weights {tuple(loss_weights.shape)}"
-        raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}")
+        raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}", code="wrong-labels")
     if shift:
         logits, labels, loss_weights = logits[:, :-1], labels[:, 1:], loss_weights[:, 1:]
     counted = (labels != IGNORED_LABEL) & (loss_weights != 0)

@@ -47,8 +47,8 @@ NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "toke
 FIELDS = 4
 """Numbers of a piece: its row, its place among all pieces, its offset and its length."""
 ANSWER = pa.schema({
-    "documents": pa.int64(), "error": pa.string(), "tokens": pa.large_binary(), "schema": pa.binary(),
-    "counts": pa.string(), "name": pa.string(), "rows": pa.int64(), "written": pa.int64(),
+    "documents": pa.int64(), "error": pa.string(), "code": pa.string(), "tokens": pa.large_binary(),
+    "schema": pa.binary(), "counts": pa.string(), "name": pa.string(), "rows": pa.int64(), "written": pa.int64(),
 })  # fmt: skip
 """What tasks return; what they do not know is null."""
 
@@ -83,7 +83,7 @@ def _alike() -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         way = "cast it, or name it in drop_columns"
-        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}") from error
+        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}", code="unusable-data") from error
 
 
 def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
@@ -134,7 +134,10 @@ def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | Non
             if part["schema"] != found[0]["schema"]:
                 first, other = ({f"{f.name}: {f.type}" for f in _schema(p["schema"])} for p in (found[0], part))
                 unlike = ", ".join(sorted(first ^ other))
-                raise InvalidPacking(f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns")
+                raise InvalidPacking(
+                    f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns",
+                    code="unusable-data",
+                )
         if not found:
             raise nothing_left(total(counts))
         if num_shards is not None and len(found) != num_shards:
@@ -210,7 +213,7 @@ def _results(answers: Iterable[pa.Table], named: bool = False) -> Iterator[dict[
         for found in answer.to_pylist():
             if found["error"] is not None:
                 numbers = range(0 if named else before, 1 << 62)
-                raise InvalidPacking(renumbered(found["error"], numbers))
+                raise InvalidPacking(renumbered(found["error"], numbers), code=found["code"])
             before += found["documents"]
             yield found
 
@@ -228,7 +231,7 @@ def _answers(work: Callable[..., dict[str, Any]]) -> Callable[..., pa.Table]:
             if table.num_rows:
                 found |= work(plain(table), **options)
         except InvalidPacking as error:
-            found["error"] = str(error)
+            found |= {"error": error.message, "code": error.code}
         return pa.Table.from_pylist([found], ANSWER)
 
     return answer
@@ -253,7 +256,9 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
         return values
     if not hasattr(field.type, "shape") and values is storage:
         found = f"found {field.type}, wanted what arrow has a type for"
-        raise InvalidPacking(f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns")
+        raise InvalidPacking(
+            f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns", code="unusable-data"
+        )
     return pa.array([value.tolist() for value in array.to_pylist()])
 
 
@@ -261,7 +266,10 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
 def measure(table: pa.Table, carries: dict[str, Any]) -> dict[str, Any]:
     """The lengths of the documents of a block, and its columns."""
     if taken := {NUMBER, TOKENS, PIECES, SHARD} & set(table.column_names):
-        raise InvalidPacking(f"found a column {min(taken)!r}, which is what autopack calls one of its own; rename it")
+        raise InvalidPacking(
+            f"found a column {min(taken)!r}, which is what autopack calls one of its own; rename it",
+            code="unusable-data",
+        )
     documents = Documents(table, None, **carries)
     schema = table.select(carried(table.column_names, **carries)).schema.remove_metadata()
     return {"tokens": documents.lengths.tobytes(), "schema": schema.serialize().to_pybytes()}

@@ -46,9 +46,11 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
     check_int("max_length", max_length, 1, optional=True)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
         found = f"found {type(dataset).__name__}"
-        raise InvalidPacking(f"wanted a data set with a length, {found}; of a stream, take what fits into memory")
+        raise InvalidPacking(
+            f"wanted a data set with a length, {found}; of a stream, take what fits into memory", code="no-examples"
+        )
     if not len(dataset):
-        raise InvalidPacking("wanted at least one pair, found an empty data set")
+        raise InvalidPacking("wanted at least one pair, found an empty data set", code="no-examples")
     form = _form(dataset)
     sizes = _sizes(dataset, form)  # (pairs, columns)
     made = sizes[:, -2:] + (sizes[:, :1] if len(form) == 3 else 0)
@@ -56,7 +58,9 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
     made = made if cut is None else np.minimum(made, cut)
     if not made.all():
         index, which = (int(of[0]) for of in np.nonzero(made == 0))
-        raise InvalidPacking(f"pair {index}: found no tokens in {form[which - 2]!r}; leave such pairs out")
+        raise InvalidPacking(
+            f"pair {index}: found no tokens in {form[which - 2]!r}; leave such pairs out", code="unusable-data"
+        )
     longest = {0, *np.argmax(made, axis=0).tolist(), *np.argmax(sizes, axis=0).tolist()}
     for index in sorted(longest):
         collated = [len(tokens) for tokens in _sequences(dataset, index, collator)] or None
@@ -64,7 +68,9 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
             wanted = f"{form} and max_length={cut} say {made[index].tolist()}"
             raise InvalidPacking(
                 f"pair {index}: {_name(collator)} makes sequences of {collated} tokens of it, and {wanted}. Pass the "
-                f"collator and the data set of the trainer, and max_length= if it cuts at a length that it does not say"
+                f"collator and the data set of the trainer, and max_length= if it cuts at a length that it does not "
+                f"say",
+                code="pair-sequences",
             )
     return made
 
@@ -91,7 +97,8 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_len
             raise InvalidPacking(
                 f"pair {index}: {_name(collator)} makes sequences of it that begin with {common} tokens in common, and "
                 f"{form} say {found[index]}. Pass the collator and the data set of the trainer, and leave prefixes out "
-                f"where it cuts off the beginning of a prompt"
+                f"where it cuts off the beginning of a prompt",
+                code="pair-sequences",
             )
     return found
 
@@ -118,7 +125,7 @@ def _form(dataset: Any) -> tuple[str, ...]:
         way = "make the trainer first and pass its train_dataset, which it has tokenized"
     else:
         way = "these are no pairs"
-    raise InvalidPacking(f"{wanted}, found {sorted(map(str, names))}; {way}")
+    raise InvalidPacking(f"{wanted}, found {sorted(map(str, names))}; {way}", code="no-examples")
 
 
 def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
@@ -132,11 +139,15 @@ def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
         try:
             found = [[pc.list_value_length(table.column(name)).to_numpy() for name in form] for table in tables]
         except pa.ArrowException as error:
-            raise InvalidPacking(f"columns {form}: wanted a list of tokens per pair; {error}") from error
+            raise InvalidPacking(
+                f"columns {form}: wanted a list of tokens per pair; {error}", code="unusable-data"
+            ) from error
         sizes = np.concatenate([np.stack(part, axis=1) for part in found])
         if np.isnan(sizes).any():
             index = int(np.isnan(sizes).any(axis=1).argmax())
-            raise InvalidPacking(f"pair {index}: found no value in one of {form}; leave such pairs out")
+            raise InvalidPacking(
+                f"pair {index}: found no value in one of {form}; leave such pairs out", code="unusable-data"
+            )
         return sizes.astype(np.int64)
     examples = (dataset[index] for index in range(len(dataset)))
     return np.array([[len(example[name]) for name in form] for example in examples], np.int64)
@@ -149,7 +160,8 @@ def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -
     except Exception as error:
         raise InvalidPacking(
             f"pair {index}: {_name(collator)} makes no batch of it ({type(error).__name__}: {error}). Pass that of a "
-            f"trainer of pairs, trainer.data_collator"
+            f"trainer of pairs, trainer.data_collator",
+            code="pair-sequences",
         ) from error
     found: list[np.ndarray] = []
     for which in ("", "chosen_", "rejected_"):

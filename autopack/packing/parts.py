@@ -122,7 +122,9 @@ class Folder:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 found = pq.read_schema(file).metadata or {}
         except pa.ArrowException as error:
-            raise InvalidPacking(f"{self.address(name)}: wanted a parquet file, found {error}") from error
+            raise InvalidPacking(
+                f"{self.address(name)}: wanted a parquet file, found {error}", code="bad-file"
+            ) from error
         told, own = (found[key].decode() if key in found else None for key in (SET, OWN))
         return told, own
 
@@ -241,7 +243,7 @@ def check_count(plan: Plan, documents: int) -> None:
     """Raises `InvalidPacking` unless a plan is of so many documents."""
     if plan.counts.documents != documents:
         found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
-        raise InvalidPacking(f"{found}; make the plan of the same data again")
+        raise InvalidPacking(f"{found}; make the plan of the same data again", code="other-data")
 
 
 def planned_lengths(plan: Plan) -> np.ndarray:
@@ -265,7 +267,9 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: n
         index = int(same.argmin())
         number = index if numbers is None else int(numbers[index])
         reason = f"example {number} has {found[index]} tokens, of which the plan has {planned[index]}"
-        raise InvalidPacking(f"wanted a plan of these documents: {reason}; make the plan of the same data again")
+        raise InvalidPacking(
+            f"wanted a plan of these documents: {reason}; make the plan of the same data again", code="other-data"
+        )
 
 
 @contextmanager
@@ -274,7 +278,7 @@ def in_the_whole(numbers: np.ndarray) -> Iterator[None]:
     try:
         yield
     except InvalidPacking as error:
-        raise InvalidPacking(renumbered(str(error), numbers)) from error
+        raise InvalidPacking(renumbered(error.message, numbers), code=error.code) from error
 
 
 def renumbered(message: str, numbers: Any) -> str:
@@ -287,7 +291,7 @@ def pack_own(
 ) -> Shards:
     """Writes shards of a `datasets.Dataset`, one after the other; see `autopack.packing.pack_shards`."""
     if not len(dataset):
-        raise InvalidPacking("wanted at least one example, found an empty dataset")
+        raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
     if plan == "all":
         plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
     if isinstance(plan, Plan):

@@ -71,7 +71,9 @@ def place(
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
         found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
-        raise InvalidPacking(f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
+        raise InvalidPacking(
+            f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)", code="does-not-fit"
+        )
     if rows and max_length:
         used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
     else:

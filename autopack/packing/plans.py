@@ -210,9 +210,13 @@ class Plan:
                 meta = json.loads(str(file["meta"]))
                 arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
         except (*_BROKEN, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
+            raise InvalidPacking(
+                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}", code="other-data"
+            ) from error
         if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
-            raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
+            raise InvalidPacking(
+                f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again", code="other-data"
+            )
         try:
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
             length = meta.pop(_LENGTH)
@@ -226,9 +230,13 @@ class Plan:
             whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
             whole = whole and bool((found.columns_per_row <= found.max_length).all())
         except _BROKEN as error:
-            raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
+            raise InvalidPacking(
+                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}", code="other-data"
+            ) from error
         if not whole:
-            raise InvalidPacking(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
+            raise InvalidPacking(
+                f"{Path(path)}: the arrays of this plan contradict each other; make the plan again", code="other-data"
+            )
         return found
 
 
@@ -334,7 +342,9 @@ def plan(
         pieces = pieces.take(order)
     if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
         found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {max_length:,} tokens"
-        raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
+        raise InvalidPacking(
+            f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents", code="does-not-fit"
+        )
     if (ranks > 1 or rows is not None) and len(bounds) > 1:
         pieces, bounds = complete(pieces, bounds, max_length, limit, ranks, cost, rows)
     if align > 1:

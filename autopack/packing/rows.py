@@ -57,19 +57,28 @@ class Rows:
             raise nothing_left(counts)
         if counts.split and key in documents.per_document:
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
-            raise InvalidPacking(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
+            raise InvalidPacking(
+                f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns", code="unusable-data"
+            )
         pictures = [name for name in documents.per_document if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
             found = f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} are not"
-            raise InvalidPacking(f"{found}; use overflow='drop', or name it in drop_columns")
+            raise InvalidPacking(f"{found}; use overflow='drop', or name it in drop_columns", code="unusable-data")
         if self.loss_weights is None:
             return
         if LOSS_WEIGHTS in documents.per_token:
-            raise InvalidPacking(f"found a column {LOSS_WEIGHTS!r} beside loss_weights=; name it in drop_columns")
+            raise InvalidPacking(
+                f"found a column {LOSS_WEIGHTS!r} beside loss_weights=; name it in drop_columns", code="unusable-data"
+            )
         if key in documents.per_document:
-            raise InvalidPacking(f"loss_weights= is for labels per token; {key!r} is one per document: leave it out")
+            raise InvalidPacking(
+                f"loss_weights= is for labels per token; {key!r} is one per document: leave it out",
+                code="unusable-data",
+            )
         if key is None and not self.mask_first_label:
-            raise InvalidPacking("loss_weights= with mask_first_label=False needs a column of labels")
+            raise InvalidPacking(
+                "loss_weights= with mask_first_label=False needs a column of labels", code="unusable-data"
+            )
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
@@ -126,7 +135,9 @@ class Rows:
             if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
                 kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
                 found = f"found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no target"
-                raise InvalidPacking(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
+                raise InvalidPacking(
+                    f"column {key!r}: {found}; cast it, or pass mask_first_label=False", code="unusable-data"
+                )
             if not labels.flags.writeable:
                 values[key] = empty(len(labels), labels.dtype)
                 values[key][:] = labels
@@ -138,8 +149,10 @@ class Rows:
 def nothing_left(counts: Counts) -> InvalidPacking:
     """The error about data that make no row."""
     if not counts.documents:
-        return InvalidPacking("wanted at least one example, found an empty dataset")
-    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
+        return InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
+    return InvalidPacking(
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it", code="does-not-fit"
+    )
 
 
 def _ways(documents: Documents) -> str:
@@ -155,7 +168,9 @@ def _weights(given: pa.Array, documents: np.ndarray) -> np.ndarray:
         index = int(documents[given.is_null().to_numpy(zero_copy_only=False).argmax()])
         raise invalid(index, DOCUMENT_WEIGHT, "found no value; fill it, or leave the example out", "column ")
     if not (pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_boolean(given.type)):
-        raise InvalidPacking(f"column {DOCUMENT_WEIGHT!r}: wanted a number for each document, found {given.type}")
+        raise InvalidPacking(
+            f"column {DOCUMENT_WEIGHT!r}: wanted a number for each document, found {given.type}", code="unusable-data"
+        )
     return given.to_numpy(zero_copy_only=False)
 
 
@@ -192,8 +207,8 @@ class Packing:
                 fit(lengths, self.max_length, "error", ways)
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
-            message = str(error).replace("lengths[", "example [")
-            raise InvalidPacking(message) from error
+            message = error.message.replace("lengths[", "example [")
+            raise InvalidPacking(message, code=error.code) from error
 
     def rows(self, documents: Documents) -> Rows:
         """The rows of all documents of a dataset."""
@@ -212,7 +227,10 @@ class Packing:
         for name, values in given.items():
             if name not in left_out and all(value is None for value in values):
                 way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
-                raise InvalidPacking(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
+                raise InvalidPacking(
+                    f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}",
+                    code="unusable-data",
+                )
         try:
             given, pictures = set_aside(given, left_out)
             documents = Documents(from_columns(given, **self.carried, read=self.groups), None, **self.carried)
@@ -229,7 +247,9 @@ class Packing:
             return put_back(Rows(documents, made, **self.added).table().to_pydict(), pictures)
         except InvalidPacking as error:
             count = len(next(iter(given.values())))
-            raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error
+            raise InvalidPacking(
+                f"in a buffer of {count} examples, counted from its start: {error.message}", code=error.code
+            ) from error
 
     def _grouped(self, documents: Documents) -> dict[str, np.ndarray]:
         """Return the groups for a plan. Rows leave their column out, unless it is labels or named in `columns`."""
@@ -246,4 +266,6 @@ class Packing:
             now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
             if now != before:
                 reason = f"found {now}, and {before} in the first buffer"
-                raise InvalidPacking(f"column {name!r}: {reason}; make them alike, or name it in drop_columns")
+                raise InvalidPacking(
+                    f"column {name!r}: {reason}; make them alike, or name it in drop_columns", code="unusable-data"
+                )

@@ -164,7 +164,7 @@ class PackedBatchSampler:
             documents = len(made.documents)
             if not documents:
                 found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
-                raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it")
+                raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
             if documents < ranks and "groups" not in options:  # rows of several documents would be repeated as a whole
                 return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
             if options["strategy"] != "random":
@@ -236,19 +236,26 @@ class PackedBatchSampler:
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
+            raise InvalidPacking(
+                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}", code="other-data"
+            ) from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
-            raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
+            raise InvalidPacking(
+                f"the state is of another sampler: {'; '.join(differ)}; make this one with the same", code="other-data"
+            )
         try:
             check_int("step", step, 0)
             self.set_epoch(epoch)
         except ValueError as error:
-            raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
+            raise InvalidPacking(
+                f"wanted what PackedBatchSampler.state_dict gave: {error}", code="other-data"
+            ) from error
         if step > len(self._rows):
             raise InvalidPacking(
-                f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them"
+                f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them",
+                code="other-data",
             )
         self._start = self._step = int(step)
 
@@ -274,13 +281,15 @@ class PackedBatchSampler:
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
                     "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
-                    "pass dispatch_batches=False"
+                    "pass dispatch_batches=False",
+                    code="accelerate-batches",
                 )
             if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
                         f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
-                        f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither"
+                        f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither",
+                        code="accelerate-batches",
                     )
                 return range(self.num_replicas)
         return (self.rank,)

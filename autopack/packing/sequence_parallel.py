@@ -57,7 +57,9 @@ def shard_rows(
         raise ValueError(f"rank must be one of {ranks} ranks, 0 to {ranks - 1}; found {rank}")
     ids = batch.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
-        raise InvalidPacking("a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)")
+        raise InvalidPacking(
+            "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)", code="parts-of-rows"
+        )
     rows, columns = ids.shape
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
     real = np.ones((rows, columns), dtype=bool) if declared.real is None else declared.real
@@ -81,7 +83,8 @@ def shard_rows(
         if tuple(value.shape) != (rows, columns):
             raise InvalidPacking(
                 f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it can be cut like "
-                f"them; found {tuple(value.shape)}"
+                f"them; found {tuple(value.shape)}",
+                code="parts-of-rows",
             )
         whole[name] = pad(value, (0, more))
     part = (columns + more) // ranks
@@ -100,7 +103,8 @@ def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch
     if given.dim() > 2:
         raise InvalidPacking(
             f"position_ids must be (rows, columns) where ranks share rows, not of several sections; found "
-            f"{tuple(given.shape)}"
+            f"{tuple(given.shape)}",
+            code="parts-of-rows",
         )
     return torch.as_tensor(given).expand(ids.shape)
 

@@ -100,7 +100,7 @@ def pack_shards(
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
         if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
-        raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}")
+        raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}", code="no-examples")
     lost = made.counts.truncated or made.counts.dropped
     logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
     return made
@@ -117,22 +117,31 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     folder = Folder(path)
     found = {name: named for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise InvalidPacking(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+        raise InvalidPacking(
+            f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}", code="bad-file"
+        )
     counts = sorted({int(named[2]) for named in found.values()})
     wanted = [NAME.format(number, counts[0]) for number in range(counts[0])]
     if len(counts) > 1 or len(found) > len(wanted):
-        raise InvalidPacking(f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder")
+        raise InvalidPacking(
+            f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder", code="bad-file"
+        )
     if missing := [name for name in wanted if name not in found]:
         raise InvalidPacking(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those"
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those",
+            code="bad-file",
         )
     marks, own = zip(*map(folder.marks, wanted), strict=True)
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise InvalidPacking(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+        raise InvalidPacking(
+            f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew", code="bad-file"
+        )
     seen: set[str] = set()
     for name, its in zip(wanted, own, strict=True):
         if its is not None and (its in seen or (NAMED.fullmatch(its) and its != name)):
-            raise InvalidPacking(f"{folder.path}: {name!r} is a copy of another shard; delete it, and write it anew")
+            raise InvalidPacking(
+                f"{folder.path}: {name!r} is a copy of another shard; delete it, and write it anew", code="bad-file"
+            )
         seen.add(its)
     return [folder.address(name) for name in wanted]
 

@@ -32,11 +32,13 @@ def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: 
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         except (OSError, ValueError) as error:
-            raise InvalidPacking(f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}") from error
+            raise InvalidPacking(
+                f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}", code="tokenizer"
+            ) from error
     reader = _Reader((column,) if isinstance(column, str) else tuple(column or ()), tokenizer)
     if isinstance(data, (str, PathLike)):
         if not str(data):
-            raise InvalidPacking("wanted the path of a file or folder, found an empty one")
+            raise InvalidPacking("wanted the path of a file or folder, found an empty one", code="bad-file")
         return reader.of_file(Path(data))
     if hasattr(data, "column_names"):
         return reader.of_dataset(data)
@@ -70,7 +72,9 @@ def documents_of(data: Any) -> Any:
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
         data = columns_of(data)
     if not isinstance(data, Mapping) or IDS not in data:
-        raise InvalidPacking(f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike")
+        raise InvalidPacking(
+            f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike", code="unusable-data"
+        )
     return Documents(from_columns(data, None, ()), None, (), ())
 
 
@@ -83,18 +87,22 @@ class _Reader:
 
     def of_file(self, path: Path) -> np.ndarray:
         if not path.exists():
-            raise InvalidPacking(f"{path}: no such file; check the path")
+            raise InvalidPacking(f"{path}: no such file; check the path", code="bad-file")
         if path.is_dir():
             try:
                 from datasets import load_from_disk
             except ImportError as error:
-                raise InvalidPacking(f'{path}: a folder needs datasets: pip install "autopack[data]"') from error
+                raise InvalidPacking(
+                    f'{path}: a folder needs datasets: pip install "autopack[data]"', code="missing-package"
+                ) from error
             try:
                 return self.of_dataset(load_from_disk(str(path)))
             except FileNotFoundError as error:
-                raise InvalidPacking(f"{path}: wanted a dataset that save_to_disk wrote: {error}") from error
+                raise InvalidPacking(
+                    f"{path}: wanted a dataset that save_to_disk wrote: {error}", code="bad-file"
+                ) from error
         if path.suffix not in FILES:
-            raise InvalidPacking(f"{path}: wanted one of {', '.join(FILES)}, or a folder of a dataset")
+            raise InvalidPacking(f"{path}: wanted one of {', '.join(FILES)}, or a folder of a dataset", code="bad-file")
         try:
             if path.suffix == ".npy":
                 return self.of_npy(path)
@@ -105,27 +113,33 @@ class _Reader:
                 data = [json.loads(line) for line in file if line.strip()] if lines else json.load(file)
             return self.of_json(data, "the file")
         except InvalidPacking as error:
-            raise InvalidPacking(f"{path}: {error}") from error
+            raise InvalidPacking(f"{path}: {error.message}", code=error.code) from error
         # What json, numpy and arrow raise for files that are not theirs, and examples that are nothing of the kind.
         except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidPacking(f"{path}: cannot be read: {error}") from error
+            raise InvalidPacking(f"{path}: cannot be read: {error}", code="bad-file") from error
 
     def of_npy(self, path: Path) -> np.ndarray:
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             # Of bytes that are not its own numpy says that they are pickled, and can be loaded unsafely: a guess.
-            raise InvalidPacking("wanted an array of numbers that numpy.save wrote, found another file") from error
+            raise InvalidPacking(
+                "wanted an array of numbers that numpy.save wrote, found another file", code="bad-file"
+            ) from error
         if not isinstance(found, np.ndarray):
             found.close()
-            raise InvalidPacking("wanted one array, found several (.npz); save that of the lengths by numpy.save")
+            raise InvalidPacking(
+                "wanted one array, found several (.npz); save that of the lengths by numpy.save", code="bad-file"
+            )
         return read(found)
 
     def of_parquet(self, path: Path) -> np.ndarray:
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
-            raise InvalidPacking('parquet needs pyarrow: pip install "autopack[data]"') from error
+            raise InvalidPacking(
+                'parquet needs pyarrow: pip install "autopack[data]"', code="missing-package"
+            ) from error
         with pq.ParquetFile(path) as file:
             names = self.chosen(file.schema_arrow.names)
             return self.of_batches(names, file.iter_batches(columns=names))
@@ -138,25 +152,32 @@ class _Reader:
             names = self.chosen(list(data[0]))
             other = next((i for i, example in enumerate(data) if not isinstance(example, Mapping)), None)
             if other is not None:
-                raise InvalidPacking(f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}")
+                raise InvalidPacking(
+                    f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}", code="unusable-data"
+                )
             missing = next(((i, n) for i, e in enumerate(data) for n in names if e.get(n) is None), None)
             if missing is not None:
                 place, name = missing
-                raise InvalidPacking(f"example {place} of {where}: wanted {name!r}, as example 0 has it, found none")
+                raise InvalidPacking(
+                    f"example {place} of {where}: wanted {name!r}, as example 0 has it, found none",
+                    code="unusable-data",
+                )
             columns = [[example[name] for example in data] for name in names]
         else:
             columns = [data]
         for values in columns:
             if not isinstance(values, (list, tuple)) or not values:
                 found = "none" if values is None or isinstance(values, (list, tuple)) else repr(values)
-                raise InvalidPacking(f"wanted a list of lengths or examples in {where}, found {found:.60}")
+                raise InvalidPacking(
+                    f"wanted a list of lengths or examples in {where}, found {found:.60}", code="no-examples"
+                )
         return _added([self.of_values(values, where) for values in columns])
 
     def of_dataset(self, dataset: Any) -> np.ndarray:
         names = dataset.column_names
         if not isinstance(names, list) or not hasattr(dataset, "data"):
             way = "one split of it" if isinstance(names, dict) else "a Dataset, such as a sample of the stream"
-            raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; pass {way}")
+            raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; pass {way}", code="no-examples")
         chosen = self.chosen(names)
         if chosen == [IDS]:
             from autopack.packing.documents import Documents
@@ -178,7 +199,9 @@ class _Reader:
         import pyarrow.compute as pc
 
         if values.null_count:
-            raise InvalidPacking(f"column {name!r}: {values.null_count:,} examples have no value; leave them out")
+            raise InvalidPacking(
+                f"column {name!r}: {values.null_count:,} examples have no value; leave them out", code="unusable-data"
+            )
         if pa.types.is_integer(values.type):
             return values.to_numpy()
         if (
@@ -194,14 +217,18 @@ class _Reader:
         other = next((i for i, kind in enumerate(kinds) if kind is None or kind != kinds[0]), None)
         if other is not None:
             wanted = kinds[0] or f"{LENGTH}, {TOKENS}, {TEXT} or {MESSAGES}"
-            raise InvalidPacking(f"example {other} of {where}: wanted {wanted}, found {values[other]!r:.60}")
+            raise InvalidPacking(
+                f"example {other} of {where}: wanted {wanted}, found {values[other]!r:.60}", code="unusable-data"
+            )
         if kinds[:1] == [LENGTH]:
             return values
         return [len(ids) for ids in (self._tokenized(values, kinds[0]) if kinds[0] != TOKENS else values)]
 
     def _tokenized(self, values: Sequence[Any], kind: str | None) -> Iterator[Sequence[int]]:
         if self.tokenizer is None:
-            raise InvalidPacking(f"found {kind}, whose tokens are to be counted; name a tokenizer: tokenizer=NAME")
+            raise InvalidPacking(
+                f"found {kind}, whose tokens are to be counted; name a tokenizer: tokenizer=NAME", code="tokenizer"
+            )
         options: dict[str, Any] = {}
         if kind == MESSAGES:
             options["add_special_tokens"] = False  # the template has them
@@ -209,7 +236,8 @@ class _Reader:
                 values = [self.tokenizer.apply_chat_template(list(each), tokenize=False) for each in values]
             except Exception as error:  # templates are programs
                 raise InvalidPacking(
-                    f"found {kind}, and the tokenizer has no template for them: {error}; use one that has"
+                    f"found {kind}, and the tokenizer has no template for them: {error}; use one that has",
+                    code="tokenizer",
                 ) from error
         for start in range(0, len(values), BATCH):
             yield from self.tokenizer(list(values[start : start + BATCH]), **options)["input_ids"]
@@ -220,7 +248,10 @@ class _Reader:
         found = [name for name in self.columns or unnamed if name in names]
         if not found or (self.columns and len(found) < len(self.columns)):
             wanted = [name for name in self.columns if name not in names] or unnamed
-            raise InvalidPacking(f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column")
+            raise InvalidPacking(
+                f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column",
+                code="unusable-data",
+            )
         return found if self.columns else found[:1]
 
 
@@ -251,7 +282,7 @@ def _added(columns: list[Any]) -> np.ndarray:
         return read(columns[0])
     sizes = {len(values) for values in columns}
     if len(sizes) > 1:
-        raise InvalidPacking(f"wanted columns of as many examples each, found {sorted(sizes)}")
+        raise InvalidPacking(f"wanted columns of as many examples each, found {sorted(sizes)}", code="unusable-data")
     for values in columns:
         read(np.where(np.equal(values, 0), 1, values))  # a prompt or a completion may be empty, not both
     return read(np.sum(columns, axis=0))

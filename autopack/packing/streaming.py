@@ -42,7 +42,9 @@ class ReplayedStream(IterableDataset):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the rows that were given, when this is iterated in the epoch in which they were."""
         if ROWS not in state_dict:
-            raise InvalidPacking(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
+            raise InvalidPacking(
+                f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}", code="other-data"
+            )
         self._resumed = dict(state_dict)
         self._given = state_dict[ROWS]
 

@@ -193,7 +193,7 @@ class Link:
     def follow(self, module: Any) -> EnabledModel:
         """The enabled model that `module` is a part of. Raises `OutsideForward` where it is a copy of such a part."""
         if self.model is None:
-            raise OutsideForward(severed(module))
+            raise OutsideForward(severed(module), code="copied-part")
         return self.model
 
 

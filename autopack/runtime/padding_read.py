@@ -115,7 +115,8 @@ class PaddingRead:
         raise UnsupportedModel(
             f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
             f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
-            f"now on, so run this step again; autopack.enable(model, unpad='never') keeps it from the beginning."
+            f"now on, so run this step again; autopack.enable(model, unpad='never') keeps it from the beginning.",
+            code="unpad-refused",
         )
 
     def _arrived(self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor) -> None:

@@ -60,7 +60,8 @@ class RowGroup:
         if self._group is None:
             raise UnsupportedModel(
                 "this model was enabled with sequence_parallel=... and then pickled, and process groups cannot be: "
-                "call autopack.disable(model), then enable it with the group of this process."
+                "call autopack.disable(model), then enable it with the group of this process.",
+                code="sequence-parallel",
             )
         return self._group
 

@@ -140,7 +140,8 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
     if anybody and stuck:
         raise UnsupportedModel(
             f"ranks of a sharded model have other numbers of documents, so some would have to run on without any, and "
-            f"{obstacle or 'on another rank that cannot be done: its error says why'}"
+            f"{obstacle or 'on another rank that cannot be done: its error says why'}",
+            code="rows-on-ranks",
         )
     return bool(anybody)
 
@@ -212,7 +213,8 @@ class _Rebound:
         if not self.scope.model.active:
             raise OutsideForward(
                 "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
-                "recomputed as they were. Disable after backward."
+                "recomputed as they were. Disable after backward.",
+                code="disabled-before-backward",
             )
         activation = ambient.activation
         if activation is not None and activation.scope is self.scope:

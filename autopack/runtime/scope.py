@@ -248,7 +248,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
         raise _outside(module, mark)
     scope = activation.scope
     if scope.refusal is not None:
-        raise UnsupportedModel(f"{type(module).__name__} {scope.refusal}")
+        raise UnsupportedModel(f"{type(module).__name__} {scope.refusal}", code="unpad-refused")
     if scope.layout is not None and not torch.compiler.is_compiling():
         activation.arrived.add(mark)
     return scope
@@ -256,13 +256,14 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
     if mark.model is None:
-        return OutsideForward(severed(module))
+        return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(
         f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing that "
         f"model's entry, so its documents are unknown. Call the model itself, not one of its layers or the forward of "
         f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()` or "
         f"torch's checkpoint wrappers, since other ways do not carry the layout into backward; or call "
-        f"`autopack.disable(model)` first."
+        f"`autopack.disable(model)` first.",
+        code="past-the-entry",
     )
 
 
@@ -279,7 +280,8 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
         raise UnsupportedModel(
             f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
             f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
-            f"belongs to as well, or call that outside of this forward."
+            f"belongs to as well, or call that outside of this forward.",
+            code="call-within-call",
         )
 
 
@@ -302,7 +304,8 @@ def check_arrival(module: nn.Module, output: Any) -> None:
         raise UnsupportedModel(
             f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
             f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it on "
-            f"padded batches, one document per row."
+            f"padded batches, one document per row.",
+            code="other-code",
         )
 
 

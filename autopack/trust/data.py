@@ -26,7 +26,8 @@ def load(path: Path | None = None) -> dict[str, Any]:
         return dict(json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_text()))
     except FileNotFoundError as error:
         raise AutopackError(
-            f"{path} is missing, so this installation of autopack is not complete; install it anew"
+            f"{path} is missing, so this installation of autopack is not complete; install it anew",
+            code="broken-installation",
         ) from error
 
 
@@ -45,7 +46,8 @@ def surveyed() -> list[str]:
     found = [path.stem for path in SURVEYS.glob("*.json")]
     if not found:
         raise AutopackError(
-            f"{SURVEYS} has no survey, so this installation of autopack is not complete; install it anew"
+            f"{SURVEYS} has no survey, so this installation of autopack is not complete; install it anew",
+            code="broken-installation",
         )
     return sorted(found, key=Version, reverse=True)
 

@@ -15,7 +15,6 @@ from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import DECLARED, PairCall, half_of
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.row_heads import DocumentArguments
-from autopack.errors import AutopackError
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, columns_of, holds_tensors, rows_first
@@ -28,7 +27,7 @@ _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS}
 _MEDIA_TOKENS = ("image", "video", "audio", "vision", "sound", "protein")
 
 
-class CannotTell(AutopackError):
+class CannotTell(Exception):
     """Why no document of a call can be run by itself."""
 
 

@@ -76,9 +76,13 @@ SMOLLM2 = Weights(
 class WeightsMissing(AutopackError):
     """The package that holds the weights, or one without which they cannot be loaded, is not installed."""
 
+    code = "missing-package"
+
 
 class WeightsChanged(AutopackError):
     """A file of the weights is not the one that the demonstration was made for."""
+
+    code = "bad-file"
 
 
 def missing(weights: Weights) -> list[str]:
