@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking, tiny
+from autopack import tiny
 from autopack.layout.declarations import read
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, gradients, llama, spans, token_ids
+from tests.support.refusals import refused
 
 IDS = token_ids()
 SEQ_IDX = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))[None]
@@ -108,7 +109,7 @@ def test_padding_may_have_any_positions():
 )
 def test_positions_that_count_still_have_to_agree(row):
     given = {"position_ids": torch.tensor([row]), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])}
-    with pytest.raises(InvalidPacking, match="two declarations disagree"):
+    with refused("documents-unclear", match="two declarations disagree"):
         read(given, (1, 8), CPU, any_positions=True)
 
 
@@ -116,5 +117,5 @@ def test_models_that_read_positions_otherwise_refuse_them():
     call = {"input_ids": IDS, "position_ids": POSITIONS["reversed"], "seq_idx": SEQ_IDX}
     head = tiny.build("llama", task="sequence-classification", dtype=torch.float64)
     for model in (head, tiny.build("llama4_text", dtype=torch.float64)):
-        with autopack.enable(model), pytest.raises(InvalidPacking, match="two declarations disagree"):
+        with autopack.enable(model), refused("documents-unclear", match="two declarations disagree"):
             model(**call)

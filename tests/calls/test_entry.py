@@ -28,6 +28,7 @@ from tests.conftest import (
     positions,
     token_ids,
 )
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 FLOAT32_LOSS = 1e-6
@@ -313,22 +314,22 @@ def test_positions_that_only_jump_are_left_to_stock_with_a_word(model, stock, ca
 
 def test_a_cache_that_holds_tokens_is_refused(model):
     cache = model(input_ids=IDS[:, :4], use_cache=True).past_key_values
-    with pytest.raises(InvalidPacking, match="holds tokens, and packed rows cannot continue a cache"):
+    with refused("cache-given"):
         model(input_ids=IDS, position_ids=positions(LENGTHS), past_key_values=cache)
 
 
 def test_disagreeing_and_malformed_declarations_reach_the_caller(model):
-    with pytest.raises(InvalidPacking, match="position_ids a document starts at row 0, column 7, by seq_idx none does"):
+    with refused("documents-unclear", match="position_ids a document starts at row 0, column 7, by seq_idx none does"):
         model(input_ids=IDS, position_ids=positions(LENGTHS), seq_idx=torch.zeros_like(IDS))
-    with pytest.raises(InvalidPacking, match="found dtype torch.float32"):
+    with refused("declaration-invalid", match="found dtype torch.float32"):
         model(input_ids=IDS, position_ids=positions(LENGTHS).float())
-    with pytest.raises(InvalidPacking, match="device of the inputs, cpu; found meta"):
+    with refused("declaration-invalid", match="device of the inputs, cpu; found meta"):
         model(input_ids=IDS, position_ids=positions(LENGTHS).to("meta"))
 
 
 def test_positional_arguments_beyond_those_named_are_refused(model):
     extra = [None] * 12
-    with pytest.raises(UnsupportedModel, match=r"does not name the last \d+ of 15 positional arguments"):
+    with refused("positional-arguments", match=r"does not name the last \d+ of 15 positional arguments"):
         model(IDS, None, positions(LENGTHS), *extra)
 
 
@@ -349,5 +350,5 @@ def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model,
     assert gradient_error(gradients(model), gradients(stock)) < FLOAT64
     leaking = stock(input_ids=ids, attention_mask=mask).logits[:, :real]
     assert error(leaking, alone(stock, IDS, LENGTHS)) > LEAK
-    with pytest.raises(InvalidPacking, match="They may end before the last padding"):
+    with refused("declaration-invalid", match="They may end before the last padding"):
         model(**call)

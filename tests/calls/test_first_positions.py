@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking, tiny
+from autopack import tiny
 from autopack.registry import first_position
 from tests.conftest import FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS = token_ids()
@@ -42,7 +43,7 @@ def test_positions_that_restart_at_0_are_refused(model_type):
     other = model(input_ids=IDS[:, a:b], position_ids=torch.arange(b)[None]).logits
     assert error(other, expected[:, a:b]) > LEAK  # a document numbered from 0 is another document
     with autopack.enable(model):
-        with pytest.raises(InvalidPacking, match=f"begin at 0, but .* first token of a document {first}.*seq_idx"):
+        with refused("first-position", match=f"begin at 0, but .* first token of a document {first}.*seq_idx"):
             model(input_ids=IDS, position_ids=positions(LENGTHS))
         for said in (
             {"position_ids": positions(LENGTHS, start=first)},
@@ -60,7 +61,7 @@ def test_the_collator_of_a_model_begins_where_its_documents_do(model_type):
     plain = autopack.PackingCollator(mask_first_label=False)(documents)
     fitting = autopack.PackingCollator.for_model(model)(documents)
     with autopack.enable(model):
-        with pytest.raises(InvalidPacking, match=r"autopack.PackingCollator.for_model\(model\)"):
+        with refused("first-position"):
             model(**plain)
         assert error(model(**fitting).logits, expected) <= FLOAT64
 

@@ -14,6 +14,7 @@ from autopack import tiny
 from autopack.calls import forward_site
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, spans, token_ids
 from tests.support.padded import PADDED, batch, logit_error, mask_of, tally_of
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS = token_ids()
@@ -101,7 +102,7 @@ def test_a_copy_that_nobody_has_called_raises_rather_than_leaks():
     autopack.enable(model)
     other = copy.deepcopy(model).model
     autopack.disable(model)
-    with pytest.raises(autopack.errors.OutsideForward):
+    with refused("past-the-entry"):
         other.forward(input_ids=IDS, position_ids=WHERE)
 
 
@@ -126,7 +127,7 @@ def test_the_forward_of_a_subclass_is_run_once_or_refused():
     model.__class__ = stock.__class__ = Doubling
     with autopack.enable(model):
         assert error(model(input_ids=IDS, position_ids=WHERE).logits, alone(stock, IDS, LENGTHS)) < FLOAT64
-        with pytest.raises(autopack.errors.OutsideForward):
+        with refused("past-the-entry"):
             model.forward(input_ids=IDS, position_ids=WHERE)
 
 
@@ -149,5 +150,5 @@ def test_a_class_that_is_patched_meanwhile_is_left_to_the_newcomer():
 def test_without_the_site_it_raises(monkeypatch):
     model = llama()
     monkeypatch.setattr(forward_site, "_is_past_entry", lambda *_: False)
-    with autopack.enable(model), pytest.raises(autopack.errors.OutsideForward):
+    with autopack.enable(model), refused("past-the-entry"):
         model.model.forward(input_ids=IDS, position_ids=WHERE)

@@ -10,9 +10,8 @@ from transformers import LlamaForCausalLM, masking_utils
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack import UnsupportedModel, tiny
+from autopack import tiny
 from autopack.calls.hooks import EntryHook
-from autopack.errors import SiteDrift
 from autopack.runtime.scope import MARK
 from tests.conftest import (
     attributes,
@@ -21,6 +20,7 @@ from tests.conftest import (
     same,
 )
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -154,7 +154,7 @@ class TestFailures:
     def test_an_audit_that_finds_a_leak(self, model_type, verify):
         model = _leaky(model_type)
         before = _state(model)
-        with pytest.raises(UnsupportedModel, match="audited it, and it is not exact: in mode .* logits are off by"):
+        with refused("not-exact", match="audited it, and it is not exact: in mode .* logits are off by"):
             autopack.enable(model, verify=verify)
         assert _as_before(model, before)
         assert not autopack.is_enabled(model)
@@ -173,7 +173,7 @@ class TestFailures:
         monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda config, positions: None)
         model = llama()
         before = _state(model)
-        with pytest.raises(SiteDrift, match="_preprocess_mask_arguments to take config, position_ids; the inst"):
+        with refused("site-drift", match="_preprocess_mask_arguments to take config, position_ids; the inst"):
             autopack.enable(model)
         assert _as_before(model, before)
 
@@ -185,7 +185,7 @@ class TestFailures:
             "autopack.inspection.source.eager_functions", lambda m: [(modeling_llama.__name__, "eager_gone")]
         )
         before = _state(model)
-        with pytest.raises(SiteDrift, match="modeling_llama.eager_gone; the installed transformers has none"):
+        with refused("site-drift", match="modeling_llama.eager_gone; the installed transformers has none"):
             autopack.enable(model)
         assert _as_before(model, before)
 
@@ -198,7 +198,7 @@ class TestFailures:
         monkeypatch.setattr("autopack.registry._registered", [family])
         model = llama()
         before = _state(model)
-        with pytest.raises(SiteDrift, match=r"repeat_kv to take no_such; the installed one lacks no_such"):
+        with refused("site-drift", match=r"repeat_kv to take no_such; the installed one lacks no_such"):
             autopack.enable(model)
         assert _as_before(model, before)
 
@@ -213,13 +213,13 @@ class TestFailures:
     def test_architectures_that_leak_elsewhere(self, model_type, options, message, verify):
         model = tiny.build(model_type, **options)
         before = _state(model)
-        with pytest.raises(UnsupportedModel, match=message):
+        with refused("cannot-be-packed", match=message):
             autopack.enable(model, verify=verify)
         assert _as_before(model, before)
 
     @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
     def test_what_is_no_model_of_transformers(self, thing):
-        with pytest.raises(UnsupportedModel, match="autopack enables transformers models .* found "):
+        with refused("which-model"):
             autopack.enable(thing)
 
     def test_options_that_do_not_exist(self):
@@ -243,7 +243,7 @@ class TestFailures:
             pytest.skip("varlen is available here")
         model = llama(implementation, torch.float32)
         before = _state(model)
-        with pytest.raises(UnsupportedModel, match=way_out):
+        with refused("backend-unavailable", match=way_out):
             autopack.enable(model, backend=backend)
         assert _as_before(model, before)
 
@@ -277,9 +277,9 @@ class TestSeveralModels:
         own = type(layer).forward
         layer.forward = lambda states: own(layer, states + 0.5 * states.cumsum(1))
         with autopack.enable(model, verify="never"):
-            with pytest.raises(UnsupportedModel, match="which was enabled, and it is not exact"):
+            with refused("not-exact"):
                 autopack.enable(model, verify="always")
-            with pytest.raises(UnsupportedModel):
+            with refused("not-exact"):
                 model(input_ids=IDS, position_ids=WHERE)
         plain = tiny.build("llama")
         with autopack.enable(plain) as handle:
@@ -289,7 +289,7 @@ class TestSeveralModels:
 
     def test_a_part_of_an_enabled_model_is_not_enabled_again(self):
         model = llama()
-        with autopack.enable(model.model), pytest.raises(UnsupportedModel, match="a part of this model is enabled"):
+        with autopack.enable(model.model), refused("part-enabled"):
             autopack.enable(model)
 
     @pytest.mark.parametrize("first", [0, 1])

@@ -8,6 +8,7 @@ import autopack
 from autopack import tiny
 from tests.conftest import attributes, llama, same
 from tests.enabling.test_wrapping import Holder, trainer
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -64,12 +65,12 @@ def test_trainers_and_lists_may_be_among_them(tmp_path):
     assert not autopack.is_enabled(other)
 
 
-@pytest.mark.parametrize("refused", [lambda: tiny.build("falcon", alibi=True), object, list])
-def test_where_one_cannot_be_enabled_none_is(refused, tmp_path):
+@pytest.mark.parametrize("unfit", [lambda: tiny.build("falcon", alibi=True), object, list])
+def test_where_one_cannot_be_enabled_none_is(unfit, tmp_path):
     policy, other = trainer(tmp_path), llama()
     before, callbacks = [attributes(policy.model), attributes(other)], list(policy.callback_handler.callbacks)
     with pytest.raises(autopack.UnsupportedModel):
-        autopack.enable([policy, other, refused()])
+        autopack.enable([policy, other, unfit()])
     assert all(map(same, [attributes(policy.model), attributes(other)], before))
     assert policy.callback_handler.callbacks == callbacks
 
@@ -80,7 +81,7 @@ def test_what_was_enabled_before_stays_so(tmp_path):
         for options in ({"unpad": "never"}, {"watch": 3}):
             with pytest.raises(ValueError, match=r"call autopack.disable\(model\)"):
                 autopack.enable([llama(), policy, model], **options)
-        with pytest.raises(autopack.UnsupportedModel):
+        with refused("which-model"):
             autopack.enable([policy, model, object()])
         assert autopack.is_enabled([policy, model])
         assert type(policy.callback_handler.callbacks[0]).__name__ == "PackingLogs"
@@ -101,5 +102,5 @@ def test_what_was_enabled_before_stays_so(tmp_path):
 )
 def test_what_is_no_collection_of_models_is_refused_and_says_why(models, said):
     for call in (autopack.enable, autopack.is_enabled, autopack.disable):
-        with pytest.raises(autopack.UnsupportedModel, match=said):
+        with refused("which-model", match=said):
             call(models)

@@ -12,6 +12,7 @@ import autopack
 from autopack import tiny
 from autopack.inspection.source import parameters_of
 from tests.conftest import FLOAT64, LEAK, alone, error, gradients, llama, positions, spans, token_ids
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (5, 12, 7)
@@ -117,7 +118,7 @@ class TestWithoutValues:
             return model(input_ids=ids[None], position_ids=position_ids, use_cache=False).logits[0]
 
         with autopack.enable(model):
-            with pytest.raises(autopack.UnsupportedModel, match=r"no values.*torch.vmap"):
+            with refused("recorded-call", match=r"no values.*torch.vmap"):
                 vmap(run)(rows, where)
             assert error(vmap(run)(rows), stock(input_ids=rows).logits) < FLOAT64
             assert error(model(**PACKED).logits, alone(stock, IDS, LENGTHS)) < FLOAT64  # nothing is left in force
@@ -140,7 +141,7 @@ class TestWithoutValues:
     def test_exported(self):
         model, stock = llama(), llama()
         with autopack.enable(model):
-            with pytest.raises(autopack.UnsupportedModel, match=r"no values.*torch.export"):
+            with refused("recorded-call", match=r"no values.*torch.export"):
                 torch.export.export(model, (), {name: PACKED[name] for name in ("input_ids", "position_ids")})
             tokens = torch.export.export(model, (), {"input_ids": IDS, "use_cache": False})
         assert error(tokens.module()(input_ids=IDS, use_cache=False).logits, stock(input_ids=IDS).logits) < FLOAT64
@@ -161,7 +162,7 @@ class TestTraced:
 
     def test_packed_rows_are_refused(self):
         model = llama()
-        with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="traced"):
+        with autopack.enable(model), refused("recorded-call"):
             torch.jit.trace(_Traced(model, "position_ids"), (IDS, positions(LENGTHS)))
 
     @pytest.mark.parametrize("unpad", ["auto", "always"])

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.errors import InvalidPacking
 from compat.standins import flex_standin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
 from tests.heads.models import CLASSES, ENDS, STARTS, agrees, with_head
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -93,7 +93,7 @@ def test_documents_of_any_lengths(lengths, seed):
 
 def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():
     model, stock, _ = enabled("bart")
-    with pytest.raises(InvalidPacking, match=r"begin at 5.*Let them begin at 0"):
+    with refused("first-position", match=r"begin at 5.*Let them begin at 0"):
         model(input_ids=documents(stock), position_ids=positions(LENGTHS) + 5)
     autopack.disable(model)
 

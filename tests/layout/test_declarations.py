@@ -14,6 +14,7 @@ from autopack import InvalidPacking
 from autopack.layout import declarations
 from autopack.layout.declarations import read
 from tests.conftest import positions
+from tests.support.refusals import refused
 
 CPU = torch.device("cpu")
 
@@ -61,7 +62,7 @@ def test_declarations_alone_or_together_say_the_same(count):
 
 @pytest.mark.parametrize(("one", "other"), itertools.permutations(ONE_ROW, 2))
 def test_any_two_that_disagree_are_refused_by_name_and_place(one, other):
-    with pytest.raises(InvalidPacking, match="two declarations disagree") as raised:
+    with refused("documents-unclear", match="two declarations disagree") as raised:
         _read((1, 8), **{one: ONE_ROW[one], other: ELSEWHERE[other]})
     message = str(raised.value)
     assert NAMES[one] in message
@@ -70,12 +71,12 @@ def test_any_two_that_disagree_are_refused_by_name_and_place(one, other):
 
 
 def test_one_that_disagrees_among_three_is_found():
-    with pytest.raises(InvalidPacking, match="seq_idx"):
+    with refused("documents-unclear", match="seq_idx"):
         _read((1, 8), **{**ONE_ROW, "seq_idx": ELSEWHERE["seq_idx"]})
 
 
 def test_packed_positions_against_one_unbroken_segment_disagree():
-    with pytest.raises(InvalidPacking, match="disagree"):
+    with refused("documents-unclear", match="disagree"):
         _read((1, 8), position_ids=torch.arange(8)[None], seq_idx=ONE_ROW["seq_idx"])
 
 
@@ -297,7 +298,7 @@ def test_invalid_packing_is_a_value_error():
 
 
 def test_bounds_must_begin_every_row():
-    with pytest.raises(InvalidPacking, match="none at token 4, where row 1 begins: a document cannot span two rows"):
+    with refused("declaration-invalid", match="none at token 4, where row 1 begins: a document cannot span two rows"):
         _read((2, 4), cu_seq_lens_q=torch.tensor([0, 3, 8]))
 
 
@@ -350,7 +351,7 @@ def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
 )
 def test_a_mask_of_ones_hides_no_other_declaration(said):
     if "position_ids" in said and "seq_idx" in said:
-        with pytest.raises(InvalidPacking, match="disagree"):
+        with refused("documents-unclear", match="disagree"):
             _read((1, 8), attention_mask=_tensor([1] * 8), **said)
     else:
         assert _bounds((1, 8), attention_mask=_tensor([1] * 8), **said) == [0, 3, 8]

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack import UnsupportedModel
 from autopack.layout.batches import DocumentBatch
 from autopack.packing import PackedLayout
+from tests.support.refusals import refused
 
 CPU = torch.device("cpu")
 
@@ -149,7 +149,7 @@ def test_a_mask_is_cut_where_its_documents_are():
 def test_a_mask_of_other_rows_is_not_cut(shape):
     """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
-    with pytest.raises(UnsupportedModel, match=r"for 2 packed rows of 7 columns"):
+    with refused("other-tokens", match=r"for 2 packed rows of 7 columns"):
         DocumentBatch.of(layout, np.array([1])).square(torch.zeros(shape))
 
 

@@ -19,6 +19,7 @@ from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes,
 from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
+from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -91,7 +92,7 @@ class TestPlans:
 
     def test_too_long(self):
         lengths, groups, prefixes = [50, 120, 60], [0, 0, 0], [40, 40, 40]
-        with pytest.raises(InvalidPacking, match="is 120, over the 100 tokens of a row"):
+        with refused("does-not-fit", match="is 120, over the 100 tokens of a row"):
             plan(lengths, 100, groups=groups, prefixes=prefixes)
         assert plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="drop").lengths.tolist() == [50, 60]
         cut = plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="truncate")
@@ -144,7 +145,7 @@ class TestSamplers:
         whole = list(PackedBatchSampler(**given, max_length=400))
         assert list(again) == whole[2:]
         given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
-        with pytest.raises(InvalidPacking, match="the state is of another sampler"):
+        with refused("other-data", match="the state is of another sampler"):
             PackedBatchSampler(**given, max_length=400).load_state_dict(state)
 
     def test_strategies_that_draw_rows(self):
@@ -218,9 +219,9 @@ class TestPackedData:
         assert together._fingerprint == pack(data, 200, groups="prompt")._fingerprint
 
     def test_what_is_refused(self):
-        with pytest.raises(InvalidPacking, match="groups: found no column 'other'"):
+        with refused("numbers-per-document", match="groups: found no column 'other'"):
             pack(completions(), 200, groups="other")
-        with pytest.raises(InvalidPacking, match="groups: column 'labels' holds list"):
+        with refused("numbers-per-document", match="groups: column 'labels' holds list"):
             pack(completions(), 200, groups="labels")
         with pytest.raises(ValueError, match="groups=3: wanted the name of a column, True or False"):
             pack(completions(), 200, groups=3)
@@ -327,11 +328,11 @@ class TestCollator:
         ],
     )
     def test_what_is_refused(self, example, message):
-        with pytest.raises(InvalidPacking, match=message):
+        with refused("unusable-data", match=message):
             PackingCollator(completions=True)([example])
 
     def test_pairs_are_refused_without_the_option(self):
-        with pytest.raises(InvalidPacking, match=r"PackingCollator\(completions=True\)"):
+        with refused("pairs-are-no-documents"):
             PackingCollator()([{"input_ids": [1], "chosen_ids": [1], "rejected_ids": [2]}])
 
 
@@ -360,5 +361,5 @@ class TestPairs:
         def keep_ends(examples):
             return collate(examples, slice(-2, None))
 
-        with pytest.raises(InvalidPacking, match="begin with 0 tokens in common"):
+        with refused("pair-sequences", match="begin with 0 tokens in common"):
             pair_prefixes(data, keep_ends, max_length=2)

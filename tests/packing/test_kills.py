@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import autopack
-from autopack.errors import InvalidPacking
 from tests.packing.killed import MAX_LENGTH, STAGES
+from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -131,7 +131,7 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
     left = [name for name in os.listdir(folder) if name.startswith(".")]
     assert len(left) == (stage in ("within", "whole"))
     if stage != "named":
-        with pytest.raises(InvalidPacking, match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
+        with refused("bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
             autopack.packing.shard_files(folder)
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
     check(folder, corpus)
@@ -147,7 +147,7 @@ def test_half_a_file_with_a_name_is_noticed(corpus, start, tmp_path):
     kill(killed)
     (hidden,) = folder.iterdir()
     hidden.rename(folder / "rows-00000-of-00001.parquet")
-    with pytest.raises(InvalidPacking, match="wanted a parquet file"):
+    with refused("bad-file", match="wanted a parquet file"):
         autopack.packing.shard_files(folder)
 
 
@@ -242,7 +242,7 @@ def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp
     kill(driver)
     workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
-    with pytest.raises(InvalidPacking, match="shards are missing"):
+    with refused("bad-file", match="shards are missing"):
         autopack.packing.shard_files(folder)
     assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
     assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()

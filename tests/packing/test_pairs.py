@@ -16,6 +16,7 @@ from autopack.packing.balance import imbalance
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 from tests.packing.preference import dpo, pairs  # noqa: E402
+from tests.support.refusals import refused  # noqa: E402
 
 datasets.disable_progress_bars()
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
@@ -68,9 +69,7 @@ def test_what_cuts_documents_is_refused_for_pairs():
             autopack.packing.plan(LENGTHS, 4096, **options)
     with pytest.raises(ValueError, match="cuts documents, and lengths"):
         PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
-    with pytest.raises(
-        InvalidPacking, match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"
-    ):
+    with refused("does-not-fit", match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"):
         autopack.packing.plan([[60, 60], [1, 1]], 100)
 
 
@@ -97,7 +96,7 @@ def test_three_sequences_of_a_document_are_an_array():
 
 def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():
     state = PackedBatchSampler(LENGTHS[:8].ravel()[:8], 4096).state_dict()
-    with pytest.raises(InvalidPacking, match="lengths was"):
+    with refused("other-data", match="lengths was"):
         PackedBatchSampler(LENGTHS[:8].ravel()[:8].reshape(4, 2), 4096).load_state_dict(state)
 
 
@@ -122,19 +121,19 @@ def test_lengths_are_those_of_batches(most, tmp_path):
 
 class TestRefusedLengths:
     def test_text(self, tmp_path):
-        with pytest.raises(InvalidPacking, match="make the trainer first and pass its train_dataset"):
+        with refused("no-examples", match="make the trainer first and pass its train_dataset"):
             pair_lengths(pairs(), dpo(tmp_path).data_collator)
 
     def test_images(self):
-        with pytest.raises(InvalidPacking, match="have no lengths before"):
+        with refused("no-examples", match="have no lengths before"):
             pair_lengths([{"images": [], "prompt": "a", "chosen": "b", "rejected": "c"}], len)
 
     def test_no_pairs(self):
-        with pytest.raises(InvalidPacking, match="these are no pairs"):
+        with refused("no-examples", match="these are no pairs"):
             pair_lengths([{"prompt_ids": [1], "completion_ids": [2], "label": True}], len)
 
     def test_a_stream(self, tmp_path):
-        with pytest.raises(InvalidPacking, match="found IterableDataset"):
+        with refused("no-examples", match="found IterableDataset"):
             pair_lengths(dpo(tmp_path).train_dataset.to_iterable_dataset(), len)
 
     def test_a_collator_that_cuts_elsewhere(self, tmp_path):
@@ -143,25 +142,25 @@ class TestRefusedLengths:
         data, inner = trainer.train_dataset, trainer.data_collator
         inner.max_length = 15
         hidden = lambda examples: inner(examples)  # noqa: E731
-        with pytest.raises(InvalidPacking, match=r"<lambda> makes sequences of \[\d+, 15\]"):
+        with refused("pair-sequences", match=r"<lambda> makes sequences of \[\d+, 15\]"):
             pair_lengths(data, hidden)
         assert (pair_lengths(data, hidden, max_length=15) == pair_lengths(data, inner)).all()
-        with pytest.raises(InvalidPacking, match="max_length=9 say"):
+        with refused("pair-sequences", match="max_length=9 say"):
             pair_lengths(data, inner, max_length=9)
 
     def test_a_collator_of_something_else(self, tmp_path):
         data = dpo(tmp_path).train_dataset
-        with pytest.raises(InvalidPacking, match="PackingCollator makes no batch of it"):
+        with refused("pair-sequences", match="PackingCollator makes no batch of it"):
             pair_lengths(data, autopack.PackingCollator())
-        with pytest.raises(InvalidPacking, match="makes sequences of None"):
+        with refused("pair-sequences", match="makes sequences of None"):
             pair_lengths(data, lambda examples: {"input_ids": examples})
         # A reward model would be trained on answers without their prompts.
-        with pytest.raises(InvalidPacking, match="makes sequences of"):
+        with refused("pair-sequences", match="makes sequences of"):
             pair_lengths(data, trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
 
     def test_sequences_without_tokens(self):
         collator = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
-        with pytest.raises(InvalidPacking, match="pair 1: found no tokens in 'rejected_ids'"):
+        with refused("unusable-data", match="pair 1: found no tokens in 'rejected_ids'"):
             pair_lengths([{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}], collator)
 
 
@@ -176,22 +175,22 @@ LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_
 @pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, [dict(pair) for pair in pairs(2)]])
 class TestRefused:
     def test_by_the_collator(self, examples):
-        with pytest.raises(InvalidPacking, match=r"example 0: found 'chosen.*pair_lengths.*both in drop_keys"):
+        with refused("pairs-are-no-documents", match=r"example 0: found 'chosen.*pair_lengths.*both in drop_keys"):
             autopack.PackingCollator()(examples)
 
     @pytest.mark.parametrize("kind", ["list", "dataset", "stream"])
     def test_by_pack(self, examples, kind):
         data = examples if kind == "list" else datasets.Dataset.from_list(examples)
         data = data.to_iterable_dataset() if kind == "stream" else data
-        with pytest.raises(InvalidPacking, match=r"found 'chosen.*pair_lengths.*both in drop_columns"):
+        with refused("pairs-are-no-documents", match=r"found 'chosen.*pair_lengths.*both in drop_columns"):
             list(autopack.pack(data, 8))
 
     def test_but_not_what_is_left_when_they_are_named(self, examples):
         names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
         if examples is not MIXED:
-            with pytest.raises(InvalidPacking, match="tokenize first"):
+            with refused("unusable-data", match="tokenize first"):
                 autopack.PackingCollator(drop_keys=names)(examples)
-            with pytest.raises(InvalidPacking, match="tokenize first"):
+            with refused("unusable-data", match="tokenize first"):
                 autopack.pack(examples, 8, drop_columns=names)
             return
         assert autopack.PackingCollator(drop_keys=names)(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]

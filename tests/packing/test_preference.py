@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking, PackedBatchSampler, tiny
+from autopack import PackedBatchSampler, tiny
 from autopack.packing import pair_lengths
 from autopack.runtime.padding_read import LOOKS
 
@@ -34,6 +34,7 @@ from tests.packing.preference import (  # noqa: E402
     steps,
     tokenizer,
 )
+from tests.support.refusals import refused  # noqa: E402
 
 datasets.disable_progress_bars()
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
@@ -228,7 +229,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
     trainer = dpo(tmp_path, data_collator=_rows, max_steps=1)
     with (
         autopack.enable(trainer),
-        pytest.raises(InvalidPacking, match="function made rows of several documents, and DPO"),
+        refused("trainer-loses-documents", match="function made rows of several documents, and DPO"),
     ):
         trainer.train()
     stock = dpo(tmp_path, data_collator=_rows, max_steps=1)
@@ -238,7 +239,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
 
 def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
     trainer = dpo(tmp_path, data_collator=autopack.PackingCollator(), max_steps=1)
-    with autopack.enable(trainer), pytest.raises(InvalidPacking, match="example 0: found 'chosen_ids' and"):
+    with autopack.enable(trainer), refused("pairs-are-no-documents", match="example 0: found 'chosen_ids' and"):
         trainer.train()
 
 

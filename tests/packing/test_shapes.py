@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 import autopack
 from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.errors import InvalidPacking
 from autopack.packing import Plan, plan
 from tests.packing.batches import Documents
+from tests.support.refusals import refused
 
 TOLERANCE = 1e-5
 """float32, relative to values near 1: other orders of sums leave about 1e-6, and a leak 1e-2 or more."""
@@ -238,7 +238,7 @@ def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
 
 
 def test_a_batch_of_more_rows_is_refused_with_the_way_out():
-    with pytest.raises(InvalidPacking, match=r"rows=1: 3 documents of 9 tokens take 2 rows of 8.*PackedBatchSampler"):
+    with refused("does-not-fit", match=r"rows=1: 3 documents of 9 tokens take 2 rows of 8.*PackedBatchSampler"):
         PackingCollator(max_length=8, rows=1, align=2)(
             [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
         )
@@ -250,17 +250,17 @@ def test_a_packed_row_is_as_long_as_its_padded_documents():
     assert sorted(len(row["input_ids"]) for row in rows) == [7, 12]  # one row of 19 if nothing were padded
     assert {collate([row])["input_ids"].shape[1] for row in rows} == {8, 24}
     too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
-    with pytest.raises(InvalidPacking, match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
+    with refused("unusable-data", match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
         collate([too_long])
     cut = PackingCollator(max_length=24, align=8, overlong="truncate")([too_long])
     assert int(cut["attention_mask"].sum()) == 16
-    with pytest.raises(InvalidPacking, match="found 3 documents for rows of at most 2; raise max_documents"):
+    with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
         PackingCollator(max_length=24, max_documents=2)([too_long])
 
 
 def test_positions_of_documents_own_end_before_the_next_begins():
     own = [{"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}, {"input_ids": [4, 5], "position_ids": [4, 5]}]
-    with pytest.raises(InvalidPacking, match="end at 2, and the next document of the row starts at 4"):
+    with refused("unusable-data", match="end at 2, and the next document of the row starts at 4"):
         PackingCollator(align=4)(own)
     own[1]["position_ids"] = [0, 1]
     found = PackingCollator(align=4)(own)
@@ -270,5 +270,5 @@ def test_positions_of_documents_own_end_before_the_next_begins():
 def test_a_state_from_before_is_taken_and_one_of_other_padding_is_not():
     one, other = (PackedBatchSampler([3, 4, 5], 16, align=align) for align in (1, 8))
     assert "align" not in one.state_dict()["made_of"]
-    with pytest.raises(InvalidPacking, match="align was 8 and is"):
+    with refused("other-data", match="align was 8 and is"):
         one.load_state_dict(other.state_dict())
