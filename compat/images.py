@@ -161,7 +161,7 @@ def refusal(model: PreTrainedModel) -> str | None:
     try:
         model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
     except AutopackError as error:
-        return str(error).partition(". ")[0]
+        return error.message.partition(". ")[0]
     return None
 
 

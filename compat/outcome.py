@@ -102,6 +102,6 @@ def upstream_error(model: Any, handle: Any = None) -> str | None:
     return None
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: AutopackError) -> str:
     """Why `enable` refused a model, without what its message says around that."""
-    return str(error).split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
+    return error.message.split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]

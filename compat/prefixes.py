@@ -110,7 +110,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
             stands_in = backend in ("flash", "flex")
             handle = autopack.enable(model, verify="never", share="always") if stands_in else autopack.enable(model)
         except AutopackError as error:
-            return {"status": "refused", "reason": str(error).partition("\n")[0]}
+            return {"status": "refused", "reason": error.message.partition("\n")[0]}
         kept = why_not(handle.enabled)
         if kept is not None:
             return {"status": "kept", "reason": kept}
@@ -122,7 +122,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
                 try:
                     found = results_of(model, *batch)
                 except AutopackError as error:
-                    return {"status": "refused", "reason": str(error).partition("\n")[0]}
+                    return {"status": "refused", "reason": error.message.partition("\n")[0]}
                 shared += handle.tally.training.shared > before
             for name in wanted:
                 errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
@@ -141,7 +141,7 @@ def _packed(model: Any, handle: Any, batches: list[Any], stock: list[Any]) -> st
         try:
             found = results_of_row(model, *batch)
         except AutopackError as error:
-            return "refused: " + str(error).partition("\n")[0]
+            return "refused: " + error.message.partition("\n")[0]
         for name in wanted:
             worst[name] = max(worst[name], _error(found[name], wanted[name]))
     if any(not error <= TOLERANCE[name] for name, error in worst.items()):

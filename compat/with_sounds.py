@@ -53,7 +53,7 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
         try:
             errors = compare(model, stock, found=documents(stock))
         except AutopackError as error:
-            alike, why = True, str(error).partition(". ")[0]
+            alike, why = True, error.message.partition(". ")[0]
         except Exception as error:
             return _failed(stock, error)
         try:

@@ -44,7 +44,7 @@ def _verdict(name: str, spec: Spec, folder: Path) -> dict[str, Any]:
     try:
         error = trained(kind, spec, folder)
     except AutopackError as refused:
-        return {"status": "refused", "reason": " ".join(str(refused).split())}
+        return {"status": "refused", "reason": " ".join(refused.message.split())}
     except ImportError as missing:
         return {"status": "absent", "reason": str(missing)}
     except Exception as wrong:

@@ -72,7 +72,7 @@ def measure(name: str) -> dict[str, Any]:
         found |= {"status": "enabled", "proof": proof.source, "verified": proof.how}
         found |= {what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None}
     except AutopackError as error:
-        found |= {"status": "refused", "reason": str(error)}
+        found |= {"status": "refused", "reason": error.message}
     except Exception as error:  # a crash is a result, too
         found |= {"status": "crash", "reason": said(error)}
     seconds, peak = time.process_time() - began, _memory("VmHWM")
