@@ -12,8 +12,8 @@ import torch
 
 import autopack
 from autopack import patching, tiny
-from autopack.errors import SiteDrift
 from autopack.patching import Site, abandon, install, intact, uninstall
+from tests.support.refusals import refused
 
 
 class _Owner:
@@ -104,7 +104,7 @@ def test_two_sites_leave_in_any_order(module, order):
     ids=["attribute", "key", "module", "kind", "parameters"],
 )
 def test_a_place_that_has_drifted_raises_and_earlier_sites_go_back(module, site, message):
-    with pytest.raises(SiteDrift, match=message):
+    with refused("site-drift", match=message):
         install([_site("mapping", key="sdpa"), site])
     assert module.mapping["sdpa"] is _function
     assert module.function is _function
@@ -125,7 +125,7 @@ class TestNewcomers:
     def test_leaving_keeps_the_newcomer_and_restores_the_rest(self, module):
         sites = install([_site(), _site("mapping", key="sdpa")])
         module.function = newcomer = lambda *a: None
-        with pytest.raises(SiteDrift, match=r"somebody replaced a_module_to_patch\.function after autopack did"):
+        with refused("site-replaced", match=r"somebody replaced a_module_to_patch\.function after autopack did"):
             uninstall(sites)
         assert module.function is newcomer
         assert module.mapping["sdpa"] is _function
@@ -135,9 +135,9 @@ class TestNewcomers:
         ours = module.function
         intact(sites)
         module.function = lambda *a: None
-        with pytest.raises(SiteDrift, match="will not overwrite the newcomer"):
+        with refused("site-replaced"):
             intact(sites)
-        with pytest.raises(SiteDrift, match="Undo that replacement, then call this again"):
+        with refused("site-replaced"):
             install([_site()])
         module.function = ours
         uninstall(sites)
@@ -154,7 +154,7 @@ def test_packed_calls_of_an_enabled_model_notice_a_newcomer(nothing_left_behind)
     with autopack.enable(model):
         ours = registered["sdpa"]
         AttentionInterface.register("sdpa", ours.autopack_original)
-        with pytest.raises(SiteDrift, match=r"somebody replaced .*AttentionInterface._global_mapping\['sdpa'\]"):
+        with refused("site-replaced", match=r"somebody replaced .*AttentionInterface._global_mapping\['sdpa'\]"):
             model(input_ids=token_ids(), position_ids=positions(LENGTHS))
         model(input_ids=token_ids())  # an unpacked call does not need autopack's function
         registered["sdpa"] = ours

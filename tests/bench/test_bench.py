@@ -17,10 +17,11 @@ from autopack.bench import table
 from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
 from autopack.bench.machine import in_turn
 from autopack.bench.noise import Spread, verdict
-from autopack.bench.race import CannotBench, compare
+from autopack.bench.race import compare
 from autopack.bench.result import Outcome, Result, Settings
 from autopack.bench.table import write_table
 from autopack.cli import main
+from tests.support.refusals import refused
 
 QUICK = ["--size", "tiny", "--max-length", "40", "--batch-size", "3", "--batches", "2", "--rounds", "6"]
 MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
@@ -278,7 +279,7 @@ def test_an_arm_with_another_loss_is_wrong(capsys):
 
 def test_models_without_a_loss_over_tokens_are_refused():
     for task, model_type in (("sequence-classification", "bert"), ("seq2seq", "t5")):
-        with pytest.raises(CannotBench, match="causal or masked language model"):
+        with refused("not-timed", match="causal or masked language model"):
             compare(tiny.build(model_type, task=task), np.array([3, 4]), Settings())
 
 

@@ -16,9 +16,10 @@ import autopack
 from autopack import tiny
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.cli import main
-from autopack.commands import CannotWrite, check_directory
+from autopack.commands import check_directory
 from autopack.pages import parts
 from tests.support.html_pages import Page, check_self_contained
+from tests.support.refusals import refused
 
 pytest.importorskip("matplotlib")
 HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
@@ -114,7 +115,7 @@ def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
     (tmp_path / "page.html").write_text("old")
     check_directory("--html", tmp_path / "page.html")
     check_directory("--html", None)
-    with pytest.raises(CannotWrite, match="name a file in it"):
+    with refused("cannot-write", match="name a file in it"):
         check_directory("--html", tmp_path)
 
 
