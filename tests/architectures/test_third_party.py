@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 import autopack
 from autopack import registry
 from tests.conftest import FLOAT64, LEAK, alone, error, positions
+from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
 SEGMENTS = torch.tensor([[1] * 5 + [2] + [3] * 9 + [4] * 5, [1] * 2 + [2] * 14 + [3] * 4])
@@ -116,7 +117,7 @@ def check(model: ToyForCausalLM) -> None:
 
 def test_registered_by_a_call(toy, monkeypatch):
     monkeypatch.setattr(registry, "_registered", [])
-    with pytest.raises(autopack.UnsupportedModel, match="no place to keep documents apart"):
+    with refused("cannot-be-packed", match="no place to keep documents apart"):
         autopack.enable(toy)
     names: dict[str, autopack.registry.Family] = {}
     exec(MODULE, names)
@@ -137,7 +138,7 @@ def test_a_way_too_little_is_found_by_the_audit(toy, monkeypatch):
     names: dict[str, autopack.registry.Family] = {}
     exec(MODULE.replace(', "ToyPositions": RESTARTING', ""), names)
     autopack.registry.register(names["FAMILY"])
-    with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):
+    with refused("not-exact"):
         autopack.enable(toy)
 
 
@@ -147,7 +148,7 @@ def test_a_way_too_little_is_found_by_the_audit(toy, monkeypatch):
 ])  # fmt: skip
 def test_an_entry_point_that_gives_no_family_is_named(distributions, module, reason):
     distributions("broken-families", module, "broken_families:FAMILY")
-    with pytest.raises(autopack.AutopackError, match=f"'broken-families'.*{reason}"):
+    with refused("broken-installation", match=f"'broken-families'.*{reason}"):
         autopack.registry.families()
 
 

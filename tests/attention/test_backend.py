@@ -15,6 +15,7 @@ from autopack.attention import backends, choose
 from autopack.commands import doctor
 from autopack.enabling import options
 from tests.conftest import FLOAT32, alone, error, positions, token_ids
+from tests.support.refusals import refused
 
 ROWS = ((7, 1, 9, 3),)
 TOY = """
@@ -83,13 +84,13 @@ def test_what_it_refuses_goes_to_the_models_own(toy):
         assert not toy.calls
     with (
         autopack.enable(model, backend="toy", verify="never"),
-        pytest.raises(autopack.UnsupportedModel, match="cannot use it: it takes no layers of more than 64 columns"),
+        refused("backend-unavailable", match="cannot use it: it takes no layers of more than 64 columns"),
     ):
         model(input_ids=ids, position_ids=positions((60, 5)))
 
 
 def test_it_cannot_serve_what_it_does_not_stand_in_for(toy):
-    with pytest.raises(autopack.UnsupportedModel, match="backend='toy' cannot serve LlamaForCausalLM with"):
+    with refused("backend-unavailable", match="backend='toy' cannot serve LlamaForCausalLM with"):
         autopack.enable(tiny.build("llama", attn_implementation="eager"), backend="toy")
 
 

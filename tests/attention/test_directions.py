@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
+from tests.support.refusals import refused
 from tests.unfamiliar.common import LEAK, Way, build, errors, exact_or_refused, must_be_exact
 
 WAY = Way()
@@ -53,7 +54,7 @@ def test_it_is_refused(model_type, when):
             way.packed(model), way.padded(model)
             turn(model, TURNED[model_type])
         for run in (way.packed, way.padded):
-            with pytest.raises(autopack.UnsupportedModel, match=r"is_causal=\w+, but the model makes a \w+ mask"):
+            with refused("two-directions", match=r"is_causal=\w+, but the model makes a \w+ mask"):
                 run(model)
         model(input_ids=tiny.tokens(model.config, 1, 5))  # as stock: no document is kept apart in it
         turn(model, not TURNED[model_type])
@@ -65,7 +66,7 @@ def test_sdpa_that_is_asked_for_by_name_refuses_it_too(implementation):
     """Of an eager model, too: its own attention would read the mask alone, SDPA in its place would not."""
     model = build("llama", attn_implementation=implementation)
     turn(model, False)
-    with autopack.enable(model, backend="sdpa"), pytest.raises(autopack.UnsupportedModel, match="is_causal=False"):
+    with autopack.enable(model, backend="sdpa"), refused("two-directions", match="is_causal=False"):
         WAY.packed(model)
 
 
@@ -93,7 +94,7 @@ def test_compiled_it_is_refused_or_as_stock(when):
             compiled(input_ids=tokens, attention_mask=mask)
             compiled(input_ids=tokens, position_ids=where)
             turn(model, False)
-        with pytest.raises(autopack.UnsupportedModel, match="is_causal=False"):
+        with refused("two-directions", match="is_causal=False"):
             compiled(input_ids=tokens, position_ids=where)
         try:
             found = compiled(input_ids=tokens, attention_mask=mask).logits

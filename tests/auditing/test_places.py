@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
 import torch
 from torch import nn
 from transformers.models.llama import modeling_llama
@@ -12,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import autopack
 from autopack import tiny
-from autopack.errors import UnsupportedModel
+from tests.support.refusals import refused
 
 
 class Averaging(modeling_llama.LlamaMLP):
@@ -50,7 +49,7 @@ def with_layer(make, number=1):
 
 
 def refusal(model, **options):
-    with pytest.raises(UnsupportedModel) as raised:
+    with refused("not-exact") as raised:
         autopack.enable(model, **options)
     return str(raised.value)
 

@@ -11,8 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 import autopack
 from autopack import tiny
-from autopack.errors import UnsupportedModel
 from tests.support.padded import FLOAT32, GRADIENT, loss_error, model_gradient_error, tally_of
+from tests.support.refusals import refused
 
 STAYS = {
     "canine": "documents are run alone",
@@ -120,7 +120,7 @@ def test_a_head_of_choices_and_of_all_tokens_keeps_the_padding():
 def test_packed_rows_are_refused_as_before():
     _, model = pair("bert")
     where = torch.tensor([[[0, 1, 2, 0, 1, 2]]])
-    with autopack.enable(model), pytest.raises(UnsupportedModel, match="choices"):
+    with autopack.enable(model), refused("result-per-row", match="choices"):
         model(input_ids=torch.full((1, 1, 6), 9), position_ids=where)
 
 

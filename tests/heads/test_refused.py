@@ -8,7 +8,7 @@ import transformers
 from transformers import GPT2DoubleHeadsModel, LlamaForSequenceClassification
 
 import autopack
-from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack import tiny
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import (
@@ -23,6 +23,7 @@ from tests.heads.models import (
     packed,
     with_head,
 )
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -45,7 +46,7 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
     model = with_head(model_type, "question-answering" if model_type == "bert" else "sequence-classification")
     computed = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
-    with autopack.enable(model, verify="never"), pytest.raises(InvalidPacking, match=message):
+    with autopack.enable(model, verify="never"), refused("wrong-labels", match=message):
         packed(model, **arguments)
     assert not computed
 
@@ -53,12 +54,12 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
 def test_what_belongs_to_no_document_is_refused():
     model = with_head("bert")
     with autopack.enable(model):
-        with pytest.raises(
-            UnsupportedModel,
+        with refused(
+            "media-not-measured",
             match="pixel_values was given to BertForSequenceClassification .* documents of 'bert' with images",
         ):
             packed(model, pixel_values=torch.zeros(1, 3, 8, 8))
-        with pytest.raises(InvalidPacking, match="use_cache=True"):
+        with refused("cache-given"):
             packed(model, use_cache=True)
 
 
@@ -66,9 +67,7 @@ def test_a_decoder_without_padding_token_is_told_to_set_one():
     model, stock = (with_head("llama") for _ in range(2))
     model.config.pad_token_id = None
     with autopack.enable(model):
-        with pytest.raises(
-            UnsupportedModel, match=r"config.pad_token_id, which is None. Set model.config.pad_token_id"
-        ):
+        with refused("pad-token"):
             packed(model)
         model.config.pad_token_id = 127
         stock.config.pad_token_id = 127
@@ -89,9 +88,9 @@ class TestChoices:
         model, stock = _with_choices(kind), _with_choices(kind)
         choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
         with autopack.enable(model):
-            with pytest.raises(UnsupportedModel, match="are choices of one question"):
+            with refused("result-per-row", match="are choices of one question"):
                 packed(model)
-            with pytest.raises(UnsupportedModel, match="are choices of one question"):
+            with refused("result-per-row", match="are choices of one question"):
                 model(**choices)
             found = packed(getattr(model, model.base_model_prefix)).last_hidden_state
         backbone = getattr(stock, stock.base_model_prefix)
@@ -134,7 +133,7 @@ class Wrapped(transformers.LlamaPreTrainedModel):
 def test_a_head_inside_an_unknown_model_is_refused_and_serves_when_it_is_called():
     model = Wrapped(tiny.config("llama", task="sequence-classification")).double().eval()
     with autopack.enable(model, verify="never"):
-        with pytest.raises(UnsupportedModel, match="Wrapped holds LlamaForSequenceClassification, which gives one"):
+        with refused("result-per-row", match="Wrapped holds LlamaForSequenceClassification, which gives one"):
             packed(model)
         found = packed(model.inner).logits
     expected = [model.inner(input_ids=IDS[:, a:b]).logits for a, b in spans(LENGTHS)]
@@ -153,5 +152,5 @@ def test_heads_of_ones_own_are_audited_and_one_that_reads_padding_is_refused():
         assert "by a twin of " in handle.verified
     model = MeanOfRow(tiny.config("mamba", num_labels=3)).eval()
     randomize(model, 0)
-    with pytest.raises(UnsupportedModel, match="is not exact"):
+    with refused("not-exact"):
         autopack.enable(model)

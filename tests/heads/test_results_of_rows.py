@@ -20,11 +20,12 @@ from transformers.models.siglip2.modeling_siglip2 import Siglip2TextModel
 from transformers.models.x_clip.modeling_x_clip import XCLIPTextModel
 
 import autopack
-from autopack import UnsupportedModel, tiny
+from autopack import tiny
 from autopack.calls.per_row_outputs import REASON
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
 from tests.support.padded import tally_of
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TOWERS: dict[str, tuple[Any, str]] = {
@@ -224,7 +225,7 @@ class Summing(transformers.BertPreTrainedModel):
 
 def test_arguments_that_cannot_be_told_by_document_are_refused():
     model = build(Summing)
-    with autopack.enable(model, verify="never"), pytest.raises(UnsupportedModel, match="what of weights belongs to"):
+    with autopack.enable(model, verify="never"), refused("argument-of-no-document", match="what of weights belongs to"):
         model(**packed(documents()), weights=torch.ones(7))
 
 

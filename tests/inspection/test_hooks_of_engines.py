@@ -15,7 +15,6 @@ from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
 from autopack import tiny
-from autopack.errors import UnsupportedModel
 from autopack.launch import first_call
 from autopack.launch import session as sessions
 from autopack.launch.settings import Settings
@@ -31,6 +30,7 @@ from tests.support.padded import (
     tally_of,
     twins,
 )
+from tests.support.refusals import refused
 
 ENGINE = """
 import functools, torch
@@ -167,7 +167,7 @@ def test_the_linear_layer_of_an_engine_is_torchs(library, monkeypatch):
 def test_another_function_in_its_place_is_not(library, monkeypatch):
     made = library("mine.linear", LINEAR)
     monkeypatch.setattr(torch.nn.functional, "linear", made.mixing)
-    with pytest.raises(UnsupportedModel, match="not exact"):
+    with refused("not-exact"):
         autopack.enable(build("llama"))
 
 
@@ -198,5 +198,5 @@ def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
         assert handle.enabled.proof.source in ("twin", "parts")
     asking = Asks(tiny.config("llama"))
     asking.model_info = object()
-    with pytest.raises(UnsupportedModel, match="is not as its class makes it: model_info"):
+    with refused("past-the-entry", match="is not as its class makes it: model_info"):
         autopack.enable(asking)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import autopack
-from autopack import UnsupportedModel, registry
+from autopack import registry
 from autopack.inspection import source
 from autopack.mixers import RELATIVE
 from autopack.registry import Family
@@ -37,6 +37,7 @@ from tests.support.older_code import (
     QueriesFirst,
     Rotating,
 )
+from tests.support.refusals import refused
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
@@ -132,18 +133,18 @@ def test_any_layout(lengths, kind, seed):
 @pytest.mark.parametrize("kind", [ByTable, InAKernel, Rotating])
 def test_without_looking_at_the_code_the_model_is_refused(kind, monkeypatch):
     monkeypatch.setattr("autopack.inspection.modules.attends_by_itself", lambda cls: False)
-    with pytest.raises(UnsupportedModel, match="no place to keep documents apart"):
+    with refused("cannot-be-packed", match="no place to keep documents apart"):
         autopack.enable(build(kind))
 
 
 def test_where_positions_are_not_counted_anew_the_audit_refuses(monkeypatch):
     monkeypatch.setattr("autopack.inspection.modules.counting_columns", lambda root, mixers: ([], []))
-    with pytest.raises(UnsupportedModel, match="audited it, and it is not exact"):
+    with refused("not-exact"):
         autopack.enable(build(ByTable))
 
 
 def test_a_bias_that_is_not_handed_on_is_refused():
-    with pytest.raises(UnsupportedModel, match="does not hand on the bias"):
+    with refused("not-exact"):
         autopack.enable(build(Forgetful))
 
 
@@ -195,5 +196,5 @@ def test_a_users_attention_that_nothing_can_stand_at_is_refused():
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             return super().forward(hidden_states, attention_mask, **kwargs)
 
-    with pytest.raises(UnsupportedModel, match="audited it, and it is not exact"):
+    with refused("not-exact"):
         autopack.enable(llama_with(Inside(64)))

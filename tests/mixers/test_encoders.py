@@ -13,6 +13,7 @@ from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error, positions, spans
+from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
 COLUMNS = 20
@@ -118,7 +119,7 @@ def test_attention_weights_of_windows_are_those_of_tokens():
     with autopack.enable(model):
         call = {**inputs, "position_ids": packed_positions(model), "output_attentions": True}
         found = model(**call).attentions[0]
-        with pytest.raises(autopack.UnsupportedModel, match="global_attention_mask out"):
+        with refused("output-asked"):
             model(**call, global_attention_mask=torch.eye(2, COLUMNS, dtype=torch.long))
     for row, lengths in enumerate(ROWS):
         for a, b in spans(lengths):
@@ -179,7 +180,7 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
 def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, options, reason):
     model = tiny.build(model_type, task="masked-lm", **options)
     before = dict(vars(model))
-    with pytest.raises(autopack.UnsupportedModel, match=reason):
+    with refused("cannot-be-packed", match=reason):
         autopack.enable(model, verify="never")
     assert vars(model) == before
 
@@ -191,7 +192,7 @@ def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
     spans_of[..., 0] = 3
     with autopack.enable(model):
         model(**inputs)
-        with pytest.raises(autopack.UnsupportedModel, match="entities stand beside the row"):
+        with refused("argument-of-no-document", match="entities stand beside the row"):
             model(**inputs, entity_ids=torch.ones(2, 1, dtype=torch.long), entity_position_ids=spans_of)
 
 

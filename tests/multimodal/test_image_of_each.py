@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack import tiny
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
@@ -16,6 +16,7 @@ from compat.images import alone, alone_loss, compare, documents, labels_of, pack
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.models import twins_with_images, with_images
 from tests.multimodal.test_packed_rows import hold
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -80,7 +81,7 @@ def test_as_many_images_as_documents(model_type, count):
     model = with_images(model_type, "eager")
     call = packed(model, [documents(model)])
     pixels = torch.cat([call["pixel_values"]] * 2)[:count]
-    with autopack.enable(model), pytest.raises(InvalidPacking, match=f"{count} images and 3 documents; each has one"):
+    with autopack.enable(model), refused("media-of-others", match=f"{count} images and 3 documents; each has one"):
         model(**{**call, "pixel_values": pixels})
 
 
@@ -144,6 +145,6 @@ def test_labels_of_git_need_images():
     _, model = twins("git")
     call = packed(model, [documents(model)])
     with autopack.enable(model):
-        with pytest.raises(UnsupportedModel, match="labels was given to GitForCausalLM.*as an image has"):
+        with refused("loss-not-of-documents", match="labels was given to GitForCausalLM.*as an image has"):
             model(**{**call, "pixel_values": None}, labels=call["input_ids"])
         assert model(**call, labels=call["input_ids"]).loss.isfinite()

@@ -17,6 +17,7 @@ from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.test_across import PARTS, opened, padded
 from tests.multimodal.test_across import documents as parts_of_mllama
+from tests.support.refusals import refused
 
 REFUSED = "no released run has measured documents with {}s in this very code and release"
 
@@ -89,7 +90,7 @@ def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_ty
     assert apart(model, found, verify="never") > LEAK
     with autopack.enable(model):
         for _ in range(2):
-            with pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+            with refused("media-not-measured", match=REFUSED.format("image")):
                 model(**media_rows.packed(model, [found]))
     text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
     assert apart(model, text) <= FLOAT32
@@ -103,7 +104,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
     assert apart(model, many, verify="never") > LEAK
-    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [many]))
 
 
@@ -112,7 +113,7 @@ def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
     model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
     found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
     assert apart(model, found[:8]) <= FLOAT32
-    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="more than 8 images or documents"):
+    with autopack.enable(model), refused("does-not-fit", match="more than 8 images or documents"):
         model(**media_rows.packed(model, [found]))
 
 
@@ -121,7 +122,7 @@ def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence(
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
     assert apart(model, found, verify="never") > LEAK
-    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [found]))
 
 
@@ -139,7 +140,7 @@ def test_a_hook_on_the_vision_tower(when):
     with autopack.enable(model):
         if when == "after":
             model.model.vision_tower.register_forward_hook(hook)
-        with pytest.raises(autopack.UnsupportedModel):
+        with refused("media-not-measured"):
             model(**media_rows.packed(model, [found]))
 
 
@@ -149,7 +150,7 @@ def test_where_no_twin_tells():
     put = {"get_image_features": lambda self, *args, **given: inner.get_image_features(self, *args, **given)}
     model.model.__class__ = type("Patched", (inner,), put)
     found = documents(model)
-    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="no twin of it tells"):
+    with autopack.enable(model), refused("media-not-measured", match="no twin of it tells"):
         model(**media_rows.packed(model, [found]))
     assert apart(model, found, verify="never") <= FLOAT32
 
@@ -163,7 +164,7 @@ def test_sounds(mixes):
         assert apart(model, found) <= FLOAT32
         return
     assert apart(model, found, verify="never") > LEAK
-    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("sound")):
+    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("sound")):
         model(**media_rows.packed(model, [found]))
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
@@ -16,6 +15,7 @@ from autopack.tiny.sounds import SOUND
 from compat.images import as_videos, labels_of
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.test_sounds import with_sounds
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -94,7 +94,7 @@ def test_what_qwen_omni_numbers_by(model_type):
     with autopack.enable(model, verify="never"):
         right = model(**call).logits
         slower = model(**{**call, "video_second_per_grid": 3 * call["video_second_per_grid"]}).logits
-        with pytest.raises(InvalidPacking, match="cannot number each document with its own media"):
+        with refused("media-positions"):
             model(**{**call, "video_second_per_grid": None})
     assert error(slower, right) > LEAK
     rows = stock(**call, use_cache=False).logits

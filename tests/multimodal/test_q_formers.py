@@ -9,13 +9,14 @@ import torch
 import transformers
 
 import autopack
-from autopack import UnsupportedModel, tiny
+from autopack import tiny
 from autopack.inspection import modules
 from autopack.tiny.images import IMAGE
 from compat.exactness import built, stand_in
 from compat.images import alone, compare, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import twins_with_images, with_images
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -61,7 +62,7 @@ def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_
     text = {**tiny.config("t5", task="seq2seq").to_dict(), "model_type": "t5"}
     model = getattr(transformers, CLASSES[model_type])(type(config)(**fields, text_config=text))
     assert modules.is_pair(model)
-    with pytest.raises(UnsupportedModel, match=r"language model \('t5'\) is an encoder-decoder"):
+    with refused("cannot-be-packed", match=r"language model \('t5'\) is an encoder-decoder"):
         autopack.enable(model, verify="never")
 
 

@@ -12,11 +12,12 @@ import torch
 import transformers
 
 import autopack
-from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack import tiny
 from autopack.inspection import media
 from autopack.tiny import media_rows
 from compat.images import documents, packed, takes_media
 from tests.multimodal.models import with_images
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -33,13 +34,13 @@ class TestBadInput:
 
     def test_fewer_grids_than_images(self, model):
         grids = packed(model, [documents(model)])["image_grid_thw"]
-        with pytest.raises(InvalidPacking, match=r"cannot number each document.*in the order of the documents"):
+        with refused("media-positions"):
             self.call(model, image_grid_thw=grids[:-1])
 
     def test_grids_in_another_order(self, model):
         grids = packed(model, [documents(model)])["image_grid_thw"]
         assert not torch.equal(grids, grids.roll(1, 0))
-        with pytest.raises(InvalidPacking, match=r"image_grid_thw must hold the media of all documents"):
+        with refused("media-positions", match=r"image_grid_thw must hold the media of all documents"):
             self.call(model, image_grid_thw=grids.roll(1, 0))
 
     def test_more_grids_than_images_is_upstreams_error(self, model):
@@ -48,20 +49,20 @@ class TestBadInput:
             self.call(model, image_grid_thw=torch.cat([call["image_grid_thw"], call["image_grid_thw"][:1]]))
 
     def test_no_token_types(self, model):
-        with pytest.raises(InvalidPacking, match="mm_token_type_ids"):
+        with refused("first-position", match="mm_token_type_ids"):
             self.call(model, mm_token_type_ids=None)
 
     def test_embeddings_without_tokens(self, model):
         call = packed(model, [documents(model)])
         embeds = model.get_input_embeddings()(call.pop("input_ids"))
-        with pytest.raises(InvalidPacking, match="inputs_embeds came without input_ids"):
+        with refused("media-positions"):
             model(**call, inputs_embeds=embeds)
 
     def test_a_document_that_goes_on(self, model):
         where = packed(model, [documents(model)])["position_ids"]
         first = len(documents(model)[0])
         where[0, :first] += 5
-        with pytest.raises(InvalidPacking, match="document 0 begins at position 5"):
+        with refused("media-positions", match="document 0 begins at position 5"):
             self.call(model, position_ids=where)
 
     def test_a_count_of_images_that_does_not_match_stays_readable(self):
@@ -76,7 +77,7 @@ class TestBadInput:
 
     def test_an_error_leaves_what_the_model_keeps(self, model):
         model.model.rope_deltas = None
-        with pytest.raises(InvalidPacking):
+        with refused("media-positions"):
             self.call(model, mm_token_type_ids=None)
         assert model.model.rope_deltas is None
         assert self.call(model).logits.isfinite().all()
@@ -99,7 +100,7 @@ class TestNumbersOfPatches:
         rows = [media_rows.row(model, [document]) for document in found if document.images]
         numbers = torch.cat([row["image_token_pooling"] for row in rows])
         assert numbers.shape == packed(model, [found])["image_token_pooling"].shape
-        with pytest.raises(InvalidPacking, match=r"of image 1 names patches of other images.*PackingCollator"):
+        with refused("media-of-others", match=r"of image 1 names patches of other images.*PackingCollator"):
             self.call(model, image_token_pooling=numbers)
 
     def test_one_patch_of_the_image_before(self, model):
@@ -107,17 +108,17 @@ class TestNumbersOfPatches:
         numbers, crops = call["image_token_pooling"].clone(), call["image_num_crops"]
         third = int(crops[:2].sum()) * call["pixel_values"].shape[1]
         numbers[numbers == third] -= 1
-        with pytest.raises(InvalidPacking, match="of image 2 names patches of other images"):
+        with refused("media-of-others", match="of image 2 names patches of other images"):
             self.call(model, image_token_pooling=numbers)
 
     @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops"])
     def test_without_what_tells_whose_they_are(self, model, name):
-        with pytest.raises(InvalidPacking, match=f"{name} is missing"):
+        with refused("media-of-others", match=f"{name} is missing"):
             self.call(model, **{name: None})
 
     @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops", "pixel_values"])
     def test_of_fewer_images(self, model, name):
-        with pytest.raises(InvalidPacking, match="are not of the same images"):
+        with refused("media-of-others", match="are not of the same images"):
             self.call(model, **{name: packed(model, [documents(model)])[name][:-1]})
 
     def test_padded_batches_are_upstreams_business(self, model):
@@ -140,7 +141,7 @@ def test_media_that_no_run_has_covered_are_refused_on_packed_rows_alone(model_ty
     model = with_images(model_type, attn_implementation="eager")
     ids, where = tiny.tokens(model.config, 1, 9), torch.cat([torch.arange(4), torch.arange(5)])[None]
     with autopack.enable(model, verify="never"):
-        with pytest.raises(UnsupportedModel, match=REFUSED[model_type, name]):
+        with refused("argument-of-no-document", match=REFUSED[model_type, name]):
             model(input_ids=ids, position_ids=where, **{name: torch.zeros(1, 3, 32, 32)})
         assert model(input_ids=ids, position_ids=where).logits.isfinite().all()
 
@@ -156,7 +157,7 @@ LINES = {
 def test_types_whose_documents_have_no_result_of_their_own(model_type):
     """Each names the line of upstream by which that is so."""
     model = with_images(model_type, attn_implementation="eager")
-    with pytest.raises(UnsupportedModel, match=r"\(5\.23\.0, modeling_\w+\.py:\d+\)") as raised:
+    with refused("cannot-be-packed", match=r"\(5\.23\.0, modeling_\w+\.py:\d+\)") as raised:
         autopack.enable(model, verify="never")
     if transformers.__version__ == "5.23.0":
         number = int(re.findall(r"py:(\d+)", str(raised.value))[0])
@@ -182,7 +183,7 @@ class TestNormsOverTheBatch:
     def test_images_are_refused_while_they_train(self, model, model_type):
         name, kind = NORMS[model_type]
         call = packed(model, [documents(model)])
-        with pytest.raises(UnsupportedModel, match=rf"{name}\.\S+ \({kind}\) normalizes over the media"):
+        with refused("media-mixed", match=rf"{name}\.\S+ \({kind}\) normalizes over the media"):
             model(**call)
         model.get_submodule(name.replace("\\", "")).eval()
         assert model(**call).logits.isfinite().all()
@@ -192,7 +193,7 @@ class TestNormsOverTheBatch:
         call = packed(model, [documents(model)])
         norm = next(m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
         norm.running_mean = norm.running_var = None
-        with pytest.raises(UnsupportedModel, match=NORMS[model_type][1]):
+        with refused("media-mixed", match=NORMS[model_type][1]):
             model(**call)
 
     def test_stock_mixes_documents_there(self, model_type):

@@ -11,9 +11,9 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.errors import UnsupportedModel
 from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
 from tests.proving.untouched import Doubled, Mine, Touched, built, left_alone
+from tests.support.refusals import refused
 
 
 def packed_error(model: Any, expected: torch.Tensor) -> float:
@@ -159,7 +159,7 @@ def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp
         assert handle.enabled.proof.source == ("parts" if where.endswith("down_proj") else "audit")
     for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
         hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
-        with pytest.raises(UnsupportedModel, match="not exact"):
+        with refused("not-exact"):
             autopack.enable(placed)
 
 

@@ -23,10 +23,10 @@ from autopack.auditing.gradients import Projections, gradients, projections
 from autopack.auditing.within import ESSENTIAL, FURTHER, audit_within
 from autopack.enabling import prove
 from autopack.enabling.reading import LENGTHS
-from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from tests.proving.foreign_parts import _AveragesBack, _ClipsBack
 from tests.support.padded import put_a_fault_into_unpadding
+from tests.support.refusals import refused
 
 ROUNDING = 1e-5
 """Of float32, in a sum of products of a few hundred numbers."""
@@ -151,7 +151,7 @@ class TestFinds:
         ],
     )
     def test_rows_that_leak(self, mlp, said, verify):
-        with pytest.raises(UnsupportedModel, match=said):
+        with refused("not-exact", match=said):
             autopack.enable(built(mlp), verify=verify)
 
     def test_a_loss_that_is_not_that_of_documents(self):
@@ -204,7 +204,7 @@ class TestBudget:
     def test_a_model_of_which_too_little_is_known_is_refused(self, monkeypatch):
         monkeypatch.setattr(prove, "BUDGET", Budget(forwards=10))
         model = built()
-        with pytest.raises(UnsupportedModel, match=r"within 10 forwards.*10 forwards were made.*verify='full'"):
+        with refused("not-exact", match=r"within 10 forwards.*10 forwards were made.*verify='full'"):
             autopack.enable(model)
         assert not autopack.is_enabled(model)
         assert proof_of(model, verify="full").source == "audit"
@@ -254,7 +254,7 @@ class TestBudget:
         kept = {n: (p, p.detach().clone(), p.grad, copy.deepcopy(p.grad)) for n, p in model.named_parameters()}
         hooks = {n: dict(p._backward_hooks or {}) for n, p in model.named_parameters()}
         before = torch.get_rng_state()
-        with pytest.raises(UnsupportedModel, match="gradients are off"):
+        with refused("not-exact", match="gradients are off"):
             autopack.enable(model, verify="always")
         assert torch.equal(before, torch.get_rng_state())
         assert model.training

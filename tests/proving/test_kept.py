@@ -9,7 +9,7 @@ from transformers.models.llama import modeling_llama
 import autopack
 from autopack import tiny
 from autopack.enabling import by_twin
-from autopack.errors import UnsupportedModel
+from tests.support.refusals import refused
 
 UNMEASURED = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "remark": True}}
 """A configuration with a word that no recorded run had, of a class that is all transformers'."""
@@ -72,7 +72,7 @@ def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(monk
     verified(tiny.build("llama", **UNMEASURED))
     forward = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: forward(self, x + x.mean(1, keepdim=True)))
-    with pytest.raises(UnsupportedModel, match="not exact"):
+    with refused("not-exact"):
         autopack.enable(tiny.build("llama", **UNMEASURED))
 
 

@@ -20,6 +20,7 @@ from autopack.proving import alike, twin
 from autopack.proving.apart import apart
 from autopack.trust import configuration
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
+from tests.support.refusals import refused
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
 WIDE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": None}
@@ -114,13 +115,13 @@ class TestSpeaks:
     def test_against_a_class_that_mixes_tokens(self):
         """The control: what is enabled without a proof is off by far more than rounding."""
         model = built(Averaging)
-        with pytest.raises(UnsupportedModel, match="is not exact: in mode"):
+        with refused("not-exact", match="is not exact: in mode"):
             autopack.enable(model)
         ids = token_ids()
         expected = alone(model, ids, LENGTHS)
         with autopack.enable(model, verify="never"):
             assert error(model(input_ids=ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
-        with pytest.raises(UnsupportedModel):
+        with refused("not-exact"):
             autopack.enable(built(Averaging, device="meta"))
 
     def test_for_a_loss_on_the_instance(self):
@@ -147,7 +148,7 @@ class TestSpeaks:
             model(input_ids=token_ids(), position_ids=positions(LENGTHS))
             assert handle.enabled.proof.source == "twin"
         model.model.layers[1].register_forward_hook(lambda module, args, output: output.roll(1, dims=1))
-        with autopack.enable(model), pytest.raises(UnsupportedModel, match="not exact"):
+        with autopack.enable(model), refused("not-exact"):
             model(input_ids=token_ids(), position_ids=positions(LENGTHS))
 
 
@@ -163,7 +164,7 @@ class TestParts:
     def test_one_that_mixes_tokens_is_not(self):
         model = built()
         model.model.layers[1].self_attn.o_proj = Rolled(512, 512, bias=False)
-        with pytest.raises(UnsupportedModel, match="o_proj, a Rolled .* mixes tokens or may"):
+        with refused("not-exact", match="o_proj, a Rolled .* mixes tokens or may"):
             autopack.enable(model)
 
     def test_one_that_stands_behind_a_fine_one_of_its_class_is_found(self):
@@ -171,7 +172,7 @@ class TestParts:
         for layer, width in zip(model.model.layers, (512, 512, 512), strict=True):
             layer.self_attn.o_proj = Doubled(width, width, bias=False)
         model.model.layers[2].self_attn.o_proj.forward = MethodType(Rolled.forward, Rolled(512, 512, bias=False))
-        with pytest.raises(UnsupportedModel):
+        with refused("not-exact"):
             autopack.enable(model)
 
     def test_one_of_other_numbers_is_proven_too(self):
@@ -188,7 +189,7 @@ class TestParts:
         assert source(model) == "parts"
         for number, layer in enumerate(model.model.layers):
             layer.self_attn.o_proj.window = 5 if number == 2 else 10**6
-        with pytest.raises(UnsupportedModel, match=r"layers\.2\.self_attn\.o_proj"):
+        with refused("not-exact", match=r"layers\.2\.self_attn\.o_proj"):
             autopack.enable(model)
 
     def test_on_the_meta_device(self):
@@ -196,7 +197,7 @@ class TestParts:
         model.model.layers[1].self_attn.o_proj = Doubled(512, 512, bias=False, device="meta")
         assert source(model) == "parts"
         model.model.layers[1].self_attn.o_proj = Rolled(512, 512, bias=False, device="meta")
-        with pytest.raises(UnsupportedModel):
+        with refused("not-exact"):
             autopack.enable(model)
 
 
@@ -229,7 +230,7 @@ class TestIsSilent:
         model = Switched(tiny.config("llama"))
         assert source(model) == "twin"
         model.averages = value
-        with pytest.raises(UnsupportedModel, match=r"not as its class makes it: averages"):
+        with refused("not-exact", match=r"not as its class makes it: averages"):
             autopack.enable(model)
 
     def test_where_a_module_was_put_in_later(self):
@@ -242,7 +243,7 @@ class TestIsSilent:
 
         model = Pooling(tiny.config("llama"))
         model.pool = nn.Identity()
-        with pytest.raises(UnsupportedModel, match=r"not as its class makes it: pool in it"):
+        with refused("not-exact", match=r"not as its class makes it: pool in it"):
             autopack.enable(model)
 
     def test_where_a_class_has_sizes_of_its_own(self):

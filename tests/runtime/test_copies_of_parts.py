@@ -17,10 +17,10 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.errors import OutsideForward
 from autopack.runtime.runs import BoundCheckpoint
 from autopack.runtime.scope import holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS, WHERE = token_ids(), positions(LENGTHS)
@@ -75,7 +75,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.enable(model, verify="never")
     part, other = duplicate(model.base_model), duplicate(model.base_model)
     for given in ({"input_ids": IDS, "position_ids": WHERE}, {"input_ids": row}):
-        with pytest.raises(OutsideForward, match=r"copy of a part of a model .* autopack.disable\(copy\)"):
+        with refused("copied-part", match=r"copy of a part of a model .* autopack.disable\(copy\)"):
             part(**given)
     assert not autopack.is_enabled(part)
     autopack.disable(part)
@@ -106,7 +106,7 @@ def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     first_layer(stock).register_forward_pre_hook(keep, with_kwargs=True)
     stock(input_ids=IDS[:, :5], use_cache=False)
     layer = duplicate(first_layer(model))
-    with pytest.raises(OutsideForward, match="copy of a part"):
+    with refused("copied-part", match="copy of a part"):
         layer(*kept["args"], **kept["kwargs"])
     autopack.disable(layer)
     found, wanted = (each(*kept["args"], **kept["kwargs"]) for each in (layer, first_layer(stock)))
@@ -138,7 +138,7 @@ def test_the_halves_of_a_pair_are_parts_too():
     model = tiny.build("t5", task="seq2seq")
     autopack.enable(model, verify="never")
     encoder = copy.deepcopy(model.get_encoder())
-    with pytest.raises(OutsideForward, match="copy of a part"):
+    with refused("copied-part", match="copy of a part"):
         encoder(IDS)
     autopack.disable(encoder)
     autopack.disable(model)

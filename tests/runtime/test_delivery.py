@@ -37,6 +37,7 @@ from tests.conftest import (
     token_ids,
     weights_like,
 )
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS = token_ids()
@@ -104,7 +105,7 @@ def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch
     monkeypatch.setattr("autopack.calls.hooks.bind_checkpointing", lambda modules: None)
     model.train().gradient_checkpointing_enable(kind)
     unbind_checkpointing(list(model.modules()))
-    with pytest.raises(OutsideForward, match="use `model.gradient_checkpointing_enable"):
+    with refused("past-the-entry"):
         _two_forwards_one_backward(model)
 
 
@@ -150,7 +151,7 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
     model.gradient_checkpointing_enable(kind)
     with autopack.enable(model):
         loss = _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits)
-    with pytest.raises(OutsideForward, match="disabled between a checkpointed forward and its backward"):
+    with refused("disabled-before-backward"):
         loss.backward()
 
 
@@ -212,9 +213,9 @@ class TestOutsideForward:
     def test_calling_a_layer_directly(self, model):
         states = model.get_input_embeddings()(IDS)
         rotary = model.model.rotary_emb(states, positions(LENGTHS))
-        with pytest.raises(OutsideForward, match="reached without passing that model's entry"):
+        with refused("past-the-entry"):
             model.model.layers[0](states, position_embeddings=rotary)
-        with pytest.raises(OutsideForward):
+        with refused("past-the-entry"):
             model.model.layers[0].self_attn(states, position_embeddings=rotary, attention_mask=None)
 
     def test_calling_a_layer_inside_the_forward_of_another_model(self, model):
@@ -222,7 +223,7 @@ class TestOutsideForward:
         other, failures = llama(), []
 
         def call_a_layer(*_):
-            with pytest.raises(OutsideForward):
+            with refused("past-the-entry"):
                 model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
             failures.append(True)
 
@@ -302,7 +303,7 @@ class TestInterruptedForwards:
     def test_calls_past_the_entry_still_raise(self, model, place, kind):
         self._interrupt(model, place, kind)
         states = model.get_input_embeddings()(IDS)
-        with pytest.raises(OutsideForward):
+        with refused("past-the-entry"):
             model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
 
     def test_other_models_are_not_concerned(self, model, stock, kind):
@@ -317,7 +318,7 @@ class TestInterruptedForwards:
 
     def test_an_error_raised_by_the_entry_opens_nothing(self, model, kind):
         self._interrupt(model, "model.layers.0.mlp", kind)
-        with pytest.raises(autopack.InvalidPacking):
+        with refused("declaration-invalid"):
             model(input_ids=IDS, position_ids=positions(LENGTHS).float())
         assert current() is None
 
@@ -329,7 +330,7 @@ def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, m
     with monkeypatch.context() as patched:
         patched.setattr("autopack.runtime.scope._running", lambda frame: True)
         layer(states, position_embeddings=rotary)  # in the scope of a forward that is no more
-    with pytest.raises(OutsideForward):
+    with refused("past-the-entry"):
         layer(states, position_embeddings=rotary)
 
 

@@ -21,6 +21,7 @@ from autopack.layout import declarations, host
 from autopack.layout.host import note_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
+from tests.support.refusals import refused
 
 READS = """
 cpu item tolist __bool__ __int__ __float__ __index__ __contains__ nonzero argwhere unique unique_consecutive equal
@@ -250,9 +251,9 @@ def test_a_declaration_that_is_remembered_is_held_to_the_same_rules():
         ids = token_ids(1, 4)
         batch = HostBatch(input_ids=ids, position_ids=torch.tensor([[0, 1, -1, 0]]))
         model.to("meta")
-        with pytest.raises(autopack.InvalidPacking, match="must not be negative"):
+        with refused("declaration-invalid", match="must not be negative"):
             model(**batch.to("meta"))
-        with pytest.raises(autopack.InvalidPacking, match="must lie on the device"):
+        with refused("declaration-invalid", match="must lie on the device"):
             model(input_ids=ids.to("meta"), position_ids=torch.tensor([[0, 1, 0, 1]]))
 
 

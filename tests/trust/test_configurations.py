@@ -12,10 +12,10 @@ import autopack
 from autopack import registry, tiny
 from autopack.architectures import own_attention, quirks, recurrent, whole_model
 from autopack.calls import packed
-from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
 from tests.conftest import FLOAT32, FLOAT64, LEAK, alone, error, gradient_error, gradients, positions, weights_like
+from tests.support.refusals import refused
 
 ROWS = ((7, 12, 5, 9), (9, 5, 12, 7))
 INKLING = {"log_scaling_n_floor": 4}
@@ -95,7 +95,7 @@ def test_reformer_with_hashes_drawn_anew_is_refused():
     model = tiny.build("reformer", hash_seed=None)
     ids = tiny.tokens(model.config, 1, 9)
     assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
-    with pytest.raises(UnsupportedModel, match="hashes are drawn anew at every call"):
+    with refused("cannot-be-packed", match="hashes are drawn anew at every call"):
         autopack.enable(model)
     local = tiny.build("reformer", hash_seed=None, attn_layers=["local", "local"], dtype=torch.float64)
     assert packed_error(local, *ROWS) < FLOAT64

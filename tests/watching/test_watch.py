@@ -20,6 +20,7 @@ from autopack.layout.packed import PackedLayout
 from tests.conftest import positions, token_ids
 from tests.support.mixing import mix, shift_boundaries
 from tests.support.padded import build
+from tests.support.refusals import refused
 from tests.support.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -47,7 +48,7 @@ def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise
         trained(model, *(form(step) for step in range(every)))
         assert handle.watched.checks == 1
         plant(monkeypatch)
-        with pytest.raises(autopack.LeakDetected, match=r"document \d \(row \d, columns") as raised:
+        with refused("leak-detected", match=r"document \d \(row \d, columns") as raised:
             # Documents take turns, and not every one of the four is touched.
             trained(model, *(form(5 + step) for step in range(3 * every)))  # call every + 1 + step
         report = raised.value.report
@@ -69,7 +70,7 @@ def test_a_layer_that_mixes_tokens_is_found(noise):
         noisy(model)
     with autopack.enable(model, watch=1, verify="never") as handle:
         trained(model, row(0))  # the first document has nobody before it
-        with pytest.raises(autopack.LeakDetected) as raised:
+        with refused("leak-detected") as raised:
             trained(model, row(1))
         assert raised.value.report.document == 1
         first, end = raised.value.report.columns
@@ -94,7 +95,7 @@ def test_a_small_leak_at_one_token_of_many_is_found():
     given = {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
     with autopack.enable(model, watch=1, verify="never") as handle:
         trained(model, given)  # the first document is not the one
-        with pytest.raises(autopack.LeakDetected) as raised:
+        with refused("leak-detected") as raised:
             trained(model, given)
         assert raised.value.report.columns == (3, 42)
         assert handle.watched.worst < lengths[1] * FLOAT32, "its mean is no more than rounding"
@@ -115,7 +116,7 @@ def test_labels_at_boundaries_are_part_of_it(monkeypatch):
     with autopack.enable(model, watch=1) as handle:
         monkeypatch.setattr(packed, "without_boundaries", lambda labels, *_: labels)
         trained(model, row(0))
-        with pytest.raises(autopack.LeakDetected) as raised:
+        with refused("leak-detected") as raised:
             trained(model, *(row(step) for step in range(1, 5)))
         assert raised.value.report.field == "loss"
         assert handle.watched.leaks == 1
