@@ -198,5 +198,5 @@ def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
         assert handle.enabled.proof.source in ("twin", "parts")
     asking = Asks(tiny.config("llama"))
     asking.model_info = object()
-    with refused("past-the-entry", match="is not as its class makes it: model_info"):
+    with refused("not-exact", match="is not as its class makes it: model_info"):
         autopack.enable(asking)
