@@ -167,7 +167,7 @@ class TestMasks:
         model, arguments, name = call
         mask = arguments[name].clone()
         mask[:, -1, 0] = 1
-        with refused("prepared-mask", match="shows it images that other documents see"):
+        with refused("media-of-others", match="shows it images that other documents see"):
             model(**{**arguments, name: mask})
 
     def test_in_another_order(self, call):
@@ -254,7 +254,7 @@ class TestCollator:
         model = with_images(model_type)
         example = self.example(model, documents(model)[0])
         example[MASKS[model_type]] = example[MASKS[model_type]][:, 1:]
-        with refused("media-of-others", match=f"{MASKS[model_type]}.*wanted .1, tokens, images"):
+        with refused("unusable-data", match=f"{MASKS[model_type]}.*wanted .1, tokens, images"):
             PackingCollator.for_model(model)([example])
 
     def test_padding_of_an_example_is_left_out_of_its_mask(self):

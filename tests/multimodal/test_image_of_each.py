@@ -145,6 +145,6 @@ def test_labels_of_git_need_images():
     _, model = twins("git")
     call = packed(model, [documents(model)])
     with autopack.enable(model):
-        with refused("loss-not-of-documents", match="labels was given to GitForCausalLM.*as an image has"):
+        with refused("argument-of-no-document", match="labels was given to GitForCausalLM.*as an image has"):
             model(**{**call, "pixel_values": None}, labels=call["input_ids"])
         assert model(**call, labels=call["input_ids"]).loss.isfinite()

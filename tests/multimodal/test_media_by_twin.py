@@ -113,7 +113,7 @@ def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
     model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
     found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
     assert apart(model, found[:8]) <= FLOAT32
-    with autopack.enable(model), refused("does-not-fit", match="more than 8 images or documents"):
+    with autopack.enable(model), refused("media-not-measured", match="more than 8 images or documents"):
         model(**media_rows.packed(model, [found]))
 
 
