@@ -217,6 +217,11 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
     names = argument_names(model)
     if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(model) and row_head(model) is None:
+    head = row_head(model)
+    if head is not None and head.refusal is not None:
+        raise UnsupportedModel(
+            f"{type(model).__name__}: {head.refusal}, so its packed rows are refused: nothing to audit"
+        )
+    if is_head_of_pair(model) and head is None:
         why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
         raise UnsupportedModel(f"{type(model).__name__} {why}")
