@@ -7,7 +7,7 @@ sounds apart by themselves, but for padding, which a sound has beside a longer o
 let it change the last frames of a sound, or all frames. Their rules detect this in a call
 (`Family.sounds_together`), and the call raises.
 
-Names are those of transformers 5.23.
+Names are from transformers 5.23.
 """
 
 from __future__ import annotations

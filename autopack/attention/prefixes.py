@@ -22,7 +22,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
     """Attend from every token of the row that runs to those before it in its document: (1, S, H,
     V).
 
-    The layout of `call` is that of the documents. A backend that takes other lengths of keys than
+    The layout of `call` describes the documents. A backend that takes other lengths of keys than
     of queries computes each stretch once; with any other backend, documents attend as if they
     shared nothing. Raises `UnsupportedModel` if later tokens are seen: then common tokens differ
     from document to document.

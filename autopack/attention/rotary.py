@@ -28,7 +28,8 @@ call set."""
 
 
 class PerDocumentRotary:
-    """Forward hook of a rotary module: recomputes the embeddings of a packed row for each length of document."""
+    """Forward hook of a rotary module that recomputes a packed row's embeddings for each document
+    length."""
 
     def __init__(self, link: Link):
         self.link = link

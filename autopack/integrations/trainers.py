@@ -77,7 +77,7 @@ class TrainerAdapter:
         return None if self.columns is None else getattr(trainer, self.columns, None)
 
     def found_columns(self, trainer: Any) -> list[str]:
-        """Return the columns that a trainer keeps, which drops columns, once it has found them."""
+        """Let a trainer that drops columns find those that it keeps, and return them."""
         getattr(trainer, self.find_columns)()
         return getattr(trainer, self.columns or "")
 

@@ -35,8 +35,8 @@ FIELDS: dict[str, Field] = {
 }
 """Axes of outputs that their name determines.
 
-The shape determines those of other outputs: (R, C, ...), or none per token in a head's results per
-document.
+The axes of other outputs follow from their shape: (R, C, ...), or none per token in a head's
+results per document.
 """
 
 

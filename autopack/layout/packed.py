@@ -175,7 +175,8 @@ class PackedLayout:
         return self.upload(np.arange(self.columns) - self.starts + first_position)
 
     def in_chunks(self, size: int) -> PackedLayout:
-        """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
+        """Return the layout of chunks of `size` tokens, counted from each document's start (chunked
+        attention)."""
 
         def build() -> PackedLayout:
             return PackedLayout(self.rows, self.columns, _cut(self.bounds, size), self.device)

@@ -100,7 +100,7 @@ class Prefixes:
 
     @cached_property
     def keys(self) -> PackedLayout:
-        """Tokens that each stretch attends to, end to end: those of its document up to its end."""
+        """Tokens that each stretch attends to, end to end: its document up to its end."""
         return one_row((stretch.depth + stretch.length for stretch in self.stretches), self.device)
 
     @cached_property
@@ -111,12 +111,14 @@ class Prefixes:
 
     @cached_property
     def numbers(self) -> torch.Tensor:
-        """For each column of the row that runs, the number of its stretch: int64 (S,) on the device."""
+        """For each column of the row that runs, the number of its stretch: int64 (S,) on the
+        device."""
         return self.documents.upload(np.repeat(np.arange(len(self.stretches)), self.lengths))
 
     @cached_property
     def depths(self) -> torch.Tensor:
-        """For each column of the row that runs, the place of its token in its document: int64 (S,) on the device."""
+        """For each column of the row that runs, its token's place in its document: int64 (S,) on
+        the device."""
         return self.documents.upload(np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]))
 
     @cached_property

@@ -116,8 +116,8 @@ class AtOperations(Way):
 
 @dataclass(frozen=True)
 class Restarting(Way):
-    """Strategy for embeddings of positions that count columns: every document gets those of the
-    first columns.
+    """Strategy for embeddings of positions that count columns: documents get the first columns'
+    embeddings.
 
     The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or
     (rows, columns, channels); the result is (rows, columns, channels).

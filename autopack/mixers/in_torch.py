@@ -38,11 +38,11 @@ def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]
 
 
 class LinearRecurrence(torch.autograd.Function):
-    """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of
-    steps.
+    """Recurrence h_t = decay_t * h_(t-1) + inputs_t from h = 0, on floats (tokens, ...) in step
+    order.
 
     `bounds` are where each step begins and the last one ends. The first entries of a step continue
-    those of the step before.
+    the entries of the step before.
     """
 
     @staticmethod

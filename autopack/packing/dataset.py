@@ -23,7 +23,7 @@ BLOCK = 1 << 19
 PLANNED = ("strategy", "seed", "overflow", "max_documents", "cost", "ranks", "align")
 """Options that a plan has as well."""
 ADDED = ("mask_first_label", "position_ids", "first_position", "loss_weights")
-"""Options for columns of rows beside those of their documents."""
+"""Options for further columns of rows, beside their documents' columns."""
 
 
 def pack(

@@ -40,7 +40,8 @@ class Places:
         """Return the bounds of documents over the flattened rows, int32, and the length of the
         longest.
 
-        Their number is fixed if rows are fixed, with the most documents `per_row`.
+        With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
+        a row's.
         """
         if per_row is None:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
@@ -63,7 +64,7 @@ def place(
 ) -> Places:
     """Put the examples into rows, in order; start a new row if the next does not fit (next-fit).
 
-    The options are those of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    Options have the names of `PackingCollator`; rows are padded to a `multiple` of so many columns.
     """
     lengths = np.concatenate([e.lengths for e in examples])
     taken = aligned(lengths, align)
@@ -113,7 +114,7 @@ def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
 
 
 def keep_positions(examples: list[Example], positions: np.ndarray, placed: Places) -> None:
-    """Put the examples' own positions into those of the rows."""
+    """Write the examples' own positions into the positions of the rows."""
     if not any(POSITIONS in e.columns for e in examples):
         return
     flat, width = positions.reshape(-1), positions.shape[1]

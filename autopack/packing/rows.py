@@ -238,7 +238,8 @@ class Packing:
             raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error
 
     def _grouped(self, documents: Documents) -> dict[str, np.ndarray]:
-        """Return the groups for a plan. Rows leave their column out, unless it is labels or named in `columns`."""
+        """Return the groups for a plan; rows leave their column out, unless it is labels or in
+        `columns`."""
         found, name = groups_of(documents, self.groups), self.groups
         if name in documents.per_document and name not in (*LABEL_KEYS, *(self.carried["columns"] or ())):
             documents.per_document.remove(str(name))

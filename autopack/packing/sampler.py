@@ -22,7 +22,6 @@ from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
-"""Strategies whose number of rows differs from draw to draw."""
 _ATTEMPTS = 16
 
 
@@ -169,7 +168,7 @@ class PackedBatchSampler:
             self.left_out = int(documents.sum() - documents[steps].sum())
 
     def _planned(self, seed: int) -> Plan:
-        """Return the plan of an epoch, which makes as many steps as those of all others."""
+        """Return the plan of an epoch; all epochs have the same number of steps."""
         ranks, options = self.num_replicas, self._options | self._grouped
         if self._first is None:
             made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
@@ -197,8 +196,7 @@ class PackedBatchSampler:
         return plan(self._lengths, self.max_length, seed=first, ranks=ranks, rows=wanted, **options)
 
     def __len__(self) -> int:
-        """Return this rank's batches in this epoch, from its beginning; those of all ranks for
-        accelerate."""
+        """Return the number of this rank's batches in a whole epoch; of all ranks for accelerate."""
         return len(self._rows) * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -96,7 +96,7 @@ def shard_rows(
 
 
 def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor) -> torch.Tensor:
-    """Return the batch's positions, or those of its documents; of a padded batch, its columns."""
+    """Return positions of the batch, else of its documents, else (padded batch) its columns."""
     given = batch.get("position_ids")
     if given is None:
         given = torch.arange(ids.shape[1], device=ids.device) if layout is None else layout.position_ids()

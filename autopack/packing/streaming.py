@@ -23,7 +23,8 @@ ROWS = "autopack_rows"
 
 
 class ReplayedStream(IterableDataset):
-    """An `IterableDataset` whose state is the number of rows that it gave; resuming draws as many and drops them."""
+    """An `IterableDataset` whose state is the number of rows given; resuming draws as many and
+    drops them."""
 
     _given = 0
     _resumed: dict[str, Any] | None = None

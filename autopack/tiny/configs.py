@@ -48,9 +48,9 @@ TASKS = {
 
 
 def types_for(task: str) -> list[str]:
-    """Return all model types that the installed transformers maps to a task (one of `TASKS`), sorted.
+    """Return all model types that the installed transformers maps to a task of `TASKS`, sorted.
 
-    Those registered with transformers' auto classes in this process are among them.
+    Types registered with transformers' auto classes in this process are among them.
     """
     registered = getattr(modeling_auto, TASKS[task])._extra_content
     return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
@@ -73,9 +73,11 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 def of_class(
     config_class: type[PretrainedConfig], overrides: dict[str, Any], parts: dict[str, str], task: str = ""
 ) -> PretrainedConfig:
-    """Return a tiny configuration of a class, transformers' own or another, as `config` does for one of a type.
+    """Return a tiny configuration of any class, transformers' own or another, as `config` does of a
+    type.
 
-    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the class refuses them.
+    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the
+    class refuses them.
     """
     model_type = config_class.model_type
     own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})

@@ -61,7 +61,8 @@ def build(
 
 
 def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Return random token ids of the given shape, int64 on the CPU; none pads, separates or stands for an image."""
+    """Return random token ids of this shape, int64 on the CPU; none pads, separates or marks an
+    image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 

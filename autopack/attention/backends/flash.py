@@ -48,7 +48,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend from each stretch to its document up to its end: flash attention aligns queries with the last keys."""
+    """Attend from each stretch to its document up to its end: flash aligns queries with the last
+    keys."""
     call.refuse_dense_mask("flash attention")
     if isinstance(call.mask, DocumentMask) and (call.mask.pattern is None or call.mask.pattern.chunk is not None):
         return None

@@ -1,4 +1,5 @@
-"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own functions."""
+"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own
+functions."""
 
 from __future__ import annotations
 

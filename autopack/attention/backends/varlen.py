@@ -76,7 +76,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend from each stretch to its document up to its end: the kernel aligns queries with the last keys."""
+    """Attend from each stretch to its document's keys: the kernel aligns queries with the last
+    keys."""
     pattern = call.pattern
     if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
         return None
