@@ -1,5 +1,4 @@
-"""Documents of packed rows as rows of a batch, right-padded or one length at a time, and back
-again.
+"""Documents of packed rows as rows of a batch, right-padded or of one length, and back.
 
 Everything that runs documents apart builds its batches here: mixers, attention of a model's own,
 heads with one result per row, functions that number tokens.
@@ -20,8 +19,7 @@ from autopack.layout.forms import FIELDS, Field, Frame, rows_first
 from autopack.layout.packed import PackedLayout, real_documents
 
 GROWTH = 1.5
-"""Largest ratio of lengths in one bucket: padding is at most a third, and few buckets are
-needed."""
+"""Largest ratio of lengths in one bucket: at most a third is padding, and buckets are few."""
 
 Spread = Callable[[torch.Tensor], torch.Tensor]
 """Function from (rows, columns, ...) to the (documents, tokens, ...) that a module runs on."""
@@ -62,8 +60,7 @@ class DocumentBatch:
 
     @classmethod
     def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
-        """Return the batch of all documents in order, without runs of padding; made once per
-        layout."""
+        """Return the batch of all documents in order, but runs of padding; made once per layout."""
         return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(real_documents(layout))))
 
     @property
@@ -142,8 +139,7 @@ def gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor)
 
 
 def by_length(lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of the documents of each length, the shortest first; no group needs
-    padding."""
+    """Return the numbers of the documents of each length, the shortest first: without padding."""
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 

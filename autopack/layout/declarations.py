@@ -1,5 +1,4 @@
-"""Read how a call declares its documents, in any form that collators use, and check for
-agreement."""
+"""Read how a call declares its documents, in any form that collators use, and check it."""
 
 from __future__ import annotations
 
@@ -69,7 +68,8 @@ def read(
     """Return the documents that the arguments of a forward declare for a batch of `shape` (rows,
     columns).
 
-    Reads:
+    It reads:
+
     * `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a
       document starts with 0 in every section. They declare documents if some token after the first
       of its row has 0 or `first_position`.
@@ -265,8 +265,7 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
-    """Return True where positions may begin anew: at 0, `first_position`, or the row's first
-    position.
+    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
 
     The row's first position does not count if the row continues a cache. Positions that do not go
     on by one declare documents only if they begin anew somewhere: generation counts on after
@@ -277,8 +276,7 @@ def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, conti
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
-    """Return positions (3, rows, columns) as (rows, columns), so that one copy brings them to the
-    host.
+    """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
 
     The result is twice the time position, plus one if the sections differ, as in images, or are no
     whole numbers, as in videos; -1 if one is negative.
@@ -291,8 +289,7 @@ def _in_one(positions: torch.Tensor) -> torch.Tensor:
 def _section_starts(
     sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return True where documents start by positions of three sections: at a token with 0 in all of
-    them.
+    """Return True where documents start by positions of three sections: at 0 in all of them.
 
     In a document, time goes on and text counts on by one. Anything else could be a document that
     starts at a later position, or a video with its sound numbered beside it; only another

@@ -24,8 +24,8 @@ class PackedLayout:
     """The documents of a batch of packed rows, in order, over the flattened rows.
 
     * `rows` and `columns` are the shape of the batch.
-    * `bounds` holds, on the host, the first token of each document in the flattened rows, and `rows
-      * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
+    * `bounds` holds, on the host, the first token of each document in the flattened rows, and
+      `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
     * `slots` are bounds of fixed number, the end repeated, if the call declared such: a compiled
       graph is made for it. `slots_on_host` is the slots, or the bounds, as an int32 tensor on the
       CPU.
@@ -71,8 +71,7 @@ class PackedLayout:
 
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
-        """Build the layout of rows of documents of these lengths in tokens; all rows must be
-        equally long."""
+        """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
@@ -184,15 +183,13 @@ class PackedLayout:
         return self.derived(("chunks", size), build)
 
     def derived(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Return the result of `build` for this layout, made once: all layers of a forward share
-        one layout."""
+        """Return the result of `build`, made once: all layers of a forward share one layout."""
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
 
     def to(self, device: torch.device) -> PackedLayout:
-        """Return the same layout with its tensors on `device` (pipeline stages may lie on
-        several)."""
+        """Return the layout with its tensors on `device` (pipeline stages may lie on several)."""
         if device == self.device:
             return self
         return self.derived(device, lambda: replace(self, device=device, _derived={}))

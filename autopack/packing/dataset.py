@@ -95,9 +95,9 @@ def pack(
         groups: `True` puts documents of the same first tokens into one row, or as few as hold them.
             The name of a column does so for documents of the same value in it, such as completions
             of one prompt; rows keep that column only if `columns` names it. Common first tokens
-            count once in `max_length`, since the model computes them once (`enable(model,
-            share=...)`), so rows may have more tokens than that: collate them without a
-            `max_length`.
+            count once in `max_length`, since the model computes them once
+            (`enable(model, share=...)`), so rows may have more tokens than that: collate them
+            without a `max_length`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
         load_from_cache_file: `False` writes rows anew even if they are in the cache; by default

@@ -32,8 +32,8 @@ class Arm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
-            groups"` if documents that begin alike share rows.
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by
+            `", groups"` if documents that begin alike share rows.
         batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
             None for plans.
         order: of the documents of padded batches: `"random"`, or `"grouped"` by length as

@@ -79,9 +79,9 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_len
     more.
 
     For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room
-    for the pairs of a model that computes a prompt once for both (`autopack.enable(model,
-    share=...)`). Arguments and errors are those of `pair_lengths`; a collator that leaves the
-    prompt out, or cuts off its beginning, is an error too.
+    for the pairs of a model that computes a prompt once for both
+    (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`; a
+    collator that leaves the prompt out, or cuts off its beginning, is an error too.
     """
     lengths = pair_lengths(dataset, collator, max_length=max_length)
     form = _form(dataset)

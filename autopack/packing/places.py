@@ -37,8 +37,7 @@ class Places:
         return np.flatnonzero(self.real)
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
-        """Return the bounds of documents over the flattened rows, int32, and the length of the
-        longest.
+        """Return bounds of documents over the flattened rows, int32, and the longest length.
 
         With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
         a row's.
