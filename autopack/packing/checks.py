@@ -29,7 +29,7 @@ WEIGHINGS = (*get_args(Weighing), None)
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
-    """Return the error about a value of one example."""
+    """The error about a value of one example."""
     return InvalidPacking(f"example {index}, {kind}{key!r}: {found}")
 
 

@@ -140,7 +140,7 @@ class Estimate:
 
     @property
     def _compared(self) -> list[Arm]:
-        """Padded batches of the baseline's size in both orders, and all packed arms."""
+        """The padded batches of the baseline's size in both orders, and all that is packed."""
         return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
     def _head(self) -> list[str]:
@@ -191,10 +191,9 @@ class Estimate:
         ]
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draw lengths, padding and speed-ups; return matplotlib's figure, and write it if a path
-        is given.
+        """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
 
-        Raises `AutopackError` if matplotlib is missing (`pip install "autopack[plot]"`).
+        Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
         try:
             from matplotlib.figure import Figure
@@ -257,7 +256,7 @@ def packed_arm(made: Plan, cost: CostModel) -> Arm:
 
 
 def draw_lengths(axes: Any, found: np.ndarray) -> None:
-    """Draw a histogram of the tokens of documents, with their mean."""
+    """A histogram of the tokens of documents, with their mean."""
     edges = np.linspace(0, max(1, found.max()), 61)
     axes.hist(found, edges, color=PACKED)
     axes.axvline(found.mean(), color=INK, lw=1, ls="--", label="mean")
@@ -266,8 +265,7 @@ def draw_lengths(axes: Any, found: np.ndarray) -> None:
 
 
 def draw_padding(axes: Any, padded: Sequence[Arm]) -> None:
-    """Draw padding shares by the size of padded batches, in both orders, which alternate in
-    `padded`."""
+    """The share of padding by the size of padded batches, in both orders, which take turns in `padded`."""
     for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
         shares = [arm.padding * 100 for arm in padded[number::2]]
         axes.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
@@ -277,7 +275,7 @@ def draw_padding(axes: Any, padded: Sequence[Arm]) -> None:
 
 
 def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
-    """Draw the expected speed of every arm."""
+    """The expected speed of every arm."""
     bars = axes.barh([_name(arm) for arm in compared], [arm.speedup for arm in compared], color=_colors(compared))
     axes.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
     axes.invert_yaxis()
@@ -285,7 +283,7 @@ def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
 
 
 def draw_fill(axes: Any, compared: Sequence[Arm]) -> None:
-    """Draw the fill of every arm's rows: real tokens, of all columns, in percent."""
+    """How full the rows of every arm are: real tokens, of all columns, in percent."""
     names = [_name(arm) for arm in compared]
     axes.barh(names, [100] * len(names), color=LINE)
     bars = axes.barh(names, [100 * (1 - arm.padding) for arm in compared], color=_colors(compared))

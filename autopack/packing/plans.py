@@ -201,8 +201,7 @@ class Plan:
         return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
 
     def plot(self) -> Any:
-        """Draw tokens per row, and documents per row; return the figure of matplotlib, which it
-        needs."""
+        """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
