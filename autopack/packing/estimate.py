@@ -283,7 +283,7 @@ def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
 
 
 def draw_fill(axes: Any, compared: Sequence[Arm]) -> None:
-    """How full the rows of every arm are: real tokens, of all columns, in percent."""
+    """Draw the fill of every arm: real tokens, of all columns, in percent."""
     names = [_name(arm) for arm in compared]
     axes.barh(names, [100] * len(names), color=LINE)
     bars = axes.barh(names, [100 * (1 - arm.padding) for arm in compared], color=_colors(compared))
