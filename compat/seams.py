@@ -1,0 +1,235 @@
+"""Break autopack on purpose, at one named function at a time, and see that its tests notice.
+
+    python -m compat.seams                    every seam of compat/seam_table.py
+    python -m compat.seams --only flex scan:  the seams whose names contain one of these
+    python -m compat.seams --list             print the seams and run nothing
+
+The tests of all seams run once with wrappers around the functions that change nothing, where they have to pass; then
+those of each seam with its break, in a process of its own, where every one has to fail. Nothing on disk changes. The
+exit status is 1 where a break survives, where a name is not found, and where tests fail without a break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import importlib
+import inspect
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from compat.matrix import ROOT
+from compat.reliability import packages
+from compat.seam_table import SEAMS, Break, Seam, unchanged
+
+_BROKEN = "AUTOPACK_COMPAT_SEAM"
+"""The environment variable that names the seam to processes which tests spawn."""
+_SECONDS = 900
+"""Tests that take longer hang, which fails them."""
+
+
+def home_of(at: str) -> tuple[Any, str, Any]:
+    """Return the module or class where a seam stands, the name it has there, and what stands there unbound."""
+    module, _, path = at.partition(":")
+    home: Any = importlib.import_module(module)
+    *above, name = path.split(".")
+    for each in above:
+        home = getattr(home, each)
+    if name not in vars(home):
+        raise LookupError(f"Could not find {at}: {getattr(home, '__name__', home)} has no {name} of its own.")
+    return home, name, vars(home)[name]
+
+
+def wrapped(found: Any, breaks: Break) -> Any:
+    """Return a function, property, static or class method with a break around it, to autopack still its own code."""
+    if isinstance(found, property):
+        return property(wrapped(found.fget, breaks), found.fset, found.fdel, found.__doc__)
+    if isinstance(found, functools.cached_property):
+        return functools.cached_property(wrapped(found.func, breaks))
+    if isinstance(found, (staticmethod, classmethod)):
+        return type(found)(wrapped(found.__func__, breaks))
+    broken = breaks(found)
+
+    @functools.wraps(found)
+    def seam(*args: Any, **kwargs: Any) -> Any:
+        return broken(*args, **kwargs)
+
+    file = inspect.unwrap(found).__code__.co_filename
+    seam.__code__ = seam.__code__.replace(co_filename=file)
+    return seam
+
+
+@contextlib.contextmanager
+def put(seam: Seam, breaks: Break | None = None) -> Iterator[None]:
+    """Break a seam in this process: at its home, in modules that have imported it, and in tables that hold it."""
+    home, name, found = home_of(seam.at)
+    broken = wrapped(found, seam.breaks if breaks is None else breaks)
+    if isinstance(broken, functools.cached_property):
+        broken.__set_name__(home, name)
+    setattr(home, name, broken)
+    changed = []
+    for holder in gc.get_referrers(found):
+        held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        if isinstance(held, dict) and held is not vars(broken):
+            keys = [key for key, value in held.items() if value is found]
+            held.update(dict.fromkeys(keys, broken))
+            changed += [(held, key) for key in keys]
+    try:
+        yield
+    finally:
+        setattr(home, name, found)
+        for held, key in changed:
+            held[key] = found
+
+
+class _Reports:
+    """The tests that have run, and those of them that have failed."""
+
+    def __init__(self) -> None:
+        self.ran: set[str] = set()
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+        if report.when == "call" and not report.skipped:
+            self.ran.add(report.nodeid)
+
+
+def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
+    """Run the tests of seams in this process; return those that ran, those that failed, and the end of what it says."""
+    os.chdir(root)
+    sys.path.insert(0, str(root))
+    reports, printed = _Reports(), io.StringIO()
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.alarm(_SECONDS if broken else 0)
+    if broken and seams[0] in SEAMS:
+        os.environ[_BROKEN] = seams[0].name
+        # Processes that tests spawn import the main module anew, and this one then breaks the seam there as well.
+        sys.modules["__main__"] = sys.modules[tested.__module__]
+    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(printed):
+        for seam in seams:
+            stack.enter_context(put(seam, None if broken else unchanged))
+        pytest.main([*options, *dict.fromkeys(test for seam in seams for test in seam.tests)], plugins=[reports])
+    return reports.ran | reports.failed, reports.failed, printed.getvalue()[-1000:]
+
+
+def _hangs(*_: Any) -> None:
+    raise TimeoutError(f"the tests take more than {_SECONDS} s")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A seam, True if each of its tests failed by its break, and one that did, or the reason why not."""
+
+    seam: Seam
+    caught: bool
+    by: str
+
+
+def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT) -> Iterator[Outcome]:
+    """Try seams, `jobs` at a time, and yield what became of each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
+    numbers = [SEAMS.index(seam) if seam in SEAMS else seam for seam in seams]
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        whole = pool.submit(_tested, numbers, False, root)
+        broken = [pool.submit(_tested, [number], True, root) for number in numbers]
+        ran, wrong, said = whole.result()
+        for seam, future in zip(seams, broken, strict=True):
+            _, failed, printed = future.result()
+            unfit = [test for test in seam.tests if _of(test, wrong) or not _of(test, ran)]
+            missed = [test for test in seam.tests if not _of(test, failed)]
+            if unfit:
+                yield Outcome(seam, False, f"does not pass without it: {unfit[0]}" + ("" if ran else f" ({said})"))
+            elif missed:
+                yield Outcome(seam, False, f"SURVIVES {' '.join(missed)}")
+            else:
+                yield Outcome(seam, True, min(_of(seam.tests[0], failed)))
+
+
+def _tested(numbers: Sequence[int | Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
+    """Run the tests of seams that are given by their places in the table: lambdas do not go to other processes."""
+    return tested([SEAMS[each] if isinstance(each, int) else each for each in numbers], broken, root)
+
+
+def _of(test: str, names: set[str]) -> list[str]:
+    """Return those of some names that a test, a class of tests or a file stands for."""
+    return [name for name in names if name == test or name.startswith((f"{test}[", f"{test}::"))]
+
+
+def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
+    """Return what is wrong with seams without running them: names that come twice, functions or tests not found."""
+    seams = list(seams)
+    names = [seam.name for seam in seams]
+    found = [f"{name}: there are several of this name" for name in dict.fromkeys(names) if names.count(name) > 1]
+    for seam in seams:
+        try:
+            home_of(seam.at)
+        except (ImportError, AttributeError, LookupError) as error:
+            found.append(f"{seam.name}: {error}")
+        found += [f"{seam.name}: there is no test {test}" for test in seam.tests if not _exists(test, root)]
+        found += [] if seam.tests else [f"{seam.name}: it names no tests"]
+    return found
+
+
+def _exists(test: str, root: Path) -> bool:
+    file, *names = test.partition("[")[0].split("::")
+    text = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else None
+    return text is not None and all(re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE) for name in names)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the seams that are asked for; return 1 where one survives or cannot be tried."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="seams whose names contain one of these"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run tests at the same time")
+    parser.add_argument("--list", action="store_true", help="print the seams and run nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    asked = parser.parse_args(arguments)
+    seams = [seam for seam in SEAMS if any(word in seam.name for word in asked.only)]
+    if not seams:
+        parser.error(f"no seam has {' or '.join(asked.only)} in its name; see --list")
+    if asked.list:
+        print("\n".join(f"{seam.name}\n    {seam.at}\n    {' '.join(seam.tests)}" for seam in seams))
+        return 0
+    if wrong := problems(seams):
+        print("\n".join(wrong))
+        return 1
+    width, outcomes = max(len(seam.name) for seam in seams), []
+    for outcome in tqdm(run(seams, asked.jobs), total=len(seams), unit=" seams", disable=None):
+        outcomes.append(outcome)
+        with tqdm.external_write_mode():
+            print(f"{outcome.seam.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}", flush=True)
+    caught = sum(outcome.caught for outcome in outcomes)
+    print(f"\n{len(outcomes)} seams: {caught} caught, {len(outcomes) - caught} not.")
+    if asked.json is not None:
+        tried = [{"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes]
+        asked.json.write_text(json.dumps({"with": packages(), "seams": tried}, indent=1) + "\n")
+    return int(caught < len(outcomes))
+
+
+if __name__ == "__mp_main__" and os.environ.get(_BROKEN):
+    # Never taken back: the process ends with what it was spawned for.
+    put(next(seam for seam in SEAMS if seam.name == os.environ[_BROKEN])).__enter__()
+
+if __name__ == "__main__":
+    sys.exit(main())
