@@ -93,6 +93,21 @@ def _from_0(add: Function, call: Any, arguments: dict[str, Any], layout: Any) ->
     arguments["position_ids"] = layout.position_ids(0)
 
 
+_STATES = "encoder_hidden_states"
+
+
+def _scope_of_anyone() -> Any:
+    """Return the scope that is running, whatever model it is of."""
+    from autopack.runtime.scope import running_scope
+
+    return running_scope()
+
+
+def _from_0(add: Function, call: Any, arguments: dict[str, Any], layout: Any) -> None:
+    """Add positions that restart at 0, whatever the model begins with."""
+    arguments["position_ids"] = layout.position_ids(0)
+
+
 _ATTENTION = (
     _seam(
         "attention: the mask of a document is lost",
@@ -125,16 +140,9 @@ _ATTENTION = (
         "attention/test_mask_rules.py::test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two windows]",
     ),
     _seam(
-        "masks: chunks are counted by the padding of a row",
-        "inspection.masks:_without_padding",
-        never(lambda function: function),
-        "attention/test_mask_rules.py::test_chunks_of_transformers_are_those_of_a_document_without_padding",
-    ),
-    _seam(
         "flex: documents have one number",
         "layout.packed:PackedLayout.seq_idx",
         result(torch.zeros_like),
-        "attention/test_flex.py::test_packed_equals_alone[llama]",
         "attention/test_flex.py::test_a_block_mask_of_the_models_own_is_cut_by_documents",
     ),
     _seam(
@@ -160,12 +168,6 @@ _ATTENTION = (
         "attention.backends.varlen:attend_varlen",
         around(lambda run, layout, *states, **more: run(_as_one(layout), *states, **more)),
         "attention/test_varlen.py::test_equals_each_document_alone[causal-(16, 16)-2.14.1]",
-    ),
-    _seam(
-        "varlen: windows are dropped",
-        "inspection.torches:attend_varlen",
-        around(lambda run, *given, **more: run(*given[:6], (-1, given[6][1]), *given[7:], **more)),
-        "attention/test_varlen.py::test_equals_each_document_alone[window-(16, 16)-2.14.1]",
     ),
     _seam(
         "varlen: what torch's kernel lacks is asked of it",
@@ -233,40 +235,16 @@ _LAYOUT = (
         "layout/test_layout.py::test_every_view_agrees_with_the_lengths",
     ),
     _seam(
-        "layout: long padding is one document",
-        "layout.packed:_cut",
-        never(lambda bounds, size: bounds),
-        "trust/test_configurations.py::test_a_run_of_padding_is_cut_to_the_length_of_documents",
-    ),
-    _seam(
         "layout: runs of padding are documents",
         "layout.packed:real_documents",
         result(np.ones_like),
         "mixers/test_encoders.py::test_runs_of_padding_are_no_documents_that_a_model_has_to_run",
     ),
     _seam(
-        "layout: masks of other rows are cut",
-        "layout.batches:DocumentBatch.square",
-        never(lambda batch, mask: mask),
-        "layout/test_layout.py::test_a_mask_of_other_rows_is_not_cut[shape0]",
-    ),
-    _seam(
         "layout: documents come back in the order of their batches",
         "layout.batches:Batches.of",
         result(lambda found: replace(found, back=torch.arange(len(found.back)))),
         "mixers/test_rows.py::test_any_causal_mixer_gets_every_document_once_and_from_its_start",
-    ),
-    _seam(
-        "layout: padding of a batch of documents is kept",
-        "layout.batches:DocumentBatch.real",
-        never(lambda batch, states: states.reshape(-1, *states.shape[2:])[: len(batch.tokens)]),
-        "mixers/test_rows.py::test_any_causal_mixer_gets_every_document_once_and_from_its_start",
-    ),
-    _seam(
-        "layout: positions in sections are no tokens",
-        "layout.forms:Frame.form_of",
-        around(lambda ask, frame, name, value: ask(frame, "", value)),
-        "layout/test_forms.py::test_each_kind_of_positions_is_changed_by_itself",
     ),
     _seam(
         "padding: the row is one document",
@@ -287,21 +265,9 @@ _LAYOUT = (
         "calls/test_ignored_labels.py::test_padded_batches[llama]",
     ),
     _seam(
-        "padding: what is put there has no slope",
-        "layout.padding:Padding.restore",
-        around(lambda restore, padding, row, axis=1, fill=False: restore(padding, row, axis)),
-        "calls/test_padding_beside_labels.py::test_what_is_read_beside_the_loss_of_labels_raises[llama-causal-lm-square]",
-    ),
-    _seam(
         "labels: the first of a document counts",
         "layout.packed:without_boundaries",
         never(lambda labels, *_: labels),
-        "calls/test_ignored_labels.py::test_packed_rows[llama]",
-    ),
-    _seam(
-        "labels: the last of a document is left out, by another value",
-        "layout.packed:without_boundaries",
-        around(lambda cut, labels, layout, *_: cut(labels, layout, True)),
         "calls/test_ignored_labels.py::test_packed_rows[llama]",
     ),
     _seam(
@@ -323,12 +289,6 @@ _LAYOUT = (
         "layout/test_declarations.py::test_any_two_that_disagree_are_refused_by_name_and_place[position_ids-cu_seq_lens_q]",
     ),
     _seam(
-        "declarations: negative positions are taken",
-        "layout.declarations:_position_starts",
-        around(lambda read, positions, real: read(np.abs(positions), real)),
-        "layout/test_declarations.py::test_invalid_declarations_are_refused_in_words[negative positions]",
-    ),
-    _seam(
         "declarations: padding inside a document is taken",
         "layout.declarations:_with_padding",
         around(lambda cut, starts, real, later: cut(starts, real, np.zeros_like(later))),
@@ -347,12 +307,6 @@ _LAYOUT = (
         "runtime/test_host_reads.py::TestHostBatch::test_what_was_written_to_afterwards_is_not_known",
         "runtime/test_host_reads.py::TestHostBatch::test_a_tensor_that_got_other_data_is_not_known",
         "runtime/test_host_reads.py::TestHostBatch::test_what_counts_no_version_up_is_seen",
-    ),
-    _seam(
-        "host: a tensor's state is always the same",
-        "layout.host:_State.of",
-        returns("the state"),
-        "runtime/test_host_reads.py::test_padding_that_was_noted_is_forgotten_where_the_tokens_are_written_to",
     ),
     _seam(
         "prefixes: equal tokens at other positions are taken together",
@@ -385,12 +339,6 @@ _RUNTIME = (
         "runtime/test_delivery.py::test_torchs_checkpoint_wrapper_around_layers_is_exact[CheckpointImpl.REENTRANT-before]",
     ),
     _seam(
-        "checkpointing: functions of others see no partial",
-        "runtime.runs:_rebound",
-        around(lambda bind, function, scope: bind(lambda *args, **kwargs: function(*args, **kwargs), scope)),
-        "runtime/test_delivery.py::test_checkpoint_functions_of_others_see_which_layer_they_get[a partial of a method]",
-    ),
-    _seam(
         "buffers: later documents begin with those that earlier ones left",
         "runtime.runs:Buffers.put_back",
         returns(False),
@@ -420,12 +368,6 @@ _RUNTIME = (
         "runtime.scope:refuse_stranger",
         skipped,
         "auditing/test_arrival.py::test_a_stranger_that_attends_over_the_packed_row_raises[llama]",
-    ),
-    _seam(
-        "counts: padding of packed rows counts as tokens",
-        "runtime.tally:Volume.of_layout",
-        result(lambda volume: volume._replace(tokens=volume.columns)),
-        "runtime/test_counts.py::test_a_call_of_a_language_model[call1-expected1]",
     ),
     _seam(
         "padding read: no call runs as it came",
@@ -494,12 +436,6 @@ _CALLS = (
         "integration/test_peft.py::test_padding_stays_where_layers_are_given_something_for_each_row[_named]",
     ),
     _seam(
-        "unpadding: a row is not told the shape of the batch",
-        "calls.unpadded:row_sizes",
-        returns({}),
-        "layout/test_padding.py::test_a_row_has_another_shape_than_the_batch_that_its_head_names",
-    ),
-    _seam(
         "generation: its calls are read for documents",
         "calls.call:generates",
         returns(False),
@@ -539,41 +475,11 @@ _CALLS = (
         "multimodal/test_image_encoders.py::TestPPFormulaNet::test_tokens_that_it_would_shift",
     ),
     _seam(
-        "pairs: a label that is hidden from the decoder is seen",
-        "calls.encoder_decoder:PairCall.hides_labels",
-        returns(False),
-        "encoder_decoder/test_hidden_labels.py::test_a_label_that_is_hidden_keeps_the_padding[0]",
-    ),
-    _seam(
-        "outputs: images of a batch are taken for something of its row",
-        "calls.per_row_outputs:of_each_row",
-        around(lambda find, *given: find(*given[:4], 9)),
-        "multimodal/test_padded_batches.py::test_one_image_in_the_whole_batch[gemma3]",
-    ),
-    _seam(
-        "outputs: fields that are to be left out are returned",
-        "calls.outputs:without",
-        never(lambda output, names: output),
-        "auditing/test_other_outputs.py::test_what_is_left_out_by_name_is_not_returned_by_packed_calls_and_all_else_is_exact[nobody can attribute-more]",
-    ),
-    _seam(
         "prefixes: dropout and noise are drawn once",
         "calls.prefixes:_draws",
         returns(False),
         "prefixes/test_choices.py::TestWhen::test_modules_of_dropout",
         "prefixes/test_choices.py::TestWhen::test_noise_on_embeddings",
-    ),
-    _seam(
-        "prefixes: losses of routers count shared tokens once",
-        "calls.call:Call.wants_router_loss",
-        returns(False),
-        "prefixes/test_choices.py::TestWhen::test_losses_of_routers_count_tokens",
-    ),
-    _seam(
-        "prefixes: what the twin says is not heard",
-        "runtime.model:EnabledModel.why_prefixes_stay",
-        skipped,
-        "prefixes/test_exactness.py::TestLeaks::test_the_twin_sees_that_too",
     ),
     _seam(
         "images: a model numbers those of all documents in one call",
@@ -594,12 +500,6 @@ _CALLS = (
         skipped,
         "integration/test_sequence_parallel.py::test_what_is_not_exact_is_refused_on_every_rank[labels-UnsupportedModel-shift_labels]",
     ),
-    _seam(
-        "shared rows: labels of the next document count",
-        "calls.sequence_parallel:_refuse_targets_across",
-        skipped,
-        "integration/test_sequence_parallel.py::test_what_is_not_exact_is_refused_on_every_rank[boundaries-InvalidPacking-where a document ends]",
-    ),
 )
 
 
@@ -617,22 +517,10 @@ _MIXERS = (
         "mixers/test_operations.py::test_the_selective_scan_is_that_of_transformers_on_every_document",
     ),
     _seam(
-        "scan: no gradient of the decay",
-        "mixers.in_torch:LinearRecurrence.backward",
-        result(lambda found: (torch.zeros_like(found[0]), *found[1:])),
-        "mixers/test_operations.py::test_the_gradient_of_the_recurrence",
-    ),
-    _seam(
         "mixers: one first token too few is run again",
         "mixers.operations:run_and_redo_first_tokens",
         around(lambda redo, run, layout, reach: redo(run, layout, max(reach - 1, 0))),
         "mixers/test_operations.py::test_heads_run_again_make_a_mixer_of_known_reach_exact",
-    ),
-    _seam(
-        "kernels: a scan is told of one document",
-        "mixers.operations:_Scan.__call__",
-        around(lambda scan, way, original, layout, *given: scan(way, original, _as_one(layout), *given)),
-        "mixers/test_operations.py::test_kernels_from_the_hub_are_told_or_get_one_document_per_row",
     ),
     _seam(
         "kernels: none is told of documents",
@@ -659,24 +547,196 @@ _MIXERS = (
         "multimodal/test_image_of_each.py::test_documents_get_what_they_get_alone[blip]",
     ),
     _seam(
-        "images: GIT keeps the states of one",
-        "architectures.images:_of_text",
-        never(lambda output, batch: output),
-        "multimodal/test_image_of_each.py::test_documents_get_what_they_get_alone[git]",
-    ),
-    _seam(
         "XLM: columns are counted by padding tokens",
         "architectures.own_attention:_count_every_column",
         never(lambda original, site: original),
         "mixers/test_xlm.py::test_padding_tokens_anywhere_in_the_row[xlm-left]",
         "mixers/test_xlm.py::test_a_document_that_holds_the_padding_token_is_refused[xlm]",
     ),
+)
+
+
+_PROOFS = (
     _seam(
-        "families: rotations that an older release cuts",
-        "registry:_here",
-        never(lambda family, mixers: family),
-        "architectures/test_older_families.py::test_rotations_that_an_older_release_cuts_restart_at_every_document",
+        "collator: positions run on, and first labels count",
+        "packing.collator:PackingCollator._assemble",
+        result(lambda batch: {**batch, "position_ids": np.arange(batch["position_ids"].size)[None]}),
+        "packing/test_collator.py::test_one_row_with_restarting_positions_and_first_labels_ignored",
+    ),
+    _seam(
+        "collator: masks of images begin one image later",
+        "packing.media:along_diagonal",
+        result(lambda found: {name: np.roll(each, 1, axis=2) for name, each in found.items()}),
+        "multimodal/test_across.py::TestCollator::test_rows_get_what_documents_get_alone[mllama-None]",
+    ),
+    _seam(
+        "audit: no document is replaced",
+        "auditing.packed:PackedRuns._influence",
+        result(lambda found: (found[0] * 0, 0.0, found[2])),
+        "auditing/test_auditor_faults.py::test_a_leak_that_shows_only_where_a_document_is_replaced_is_found[two rows]",
+        "auditing/test_auditor.py::test_influence_says_who_changes_whom",
+    ),
+    _seam(
+        "audit: what is no float and no number of a token is not compared",
+        "auditing.fields:_walk",
+        result(lambda found: [(name, each) for name, each in found if each.is_floating_point() and each.dim()]),
+        "auditing/test_other_outputs.py::test_what_leaks_beside_the_logits_is_refused[whole numbers]",
+        "auditing/test_other_outputs.py::test_what_leaks_beside_the_logits_is_refused[a number]",
+    ),
+    _seam(
+        "audit: branches by chance are not run",
+        "auditing.auditor:Audit._by_chance",
+        returns([]),
+        "auditing/test_branches_by_chance.py::test_a_branch_that_mixes_tokens_is_refused[a number below]",
+    ),
+    _seam(
+        "audit: gradients of products are projected as zeros",
+        "auditing.gradients:_of_factors",
+        result(torch.zeros_like),
+        "proving/test_budget.py::TestProjections::test_are_those_of_the_gradients[built]",
+    ),
+    _seam(
+        "audit: what a model got in padded batches is not heard",
+        "auditing.report:LeakReport.padded",
+        returns(None),
+        "auditing/test_auditor_faults.py::test_padded_batches_that_an_audit_finds_wrong_stay_as_they_came",
+    ),
+    _seam(
+        "enable: a model whose audit has leaked is enabled",
+        "enabling.enable:_refuse_what_leaks",
+        skipped,
+        "enabling/test_enable.py::TestFailures::test_an_audit_that_finds_a_leak[llama-always]",
+    ),
+    _seam(
+        "enable: what is changed later is not noticed",
+        "inspection.changes:Watch.changed",
+        skipped,
+        "unfamiliar/test_replaced_parts.py::test_a_part_that_mixes_tokens[combination1-bloom-after]",
+        "inspection/test_onlookers.py::test_a_hook_on_the_backbone_is_audited_at_the_next_call",
+        "unfamiliar/test_configurations.py::test_a_field_that_is_changed_later_is_noticed[a field]",
+        "unfamiliar/test_configurations.py::test_a_field_that_is_changed_later_is_noticed[inside a dict]",
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_after[a method of an instance]",
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_after[F.silu]",
+        "inspection/test_hooks_of_engines.py::test_noise_of_neftune_that_is_none_and_then_some",
+    ),
+    _seam(
+        "enable: what users' code calls is not followed",
+        "inspection.followed:Followed._look_at",
+        skipped,
+        "trust/test_whole_objects.py::test_what_users_code_calls_is_looked_at_again_when_it_changes[the code of a helper is swapped]",
+        "trust/test_whole_objects.py::test_what_users_code_calls_is_looked_at_again_when_it_changes[what a closure holds is swapped]",
+        "trust/test_whole_objects.py::test_what_users_code_calls_is_looked_at_again_when_it_changes[its class calls something else]",
+    ),
+    _seam(
+        "origin: functions and hooks of the process are torch's",
+        "inspection.process:_foreign",
+        returns(()),
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_before[a hook on all modules]",
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_before[F.silu]",
+    ),
+    _seam(
+        "origin: any function on a module is its own",
+        "inspection.put_on:why_foreign_function",
+        skipped,
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_before[a function as an activation]",
+        "trust/test_whole_objects.py::test_what_mixes_tokens_is_refused_before[torch's own function as an activation]",
+    ),
+    _seam(
+        "origin: whatever a function calls is transformers' own",
+        "inspection.provenance:Provenance._check",
+        returns(True),
+        "trust/test_flash_attn_package.py::test_others_in_their_place_are_not[flash_attn-a script]",
+        "trust/test_flash_attn_package.py::test_functions_of_the_package_in_other_places_are_not[flash_attn]",
+    ),
+    _seam(
+        "origin: hooks do not look at rows",
+        "inspection.put_on:looks_at_rows",
+        returns(False),
+        "integration/test_peft.py::test_weights_that_eva_makes_of_what_comes_to_layers_are_those_of_stock[auto]",
+    ),
+    _seam(
+        "record: every model has been measured",
+        "trust.recorded:why_not_recorded",
+        skipped,
+        "trust/test_day_zero.py::TestOtherModels::test_what_mixes_tokens_is_refused",
+        "enabling/test_enable.py::TestFailures::test_a_structure_that_nobody_has_run_is_audited",
+    ),
+    _seam(
+        "twins: one speaks for parts of other kinds",
+        "enabling.by_twin:parts_outside",
+        returns([]),
+        "proving/test_twins.py::TestParts::test_one_that_mixes_tokens_is_not",
+    ),
+    _seam(
+        "twins: parts are not run",
+        "proving.parts:why_not_token_wise",
+        skipped,
+        "proving/test_parts.py::test_what_looks_at_others[backward below its weight]",
+        "proving/test_parts.py::test_what_looks_at_others[beyond 64 tokens]",
+        "proving/test_narrow.py::test_one_that_mixes_tokens_at_its_own_width_alone[cpu-dtype0]",
+    ),
+    _seam(
+        "twins: a key of what is kept that always agrees",
+        "proving.kept:key_of",
+        returns("the key"),
+        "proving/test_kept.py::test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about",
+    ),
+    _seam(
+        "twins: what is on the model does not come along",
+        "proving.rebound:_Rebinding.of",
+        never(lambda rebinding, value: value),
+        "proving/test_rebound.py::test_the_twin_runs_and_not_the_model[a method]",
+        "proving/test_rebound.py::test_a_forward_of_a_notebook_that_names_the_model[by_global]",
+    ),
+    _seam(
+        "twins: what they say of further calls is not heard",
+        "runtime.model:EnabledModel._ask_twin",
+        skipped,
+        "prefixes/test_exactness.py::TestLeaks::test_the_twin_sees_that_too",
+        "multimodal/test_media_by_twin.py::test_one_that_lets_them_meet_is_refused_with_images_and_serves_text[llava]",
+    ),
+    _seam(
+        "disable: nothing is taken off a model",
+        "enabling.attach:detach",
+        skipped,
+        "enabling/test_enable.py::TestRestoring::test_enable_changes_what_disable_restores[eager]",
+        "enabling/test_enable.py::TestRestoring::test_calls_in_between_leave_nothing",
+    ),
+    _seam(
+        "disable: what was interrupted is not done again",
+        "enabling.handle:Handle.remove",
+        around(lambda remove, handle: remove(handle) if handle.enabled.active else None),
+        "runtime/test_interrupts.py::TestAtAnyPoint::test_of_disabling[llama]",
+    ),
+    _seam(
+        "trainers: a column of documents is dropped unseen",
+        "integrations.trainers:TrainerAdapter.drops_columns",
+        returns(False),
+        "integration/test_trainer_adapters.py::test_what_it_loses_is_found",
+    ),
+    _seam(
+        "checks: no error is seen",
+        "watching.checks:error_by_token",
+        result(torch.zeros_like),
+        "watching/test_watch.py::test_a_layer_that_mixes_tokens_is_found[]",
+        "watching/test_watch.py::test_a_small_leak_at_one_token_of_many_is_found",
+    ),
+    _seam(
+        "checks: no call leaves what has been checked",
+        "watching.envelope:Envelope.is_left_by",
+        returns(False),
+        "watching/test_envelope.py::test_a_call_that_goes_beyond_is_checked_itself[many documents]",
+        "watching/test_envelope.py::test_a_call_that_goes_beyond_is_checked_itself[an argument]",
+        "watching/test_envelope.py::test_what_begins_after_some_calls_is_found_at_the_next_power_of_two",
+    ),
+    _seam(
+        "checks: gradients tell nothing",
+        "watching.influence:leak_of",
+        skipped,
+        "watching/test_influence.py::test_images_that_meet_where_they_are_large[with gradients]",
+        "watching/test_influence.py::test_tokens_that_meet_where_every_document_has_an_image[tokens, straight through a choice]",
+        "watching/test_influence.py::test_images_that_become_codes_are_said_to_be_unchecked",
     ),
 )
 
-SEAMS: tuple[Seam, ...] = (*_ATTENTION, *_LAYOUT, *_RUNTIME, *_CALLS, *_MIXERS)
+SEAMS: tuple[Seam, ...] = (*_ATTENTION, *_LAYOUT, *_RUNTIME, *_CALLS, *_MIXERS, *_PROOFS)
