@@ -25,8 +25,9 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from tqdm import tqdm
 
 from compat.matrix import ROOT
 from compat.reliability import packages
-from compat.seam_table import SEAMS, Break, Seam, unchanged
+from compat.seam_breaks import Break, Seam, unchanged
+from compat.seam_table import SEAMS
 
 _BROKEN = "AUTOPACK_COMPAT_SEAM"
 """The environment variable that names the seam to processes which tests spawn."""
@@ -112,17 +114,12 @@ class _Reports:
 
 
 def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
-    """Run the tests of seams in this process; return those that ran, those that failed, and the end of what it says."""
+    """Run the tests of seams in this process; return those that ran, those that failed, and the end of the output."""
     os.chdir(root)
-    sys.path.insert(0, str(root))
     reports, printed = _Reports(), io.StringIO()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(_SECONDS if broken else 0)
-    if broken and seams[0] in SEAMS:
-        os.environ[_BROKEN] = seams[0].name
-        # Processes that tests spawn import the main module anew, and this one then breaks the seam there as well.
-        sys.modules["__main__"] = sys.modules[tested.__module__]
     with contextlib.ExitStack() as stack, contextlib.redirect_stdout(printed):
         for seam in seams:
             stack.enter_context(put(seam, None if broken else unchanged))
@@ -134,6 +131,28 @@ def _hangs(*_: Any) -> None:
     raise TimeoutError(f"the tests take more than {_SECONDS} s")
 
 
+def _in_here(back: Connection, table: str, names: Sequence[str], broken: bool, root: Path) -> None:
+    sys.path.insert(0, str(root))
+    if broken:
+        os.environ[_BROKEN] = names[0]
+        # Processes that tests spawn import the main module anew, and this one then breaks the seam there as well.
+        sys.modules["__main__"] = sys.modules[_in_here.__module__]
+    back.send(tested([seam for seam in importlib.import_module(table).SEAMS if seam.name in names], broken, root))
+
+
+def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str], str]:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_in_here, args=(theirs, *given))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        return set(), set(), "the process ended without a word"
+    finally:
+        process.join()
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A seam, True if each of its tests failed by its break, and one that did, or the reason why not."""
@@ -143,17 +162,17 @@ class Outcome:
     by: str
 
 
-def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT) -> Iterator[Outcome]:
-    """Try seams, `jobs` at a time, and yield what became of each."""
+def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table") -> Iterator[Outcome]:
+    """Try seams of a table (a module that holds `SEAMS`), `jobs` at a time, and yield what became of each."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
-    numbers = [SEAMS.index(seam) if seam in SEAMS else seam for seam in seams]
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        whole = pool.submit(_tested, numbers, False, root)
-        broken = [pool.submit(_tested, [number], True, root) for number in numbers]
+    names = [seam.name for seam in seams]
+    with ThreadPoolExecutor(jobs) as pool:
+        whole = pool.submit(_in_a_new_process, context, table, names, False, root)
+        broken = [pool.submit(_in_a_new_process, context, table, [name], True, root) for name in names]
         ran, wrong, said = whole.result()
         for seam, future in zip(seams, broken, strict=True):
-            _, failed, printed = future.result()
+            _, failed, _ = future.result()
             unfit = [test for test in seam.tests if _of(test, wrong) or not _of(test, ran)]
             missed = [test for test in seam.tests if not _of(test, failed)]
             if unfit:
@@ -162,11 +181,6 @@ def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT) -> Iterator[Out
                 yield Outcome(seam, False, f"SURVIVES {' '.join(missed)}")
             else:
                 yield Outcome(seam, True, min(_of(seam.tests[0], failed)))
-
-
-def _tested(numbers: Sequence[int | Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
-    """Run the tests of seams that are given by their places in the table: lambdas do not go to other processes."""
-    return tested([SEAMS[each] if isinstance(each, int) else each for each in numbers], broken, root)
 
 
 def _of(test: str, names: set[str]) -> list[str]:
