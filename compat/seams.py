@@ -242,8 +242,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__mp_main__" and os.environ.get(_BROKEN):
-    # Never taken back: the process ends with what it was spawned for.
-    put(next(seam for seam in SEAMS if seam.name == os.environ[_BROKEN])).__enter__()
+    _held = put(next(seam for seam in SEAMS if seam.name == os.environ[_BROKEN]))
+    _held.__enter__()  # for as long as the process lives
 
 if __name__ == "__main__":
     sys.exit(main())
