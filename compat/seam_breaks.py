@@ -13,7 +13,7 @@ Break = Callable[[Function], Function]
 
 @dataclass(frozen=True)
 class Seam:
-    """A function by its dotted name ("module:Class.name"), what breaks it, and the tests that must fail then."""
+    """A function ("module:Class.name"), what breaks it, and the tests that must fail by that."""
 
     name: str
     at: str

@@ -4,9 +4,10 @@
     python -m compat.seams --only flex scan:  the seams whose names contain one of these
     python -m compat.seams --list             print the seams and run nothing
 
-The tests of all seams run once with wrappers around the functions that change nothing, where they have to pass; then
-those of each seam with its break, in a process of its own, where every one has to fail. Nothing on disk changes. The
-exit status is 1 where a break survives, where a name is not found, and where tests fail without a break.
+The tests of all seams run once with wrappers that change nothing, and have to pass. Those of each
+seam then run with its break, in a process of its own, and every one has to fail. Nothing on disk
+changes. The exit status is 1 where a break survives, where a name is not found, and where tests
+fail without a break.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SECONDS = 900
 
 
 def home_of(at: str) -> tuple[Any, str, Any]:
-    """Return the module or class where a seam stands, the name it has there, and what stands there unbound."""
+    """Return the module or class of a seam, its name there, and what stands there, unbound."""
     module, _, path = at.partition(":")
     home: Any = importlib.import_module(module)
     *above, name = path.split(".")
@@ -58,7 +59,10 @@ def home_of(at: str) -> tuple[Any, str, Any]:
 
 
 def wrapped(found: Any, breaks: Break) -> Any:
-    """Return a function, property, static or class method with a break around it, to autopack still its own code."""
+    """Return a function, property, static or class method with a break around it.
+
+    Its code says that it comes from the same file, so that autopack takes it for its own.
+    """
     if isinstance(found, property):
         return property(wrapped(found.fget, breaks), found.fset, found.fdel, found.__doc__)
     if isinstance(found, functools.cached_property):
@@ -78,7 +82,7 @@ def wrapped(found: Any, breaks: Break) -> Any:
 
 @contextlib.contextmanager
 def put(seam: Seam, breaks: Break | None = None) -> Iterator[None]:
-    """Break a seam in this process: at its home, in modules that have imported it, and in tables that hold it."""
+    """Break a seam in this process: at its home, and wherever modules and tables hold it."""
     home, name, found = home_of(seam.at)
     broken = wrapped(found, seam.breaks if breaks is None else breaks)
     if isinstance(broken, functools.cached_property):
@@ -114,7 +118,7 @@ class _Reports:
 
 
 def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
-    """Run the tests of seams in this process; return those that ran, those that failed, and the end of the output."""
+    """Run the tests of seams here; return those that ran, those that failed, and the last output."""
     os.chdir(root)
     reports, printed = _Reports(), io.StringIO()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
@@ -135,7 +139,7 @@ def _in_here(back: Connection, table: str, names: Sequence[str], broken: bool, r
     sys.path.insert(0, str(root))
     if broken:
         os.environ[_BROKEN] = names[0]
-        # Processes that tests spawn import the main module anew, and this one then breaks the seam there as well.
+        # Processes that tests spawn import the main module anew: this one breaks the seam there too.
         sys.modules["__main__"] = sys.modules[_in_here.__module__]
     back.send(tested([seam for seam in importlib.import_module(table).SEAMS if seam.name in names], broken, root))
 
@@ -155,7 +159,7 @@ def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str], st
 
 @dataclass(frozen=True)
 class Outcome:
-    """A seam, True if each of its tests failed by its break, and one that did, or the reason why not."""
+    """A seam, True if all of its tests failed by its break, and one of them or the reason why not."""
 
     seam: Seam
     caught: bool
@@ -163,7 +167,7 @@ class Outcome:
 
 
 def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table") -> Iterator[Outcome]:
-    """Try seams of a table (a module that holds `SEAMS`), `jobs` at a time, and yield what became of each."""
+    """Try seams of a table, a module with `SEAMS`, `jobs` at a time; yield what became of each."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
     names = [seam.name for seam in seams]
@@ -189,7 +193,7 @@ def _of(test: str, names: set[str]) -> list[str]:
 
 
 def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
-    """Return what is wrong with seams without running them: names that come twice, functions or tests not found."""
+    """Return what is wrong with seams, in words: names that come twice, what is not found."""
     seams = list(seams)
     names = [seam.name for seam in seams]
     found = [f"{name}: there are several of this name" for name in dict.fromkeys(names) if names.count(name) > 1]

@@ -1,4 +1,4 @@
-"""The seams: each is there, its break changes what it gives and is taken back, and a survivor is told from a catch."""
+"""The seams: each is there, its break is put in place and taken back, and survivors are told."""
 
 from __future__ import annotations
 
@@ -139,7 +139,6 @@ def test_one_is_caught_one_survives_and_one_fails_by_itself(root):
     assert found["test_false"].by == "does not pass without it: test_sums.py::test_false"
 
 
-@pytest.mark.exhaustive
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_the_tests_of_a_seam_notice(seam):
