@@ -19,7 +19,8 @@ _STATES = "encoder_hidden_states"
 
 def _seam(name: str, at: str, breaks: Break, *tests: str) -> Seam:
     """Return a row of the table; a test stands in the file that was named last before it."""
-    file, found = "", []
+    file = ""
+    found: list[str] = []
     for test in tests:
         if test.endswith(".py"):
             file = test

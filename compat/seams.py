@@ -71,13 +71,12 @@ def wrapped(found: Any, breaks: Break) -> Any:
         return type(found)(wrapped(found.__func__, breaks))
     broken = breaks(found)
 
-    @functools.wraps(found)
     def seam(*args: Any, **kwargs: Any) -> Any:
         return broken(*args, **kwargs)
 
     file = inspect.unwrap(found).__code__.co_filename
     seam.__code__ = seam.__code__.replace(co_filename=file)
-    return seam
+    return functools.update_wrapper(seam, found)
 
 
 @contextlib.contextmanager
@@ -150,7 +149,8 @@ def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str], st
     process.start()
     theirs.close()
     try:
-        return ours.recv()  # type: ignore[no-any-return]
+        ran, failed, said = ours.recv()
+        return ran, failed, said
     except EOFError:
         return set(), set(), "the process ended without a word"
     finally:
