@@ -16,16 +16,14 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
+from autopack.pages.figure import NeedsMatplotlib, formats, save
 from autopack.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class CannotWrite(AutopackError):
@@ -73,14 +71,12 @@ def check_drawable(path: Path | None, option: str) -> None:
     if path is None:
         return
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        remedy = "install it with: pip install 'autopack[plot]'"
-        raise CannotWrite(f"{option} needs matplotlib, which could not be imported ({error}); {remedy}") from error
+        known = formats()
+    except NeedsMatplotlib as error:
+        raise CannotWrite(f"{option}: {error}") from error
     check_directory(option, path)
-    formats = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
+    if path.suffix.lstrip(".").lower() not in known:
+        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(known)}")
 
 
 def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
@@ -118,7 +114,7 @@ def check_outputs(args: argparse.Namespace, plot: str = "--plot") -> None:
 
 
 def write_outputs(
-    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Figure]
+    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Any]
 ) -> None:
     """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
 
@@ -138,7 +134,7 @@ def write_outputs(
         page = parts.whole(title, made.items(), body())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
     if args.plot is not None:
-        draw().savefig(args.plot, dpi=150)
+        save(draw(), args.plot)
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and args.json is not True:
             print(f"\n{name}: {path}")
