@@ -28,11 +28,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.demo.arms import Arm, LanguageArm, packed, padded
-from autopack.demo.corpus import collect_documents
+from autopack.demo import collect_documents
 from benchmarks import interleave
 from benchmarks.sentences import STATISTICS, TOLERANCE, difference
 from examples.pretrained import language_model, sentences
+from examples.pretrained.arms import Arm, LanguageArm, packed, padded
 from examples.pretrained.texts import alone, collect_pairs, draw_apart, evaluate, in_batches
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 

@@ -31,15 +31,16 @@ auditing packing tiny
 proving
 watching
 enabling
-launch demo bench
+launch bench
 commands
+demo
 cli
 __main__
 """
 """Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {"__init__", "__main__", "cli", "errors", "version", "patching", "family", "registry"}
+TOP = {"__init__", "__main__", "cli", "demo", "errors", "version", "patching", "family", "registry"}
 
 
 def sources() -> dict[str, str]:
