@@ -66,17 +66,17 @@ def check_directory(option: str, path: Path | None) -> None:
         raise CannotWrite(f"{option} {path}: wanted a file, found a directory; name a file in it")
 
 
-def check_drawable(path: Path | None, option: str) -> None:
-    """Raise `CannotWrite` if the picture that an option asks for could not be drawn or written."""
+def check_drawable(path: Path | None) -> None:
+    """Raise `CannotWrite` if the picture that --plot asks for could not be drawn or written."""
     if path is None:
         return
     try:
         known = formats()
     except NeedsMatplotlib as error:
-        raise CannotWrite(f"{option}: {error}") from error
-    check_directory(option, path)
+        raise CannotWrite(f"--plot: {error}") from error
+    check_directory("--plot", path)
     if path.suffix.lstrip(".").lower() not in known:
-        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(known)}")
+        raise CannotWrite(f"--plot {path}: wanted a file name that ends with one of {', '.join(known)}")
 
 
 def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
@@ -99,18 +99,18 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
 
 
-def add_outputs(parser: argparse._ActionsContainer, *names: str) -> None:
-    """The options --html and --plot, by its other names too, for `check_outputs` and `write_outputs`."""
+def add_outputs(parser: argparse._ActionsContainer) -> None:
+    """The options --html and --plot, for `check_outputs` and `write_outputs`."""
     about = "also write it as a page that needs nothing but itself (figures need matplotlib)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=about)
     about = "also draw it (needs matplotlib)"
-    parser.add_argument(*names, "--plot", dest="plot", type=Path, metavar="FILE.png", help=about)
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=about)
 
 
-def check_outputs(args: argparse.Namespace, plot: str = "--plot") -> None:
+def check_outputs(args: argparse.Namespace) -> None:
     """Raise `CannotWrite` if what --html and --plot ask for could not be written, before anything is computed."""
     check_directory("--html", args.html)
-    check_drawable(args.plot, plot)
+    check_drawable(args.plot)
 
 
 def write_outputs(

@@ -169,8 +169,7 @@ def test_rows_are_drawn_as_full_as_they_are():
 
 
 def test_speeds_and_memory_are_drawn_as_they_were_measured():
-    from autopack.bench.picture import charts
-    from autopack.bench.table import rows_of
+    from autopack.bench.report import charts, rows_of
     from tests.bench.test_bench import bare_result
 
     result = bare_result()
@@ -195,7 +194,7 @@ def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
-    from autopack.bench.picture import draw
+    from autopack.bench.report import draw
     from tests.bench.test_bench import bare_result
 
     draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
@@ -214,7 +213,7 @@ def test_hostile_names_are_texts(tmp_path):
 
 
 def test_arms_that_failed_say_so_whatever_their_errors_hold():
-    from autopack.bench.picture import body
+    from autopack.bench.report import body
     from tests.bench.test_bench import bare_result
 
     result = bare_result()
