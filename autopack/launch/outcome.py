@@ -1,8 +1,9 @@
-"""What became of a model under ``autopack run``: in one process, and summed over all that the command reaches.
+"""Outcomes of models under ``autopack run``: in one process, and summed over all processes.
 
-Each of those processes keeps its outcomes in a file of a directory that the first one has made, while it runs and when
-it ends (one that is killed leaves what it had). The first one reads them all when it ends, and says them.
-Part of every Python process that the script starts, so it imports next to nothing.
+Each process keeps its outcomes in a file, while it runs and when it ends (a killed one leaves what
+it had). The first process makes the directory of these files, reads them all when it ends, and
+reports them. This is part of every Python process that the script starts, so it imports next to
+nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Outcome:
-    """What became of one model, in one process or in several. It holds counts alone: the model, or what refers to it,
-    would be kept alive.
+    """Outcome of one model, in one process or in several.
 
-    `pads` says whether padded batches may run without their padding.
+    It holds counts alone: a reference to the model would keep the model alive. `pads` says whether
+    padded batches may run without their padding.
     """
 
     text: str
@@ -49,7 +50,7 @@ class Outcome:
         return "; ".join(parts)
 
     def add(self, other: Outcome) -> None:
-        """Count what became of the same model in another process as well."""
+        """Add the counts of the same model in another process."""
         self.processes += other.processes
         if self.tally is not None and other.tally is not None:
             self.tally.add(other.tally)
@@ -57,14 +58,14 @@ class Outcome:
             self.watched.add(other.watched)
 
     def plain(self) -> dict[str, Any]:
-        """The same, of what JSON has."""
+        """Return the same as values that JSON has."""
         plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
         counts = {"tally": self.tally, "watched": self.watched}
         return plain | {name: vars(found) for name, found in counts.items() if found is not None}
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> Outcome:
-        """What `plain` gave."""
+        """Return the outcome that `plain` gave."""
         if "tally" in plain:
             from autopack.runtime.tally import Tally
 
@@ -78,7 +79,7 @@ class Outcome:
 
 
 def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """One outcome for each model that is the same in several processes; the second of one is the second of another."""
+    """Return one outcome per model: the n-th of a kind in one process is the n-th in another."""
     found: dict[tuple[Any, ...], Outcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
@@ -93,7 +94,7 @@ def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
-    """Write the outcomes of this process where the first one finds them; False where it cannot: that has ended."""
+    """Write this process's outcomes for the first one; return False if that one has ended."""
     import json
 
     kept = directory / f"{os.getpid()}.json"
@@ -107,7 +108,7 @@ def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
 
 
 def kept(directory: Path) -> list[Outcome]:
-    """What all processes have left in a directory."""
+    """Return the outcomes that all processes have left in a directory."""
     files = sorted(directory.glob("*.json"))
     if not files:
         return []
@@ -117,7 +118,7 @@ def kept(directory: Path) -> list[Outcome]:
 
 
 def is_first(text: str, directory: Path) -> bool:
-    """Whether no other process has asked that of this text."""
+    """Return True if no process has called this with the same text yet."""
     said = directory / f"{zlib.crc32(text.encode()):08x}.said"
     try:
         said.open("x").close()

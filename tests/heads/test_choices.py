@@ -124,6 +124,12 @@ def test_packed_rows_are_refused_as_before():
         model(input_ids=torch.full((1, 1, 6), 9), position_ids=where)
 
 
+def test_there_is_nothing_to_audit():
+    _, model = pair("bert")
+    with refused("nothing-to-audit"):
+        autopack.audit(model)
+
+
 def test_explain_says_which_model_it_is_left_to():
     _, model = pair("bert")
     inputs = choices(model.config)

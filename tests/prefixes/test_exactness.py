@@ -53,6 +53,15 @@ class TestAgreement:
             assert handle.tally.training.shared > 40
             assert handle.tally.training.columns + handle.tally.training.shared == int(mask.sum())
 
+    def test_states_of_layers_without_gradients(self):
+        stock, model = twins(build("llama").eval())
+        batch = padded(tree())
+        with autopack.enable(model) as handle, torch.no_grad():
+            expected, found = (m(**batch, use_cache=False, output_hidden_states=True) for m in (stock, model))
+            assert handle.tally.evaluation.shared > 40
+        for state, wanted in zip(found.hidden_states, expected.hidden_states, strict=True):
+            assert logit_error(state, wanted, batch["attention_mask"]) < FLOAT32
+
     @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
     @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
     def test_every_backend(self, model_type, backend):
