@@ -47,7 +47,7 @@ class CorpusTooSmall(AutopackError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained, and for how long. The defaults take about two minutes on two CPU cores."""
+    """What is trained, and for how long. The defaults take a few minutes on two CPU cores."""
 
     steps: int = 15
     seed: int = 0
