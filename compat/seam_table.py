@@ -824,11 +824,11 @@ _PROOFS = (
         "test_no_alarm[molmo2-]",
     ),
     _seam(
-        "ranks: nobody gathers parameters",
-        "inspection.sharding:_groups_of",
-        returns(()),
-        "integration/test_ddp.py",
-        "test_gradients_on_both_ranks_are_those_of_the_documents_alone[DDP, enabled before]",
+        "ranks: one of several runs the model by itself",
+        "enabling.prove:_proof",
+        around(lambda prove, model, enabled, code, on_one_rank: prove(model, enabled, code, False)),
+        "inspection/test_onlookers.py",
+        "test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model[False]",
     ),
 )
 
