@@ -177,13 +177,6 @@ _ATTENTION = (
         "test_a_packed_call_does_not_change_what_an_unpacked_one_sees[llama dynamic NTK-long]",
     ),
     _seam(
-        "rotary: threads share frequencies",
-        "attention.rotary:_of_this_call",
-        never(lambda module: module),
-        "attention/test_rotary.py",
-        "test_threads_that_share_a_model_have_frequencies_of_their_own",
-    ),
-    _seam(
         "directions: is_causal may contradict the mask",
         "attention.call:AttentionCall.refuse_two_directions",
         skipped,
