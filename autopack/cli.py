@@ -21,7 +21,7 @@ from autopack.version import __version__, refuse_old
 COMMANDS = {
     "demo": ("autopack.demo", "train a small model offline: padded batches against packed rows"),
     "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
-    "families": ("autopack.commands.families", "list the architectures that are served, how, and what was measured"),
+    "families": ("autopack.commands.families", "list the architectures that are served, and how"),
     "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
     "bench": ("autopack.commands.bench", "time a model on your lengths, padded and packed, stock and enabled"),
     "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),

@@ -51,7 +51,7 @@ class CorpusTooSmall(AutopackError):
 class Settings:
     """What is trained, and for how long. The defaults take about two minutes on two CPU cores."""
 
-    steps: int = 40
+    steps: int = 25
     seed: int = 0
     batch_size: int = 16
     longest: int = 512

@@ -56,8 +56,8 @@ def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
 class Family:
     """One way of serving a set of architectures, with all facts about their model types.
 
-    `model_types` are those that a run of the leak test has covered; a model of another type with
-    the same structure is audited when it is enabled. `how` describes the way in a few words, for
+    `model_types` are those that its facts are known to fit; a model of another type is served by it
+    if it has the same structure. `how` describes the way in a few words, for
     readers.
 
     `adjustments` map the class name of an attention module to a function that takes (module,
@@ -74,11 +74,11 @@ class Family:
     columns from 0. `dense_types` score every pair of tokens of a row in code of their own: a row
     costs the square of its length.
 
-    `media_types` map a kind of media ("image", "video", "sound", "protein") to the model types that
-    a run of the leak test has covered with it in the documents; with other media, packed rows are
-    refused. `why_no_media` gives the known reasons, by model type, why a type has none.
-    `counts_images` are types whose models number the images of a batch over all its rows, so that
-    each row has to be numbered by itself. `image_mask` is the argument by which text attends to
+    `media_types` map a kind of media ("image", "video", "sound", "protein") to the model types
+    whose documents may have it; with other media, packed rows are refused. `why_no_media` gives
+    the known reasons, by model type, why a type has none. `counts_images` are types whose models
+    number the images of a batch over all its rows, so that each row has to be numbered by itself.
+    `image_mask` is the argument by which text attends to
     images across, (rows, columns, images, ...). `image_of_each` are types whose text attends across
     to one image for each document, without a mask. `unpads_images` are types whose padded batches
     run as one row with their images, in the order of the rows: they make masks of rows outside of

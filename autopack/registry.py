@@ -172,7 +172,7 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 
 
 def media_of(model_type: str) -> frozenset[str]:
-    """Return the kinds of media that the leak test has covered in documents of this type."""
+    """Return the kinds of media that documents of this type may have."""
     return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
 
 

@@ -33,15 +33,15 @@ import autopack
 from autopack import registry, tiny
 from autopack.inspection import releases
 from autopack.tiny.images import needs_images
-from autopack.trust.data import MEASURED
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.outcome import outcome
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
-from compat.tables import json_by_lines
 from compat.with_images import cast, with_images
 from compat.with_sounds import ABOUT_SOUNDS, with_sounds
 
 RESULTS = Path(__file__).parent / "results"
+RELEASE = "5.23.0"
+"""The release of transformers that the results were recorded with."""
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
 _WITH_MEDIA = ("image-text-to-text", "multimodal-lm")
@@ -70,7 +70,7 @@ def measure(
             return {"status": "undeclared"}
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
-        # What is recorded here is what the default goes by, so it cannot be asked for it.
+        # The audit is the measurement itself.
         found = outcome(model, audit={"modes": modes, "training": training}, verify="never")
     # Where `enable` served it and the audit could not, its encoder may take nothing but images.
     no_text = found.status == "refused" and found.report is None and found.handle is not None and needs_images(model)
@@ -280,7 +280,7 @@ def main() -> int:
     if arguments.task == "all" or not (arguments.task or arguments.types):
         if arguments.types:
             parser.error("--task all prints what is recorded; name one task to measure types")
-        return _print_recorded(ship=arguments.record)
+        return _print_recorded()
     task = arguments.task or "causal-lm"
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -319,19 +319,6 @@ def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
 
 
-def _shown(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """What `autopack families` shows of a task; composite types stand under the name of their text part too."""
-    types: dict[str, Any] = {}
-    for model_type, cells in results.items():
-        exact = {b: cell for b, cell in cells.items() if cell["status"] == "exact"}
-        if exact and not _leaks(cells):
-            entry = {"errors": {b: float(f"{cell['worst']:.0e}") for b, cell in exact.items()}}
-            types.update(dict.fromkeys((model_type, *(cell["config"] for cell in exact.values())), entry))
-        else:
-            types.setdefault(model_type, {"refused": next((c["reason"] for c in cells.values() if "reason" in c), "")})
-    return dict(sorted(types.items()))
-
-
 def recorded() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """The results of all tasks that have been recorded: by task, model type and backend."""
     return {task: json.loads(results_of(task).read_text()) for task in tiny.TASKS if results_of(task).exists()}
@@ -342,12 +329,10 @@ def results_of(task: str) -> Path:
     return RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
 
 
-def _print_recorded(ship: bool) -> int:
+def _print_recorded() -> int:
     found = recorded()
     for task, results in found.items():
         print("\n".join([f"{task}\n", *_table(results), f"\n{_counts(results)}\n"]))
-    if ship:
-        _ship()
     return 1 if any(_leaks(cells) for results in found.values() for cells in results.values()) else 0
 
 
@@ -358,16 +343,6 @@ def _record(results: dict[str, dict[str, dict[str, Any]]], task: str, merge: boo
         results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
     data.write_text(json.dumps(results, indent=1) + "\n")
     data.with_suffix(".md").write_text(_markdown(results, task, _counts(results)))
-    _ship()
-
-
-def _ship() -> None:
-    """Write what the package carries of the recorded results."""
-    import transformers
-
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "device": "CPU"}
-    shipped = {task: _shown(results) for task, results in recorded().items()}
-    MEASURED.write_text(json_by_lines({"with": {**versions, "dtype": "float32"}, "tasks": shipped}) + "\n")
 
 
 if __name__ == "__main__":

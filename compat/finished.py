@@ -10,7 +10,7 @@ from typing import Any
 
 from compat.matrix import COMPAT, ROOT
 
-_MEASURING = ("cells.py", "exactness.py", "standins.py", "old_releases.py", "survey.py")
+_MEASURING = ("cells.py", "exactness.py", "standins.py", "old_releases.py")
 Key = tuple[str, str, str]
 """Task, model type and mode."""
 

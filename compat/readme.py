@@ -17,8 +17,7 @@ from typing import Any
 from autopack import registry
 from autopack.architectures.encoder_decoders import WHOLE_HALF as HALVES
 from autopack.mixers import OneByOne
-from autopack.trust.data import load
-from compat.exactness import recorded, results_of
+from compat.exactness import RELEASE, recorded, results_of
 from compat.matrix import ROOT, load_matrix
 from compat.tables import Result, cells_of, counts, load_results, proofs, rounded_down, share
 from compat.words import SOURCES
@@ -40,7 +39,7 @@ Cells = dict[str, dict[str, Any]]
 
 def served() -> str:
     """The table of what is served: per task the numbers of types that are exact, refused, and that could not be run."""
-    version = _short(load()["with"]["transformers"])
+    version = _short(RELEASE)
     rows = [
         f"| task of the model's class | types of transformers {version} | exact | refused | could not be run |",
         "|---|---|---|---|---|",
@@ -161,12 +160,12 @@ def summary() -> str:
     matrix = load_matrix()
     releases = [result for result in load_results(matrix).values() if "code" in result]
     found: Counter[str] = sum(map(counts, releases), Counter())
-    version = _short(load()["with"]["transformers"])
+    version = _short(RELEASE)
     text = f"""With transformers {version} {_listed(counted)} model types are exact, and none leaks
     ([tables](docs/reliability.md#model-types-and-releases)); with {len(releases)} releases from
     {matrix.releases[0].minor} to {matrix.releases[-1].minor} {found["exact"]:,} cells are exact and
-    {found["LEAK"] + found["crash"]} wrong ([releases](compat/results/README.md)). What was not measured (a subclass, a
-    loss of your own, remote code) is proven when it is enabled, by a tiny twin of it ([how](docs/trust.md))."""
+    {found["LEAK"] + found["crash"]} wrong ([releases](compat/results/README.md)). Every model is proven
+    when it is enabled, here, by a tiny copy of itself ([how](docs/trust.md))."""
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 

@@ -153,9 +153,6 @@ def page() -> str:
     """The text of docs/reliability.md."""
     parts = [_BEGINNING]
     parts.append(f"## Model types and releases\n\n{_from_docs(readme.served())}\n\n{_from_docs(readme.versions())}\n")
-    parts.append(
-        "The configurations of each type that were surveyed are in [survey.md](../compat/results/survey.md).\n"
-    )
     for name, title, command, told in _SECTIONS:
         found = recorded(name)
         body = ["Not recorded yet."] if found is None else told(found)

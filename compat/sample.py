@@ -76,7 +76,7 @@ def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limi
 
 def verdict(cell: Cell) -> str:
     """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
-    source = source_of(cell)
+    source = "twin" if source_of(cell) == "recorded" else source_of(cell)  # which a twin has taken the place of
     left = [name for name in REMARKS if name in cell and name != "rounding"]  # which is another one elsewhere
     return cell["status"] + (f" ({source})" if source else "") + (f", without {' and '.join(left)}" if left else "")
 

@@ -1,6 +1,6 @@
 """Break autopack on purpose, at one named function at a time, and see that its tests notice.
 
-    python -m compat.seams                    every seam of compat/seam_table.py
+    python -m compat.seams                    every seam of compat/seam_table
     python -m compat.seams --only flex scan:  the seams whose names contain one of these
     python -m compat.seams --list             print the seams and run nothing
 

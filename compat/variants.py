@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopack.inspection.modules import configs_of
+from autopack.proving import configuration
 from autopack.tiny import rules
-from autopack.trust import configuration
 
 CROSSED = 4
 """For windows, floors and chunks: less than most of the auditor's documents have tokens."""

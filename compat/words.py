@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SOURCES = {
-    "recorded": "covered by the record",
     "twin": "proven by a twin",
+    "recorded": "covered by a record of releases, until 0.3",
     "parts": "proven part by part",
     "audit": "proven by an audit",
     "unproven": "not proven",

@@ -231,10 +231,17 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_kept() -> None:
-    """Forget what earlier tests have found out of twins."""
-    if (kept := sys.modules.get("autopack.proving.kept")) is not None:
-        kept.forget()
+def _proofs_of_other_code_are_forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that replaces code of this package asks twins anew, and its answers hold for no other test."""
+    replaces = "monkeypatch" in request.fixturenames
+
+    def forget() -> None:
+        if replaces and (kept := sys.modules.get("autopack.proving.kept")) is not None:
+            kept.forget()
+
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ the interface.
 They leak because transformers splits masks by documents only if `position_ids` reach the mask
 function without a mask or a cache, and many of these types never pass positions on. Here every
 attention call is made within documents, so nothing depends on the mask code. The list holds the
-types that a run of the leak test has covered (`python -m compat.exactness`); any other model of
-this structure is served after an audit.
+types that `python -m compat.exactness` has measured; any other model of this structure is served
+as well.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _refusal(config: Any) -> str | None:
         return None
     return (
         f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a model for images, "
-        f"and no run of the leak test has covered that"
+        f"which is not served"
     )
 
 

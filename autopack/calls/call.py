@@ -176,10 +176,7 @@ class Call:
         return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return the reason why media of this kind may mix documents' results; None if not.
-
-        It concerns code that no run has measured with such media.
-        """
+        """Return the reason why media of this kind may mix documents' results; None if not."""
         values = (self.arguments[name] for name in media.given(self.arguments))
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
         layout = None if self.entry.kind is Kind.PAIR else self.declared.layout

@@ -184,7 +184,7 @@ class PairCall(Call):
                 continue
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or self.holds_covered_media(name, value)
+                has_a_place = value.numel() == 1 or self.holds_served_media(name, value)
                 has_a_place |= half is None or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
@@ -193,8 +193,8 @@ class PairCall(Call):
                 return name
         return None
 
-    def holds_covered_media(self, name: str, value: Any) -> bool:
-        """Return True if an argument holds media that the leak test has covered.
+    def holds_served_media(self, name: str, value: Any) -> bool:
+        """Return True if an argument holds media that documents of this type may have.
 
         Their features take the places of placeholders in the order of the documents, which the row
         of the encoder's tokens has too.
@@ -299,7 +299,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        if half is not None and not call.holds_covered_media(name, value):
+        if half is not None and not call.holds_served_media(name, value):
             value = Frame(*half.places.shape).changed(name, value, half.places.gather)
         found[name] = value
     states = call.arguments.get("encoder_outputs")

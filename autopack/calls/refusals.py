@@ -294,20 +294,19 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
             why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows, but no run of the leak test has "
-                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s{why}. Leave it out (text alone "
-                f"is served), or run the documents one per row.",
-                code="media-not-measured",
+                f"{name} was given to {call.name} with packed rows, but documents of "
+                f"{call.model.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
+                f"run the documents one per row.",
+                code="media-not-served",
             )
         for kind in sorted(media.kinds(name, given[name])):
             apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(
-                    f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
-                    f"with {kind}s in this very code and release: {apart}. Leave it out (text alone is served), run "
-                    f"the documents one per row, or enable the model with verify='never' if you know that they are "
-                    f"kept apart.",
-                    code="media-not-measured",
+                    f"{name} was given to {call.name} with packed rows, and documents with {kind}s are not proven "
+                    f"to be kept apart: {apart}. Leave it out (text alone is served), run the documents one per row, "
+                    f"or enable the model with verify='never' if you know that they are kept apart.",
+                    code="media-not-proven",
                 )
     norm = _norm_over_batch(call.module) if media.given(given) else None
     if norm is not None:

@@ -246,8 +246,6 @@ def _why_not(call: Call) -> str | None:
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
-    if model.proof.source == "recorded" and entry.foreign is None:
-        return None  # what a released run has measured in such calls (`compat.shared_rows`)
     labelled = given.get("labels") is not None or given.get("shift_labels") is not None
     return model.why_rows_stay_whole("no" if not labelled else "shifted" if entry.shifts_labels else "as they are")
 

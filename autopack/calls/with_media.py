@@ -193,7 +193,7 @@ def keep_images_to_rows(call: Call, plan: Plan) -> None:
     if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
         return
     if call.why_media_meet("image") is not None:
-        return  # of code that no run has measured, whose images may be a matter of something else
+        return  # of code whose images may be a matter of something else
     if traits.counts_images and plan.arguments is None:
         positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
         if positions is not None:

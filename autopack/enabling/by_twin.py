@@ -45,18 +45,19 @@ _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, own: bool) -> Proof:
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     """What a twin of a model says of it. Raises `NoTwin` where it says nothing.
 
-    The weights, the device and the gradients of the model have no part in it; no process waits for another one. Where
-    all code is the library's `own`, what it has said before is kept (`autopack.proving.kept`).
+    The weights, the device and the gradients of the model have no part in it; no process waits for another one.
+    `foreign` says what of the code is somebody else's. Where nothing is, the answer is kept for the next model of the
+    kind in this process.
     """
     key, options = None, enabled.options
-    if own and precisions_of(model, enabled)[1] == "cpu":
-        asked = (options.backend, options.unpad, options.leave_out, enabled.implementations(), because)
+    if foreign is None and precisions_of(model, enabled)[1] == "cpu":
+        asked = (options.backend, options.unpad, options.leave_out, enabled.implementations())
         key = kept.key_of(model, "proof", *asked)
-    found, known = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, because)))
-    return replace(found, how=f"{found.how}, kept since then") if known else found
+    said = "" if foreign is None else f" (audited because: {foreign})"
+    return kept.answered(key, lambda: apart(lambda: _proof(model, enabled, said)))
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
@@ -75,13 +76,16 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """The precisions in which a twin is tried, the first first, and its device."""
-    flash = any(map(releases.is_flash, enabled.implementations()))
-    if flash and device_of(model).type == "cuda":  # its kernels run nowhere else, and in half precision
-        return (next(model.parameters()).dtype,), str(device_of(model))
+    device = device_of(model)
+    if any(map(releases.is_flash, enabled.implementations())) and torch.cuda.is_available():
+        # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
+        dtype = next(model.parameters()).dtype
+        half = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+        return (half,), str(device) if device.type == "cuda" else "cuda"
     return (torch.float64, torch.float32), "cpu"
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+def _proof(model: PreTrainedModel, enabled: EnabledModel, said: str) -> Proof:
     precisions, device = precisions_of(model, enabled)
     answer: _Answer | None = None
     failure = ""
@@ -100,7 +104,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof
             break
     if answer is None:
         raise NoTwin(failure)
-    return _read(answer, because, enabled.anatomy.causal)
+    return _read(answer, said, enabled.anatomy.causal)
 
 
 class _NoAnswer(Exception):
@@ -175,7 +179,7 @@ def _is_ours(failure: str) -> bool:
     return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
 
 
-def _read(answer: _Answer, because: str, causal: bool) -> Proof:
+def _read(answer: _Answer, said: str, causal: bool) -> Proof:
     twin, outside, report = answer.twin, answer.outside, answer.report
     count = sum(parameter.numel() for parameter in twin.model.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
@@ -185,7 +189,6 @@ def _read(answer: _Answer, because: str, causal: bool) -> Proof:
             if len(outside) == 1
             else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
         )
-    said = f" (audited because: {because})"
     inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin.model, answer.part) or padded

@@ -109,9 +109,9 @@ def enable(
             wherever that is the same and no cache is wanted; whether a loss made outside of the model reads padding is
             found out in the first batches; `always` does so in evaluation without labels too, and where padding takes
             part in the loss, which it then does not; `never` leaves padded batches as they come.
-        verify: `auto` proves a model that no released run has covered: by a tiny twin of it, by its foreign parts one
-            at a time, or, where these cannot tell, by an audit of the model itself within a budget of forwards and
-            memory (docs/trust.md); `always` makes that audit in any case; `full` audits the model itself as
+        verify: `auto` proves a model by a tiny twin of it, by its foreign parts one at a time, or, where these cannot
+            tell, by an audit of the model itself within a budget of forwards and memory (docs/trust.md); `always`
+            makes that audit in any case; `full` audits the model itself as
             `autopack.audit` does, whatever that takes; `never` trusts the structure that was found.
         watch: Check every so many training calls: one document of the batch, the next in each check, is run alone
             through the stock model, without gradients, and every output that it has is compared with what the call gave

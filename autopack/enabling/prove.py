@@ -1,10 +1,11 @@
-"""Look at a model, attach to it and prove it exact: by what was recorded of its code, by a twin or by an audit.
+"""Look at a model, attach to it and prove it exact: by a twin, or else by an audit.
 
 And again where it is no longer what it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -29,7 +30,6 @@ from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import MARK
-from autopack.trust.recorded import why_not_recorded
 
 logger = logging.getLogger(__name__)
 BUDGET: Budget | None = None
@@ -81,8 +81,9 @@ def settle(
 
     Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
     """
-    # Asked when rows first begin alike, or ranks first share them, and then of what the model is.
+    # Asked when rows first begin alike, ranks first share them or media first come, and then of what the model is.
     enabled.prefixes_proven_by, enabled.parts_proven_by = twin_calls.why_not_prefixes, twin_calls.why_not_parts
+    enabled.media_proven_by = twin_calls.why_not_media
     enabled.said_by_twins = {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
@@ -95,7 +96,6 @@ def settle(
             _prove(model, enabled, code, packs, on_one_rank)
         else:
             enabled.proof = _waiting("it is proven in the next call that is not one of generation")
-        enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
         enabled.watch = Watch(model, code, enabled.anatomy.configs, enabled.changes)
 
 
@@ -115,41 +115,40 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_one_rank: bool) -> Proof:
-    verify, kind = enabled.options.verify, enabled.anatomy.model_type
+    verify = enabled.options.verify
     if verify == "never":
         return Proof("not asked for (verify='never')")
-    unknown = next(iter(code.foreign), code.hook) or why_not_recorded(model)
-    if unknown is None and verify == "auto":
-        return Proof(f"by the released leak test of {kind}, in this very code", source="recorded")
-    silent = ""
+    foreign = next(iter(code.foreign), code.hook)
+    silent = None
     if verify == "auto":
         try:
-            own = not code.foreign and code.hook is None
-            return proof_by_twin(model, enabled, str(unknown), own)
+            return proof_by_twin(model, enabled, foreign)
         except NoTwin as error:
-            silent = f"; a twin does not tell, for {error}"
+            silent = f"a twin does not tell, for {error}"
+    because = "; ".join(filter(None, (foreign, silent))) or f"verify={verify!r}"
     if on_one_rank:
         reason = (
             f"this very model would have to be audited on all ranks that hold a part of its parameters, and nobody "
-            f"knows whether the others were changed as well ({unknown}{silent}). Change it on every rank and enable it "
-            f"after that"
+            f"knows whether the others were changed as well ({because}). Change it on every rank and enable it after "
+            f"that"
         )
         return _unproven(reason)
     if torches.is_recorded():
         return _waiting(
             f"this very model has to be audited, which cannot be done inside a transform of torch.func, a trace or a "
-            f"graph. Call it once outside of these ({unknown}{silent})"
+            f"graph. Call it once outside of these ({because})"
         )
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
-        unasked = why_padding_is_unknown(model, tested)
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
-        unknown = next(iter(Provenance(tested).foreign), code.hook) or why_not_recorded(tested)
-        if unknown is None and verify == "auto":
-            how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
-            return Proof(how, padded=unasked, source="recorded")
-    because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
+        unasked = why_padding_is_unknown(model, tested)
+        foreign = next(iter(Provenance(tested).foreign), code.hook)
+        if verify == "auto" and foreign is None:
+            with contextlib.suppress(NoTwin):
+                found = proof_by_twin(tested, enabled, None)
+                how = f"{found.how}, for the {type(tested).__name__} in it ({because})"
+                return replace(found, how=how, padded=unasked or found.padded)
     said = ("audit", because, "")
     level = logging.WARNING if verify == "auto" and said not in enabled.logged else logging.INFO
     enabled.logged.add(said)
@@ -174,7 +173,7 @@ def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | N
     said = f"(audited because: {because})"
     logger.log(
         level,
-        "autopack audits this %s on the spot, on a few dozen tokens, because no released run has measured it: %s",
+        "autopack audits this %s on the spot, on a few dozen tokens: %s",
         type(model).__name__,
         because,
     )

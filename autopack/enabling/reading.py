@@ -17,7 +17,6 @@ from autopack.inspection.modules import device_of, entries, takes_tokens
 from autopack.inspection.provenance import Provenance
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
-from autopack.trust.recorded import why_not_recorded
 
 _IMAGES = "pixel_values|flattened_patches"
 LENGTHS = (7, 11, 5)
@@ -63,7 +62,7 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
 def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
     """Whether documents of packed rows meet only in what a model does with the states of the encoder in it.
 
-    That one is covered by itself, so it can run padded batches without their padding and give the states back; the
+    The encoder is transformers' own, so it can run padded batches without their padding and give the states back; the
     audit has seen that the head does with them what it does in stock. Who enables a `causal` model has packed rows in
     mind, and hears at once that they are not exact.
     """
@@ -71,7 +70,7 @@ def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> 
     if causal or not inner or not report.runs_without_padding:
         return False
     code = Provenance(inner[0])
-    return not code.foreign and code.hook is None and why_not_recorded(inner[0]) is None
+    return not code.foreign and code.hook is None
 
 
 def _is_of_choices(module: PreTrainedModel) -> bool:

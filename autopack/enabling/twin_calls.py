@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
-from transformers import __version__ as release
 
 from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
@@ -32,7 +31,6 @@ from autopack.tiny import images, media_rows, sounds, tokens
 from autopack.tiny.images import IMAGE, as_videos
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from autopack.trust.data import load
 
 _GRADIENTS = 10
 """Gradients may differ by so many times as much as outputs: sums over all tokens cancel in them."""
@@ -209,11 +207,6 @@ def _together(parts: list[Results]) -> Results:
 # --- Documents with media
 
 
-def media_are_recorded(enabled: EnabledModel) -> bool:
-    """Whether a released run has measured documents with the media of its type in the very code of a model."""
-    return enabled.proof.source == "recorded" and release == load()["with"]["transformers"]
-
-
 def why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
     """Why documents with `count` media of a kind may not get what they get alone, in words; None where its twin's do.
 
@@ -292,7 +285,7 @@ def _why_not(
     hooked = any(is_foreign_hook(hook) for module in model.modules() for hook in hooks_of(module).values())
     if not enabled.runs_other_code and not hooked:
         key = kept.key_of(model, about, enabled.options.backend, enabled.implementations())
-    return kept.answered(key, answer)[0]
+    return kept.answered(key, answer)
 
 
 def _asked(

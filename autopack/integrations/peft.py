@@ -105,7 +105,7 @@ def _refusal(config: Any) -> str | None:
         return _PROMPT
     if kind in _REASONS:
         return _REASONS[kind]
-    unknown = None if kind in PER_TOKEN else "no released test has covered this method on packed rows"
+    unknown = None if kind in PER_TOKEN else "nobody has measured this method on packed rows"
     return next((reason for name, reason in _OPTIONS.items() if getattr(config, name, None)), unknown)
 
 

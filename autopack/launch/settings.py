@@ -82,7 +82,8 @@ class Settings:
         "auto", "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
     )
     verify: str = _told(
-        "auto", "audit a model before it is enabled: one that no released run has covered, any, any in full, or none"
+        "auto",
+        "prove a model when it is enabled: by a tiny copy, by an audit of it, by one of all of it, or not at all",
     )
     share: str = _told(
         "auto",

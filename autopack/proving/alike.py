@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from autopack.inspection.configs import text_config
+from autopack.proving import configuration
 from autopack.tiny import configs, rules
-from autopack.trust import configuration
 
 _OF_EMBEDDINGS = ("word_embed_proj_dim", "embedding_size")
 _SHORT = 16

@@ -31,14 +31,14 @@ def key_of(model: PreTrainedModel, *asked: Any) -> Hashable:
     return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), repr(asked)
 
 
-def answered(key: Hashable, ask: Callable[[], T]) -> tuple[T, bool]:
-    """Return the answer under a key, or else the result of `ask`; and True if it was kept."""
+def answered(key: Hashable, ask: Callable[[], T]) -> T:
+    """Return the answer under a key, or else the result of `ask`, which is kept then."""
     if key in _answers:
-        return _answers[key], True
+        return _answers[key]
     found = ask()
     if key is not None:
         _answers[key] = found
-    return found, False
+    return found
 
 
 def forget() -> None:

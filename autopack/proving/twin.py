@@ -32,10 +32,10 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
 from autopack.inspection.words import words_of
+from autopack.proving import configuration
 from autopack.proving.alike import alike
+from autopack.proving.readable import Code
 from autopack.tiny.models import randomize
-from autopack.trust import configuration
-from autopack.trust.recorded import Code
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of a twin: a class that makes more has its own sizes, and no twin."""

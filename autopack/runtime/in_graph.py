@@ -99,7 +99,7 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
 
 
 def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
-    tied = [result for result in results if all(part.requires_grad for part in result.parts)]
+    tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
     first = next((number for number, result in enumerate(tied) if result.join is not None), len(tied))
@@ -247,6 +247,18 @@ def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of a shape in the memory of one number: NaN, or 0 for integers."""
     number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
     return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
+
+
+def _is_in_graph(tensor: torch.Tensor) -> bool:
+    """Return True if a gradient can go to a tensor.
+
+    It cannot go to a view that a `Function` made in its forward, though that view requires gradients:
+    Reformer's hidden states are such views.
+    """
+    if not tensor.requires_grad or tensor.grad_fn is not None:
+        return tensor.requires_grad
+    leaf = tensor.view_as(tensor).grad_fn
+    return leaf is not None and leaf.next_functions[0][0] is not None
 
 
 def _number(tensor: torch.Tensor) -> int:

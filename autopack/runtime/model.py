@@ -61,9 +61,8 @@ class Proof:
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
     proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
-    it can be. `source` says what has shown it: a `recorded` run of the leak
-    test of this very code, a `twin` of the model, a twin and `parts` that were proven by themselves, or an `audit` of
-    this very model; nothing where it was not asked for or waits.
+    it can be. `source` says what has shown it: a `twin` of the model, a twin and `parts` that were proven by
+    themselves, or an `audit` of this very model; nothing where it was not asked for or waits.
     """
 
     how: str
@@ -90,8 +89,7 @@ class Traits:
     something in it counts columns, those of padding too, `uses_positions` that it takes `position_ids`,
     `first_position` which one the first token of a document has, `knows_padded_positions` that it is known how it
     numbers a batch whose padding is not on the right. `mixing_weights` is the share of its weights, embeddings of
-    tokens left out, that mixers hold, `media` the kinds of media that a run of the leak test has covered in its
-    documents.
+    tokens left out, that mixers hold, `media` the kinds of media that its documents may have.
     """
 
     family: str
@@ -293,8 +291,7 @@ class EnabledModel:
         self.parts_proven_by: Callable[[Any, EnabledModel, Labels], str | None] | None = None
         """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
         self.media_proven_by: Callable[[Any, EnabledModel, str, int], str | None] | None = None
-        """Says why documents may not get what they get alone with a kind of media; it runs a twin. None where a
-        released run has measured them."""
+        """Says why documents may not get what they get alone with a kind of media; it runs a twin."""
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
         """What these three have said of the model as it is: by "prefixes", "parts" and labels, or "media", kind and
         number in a call."""

@@ -1,4 +1,4 @@
-"""How far calls of code that nobody has measured have been checked: a call that goes beyond is checked itself.
+"""How far calls of third-party code have been checked: a call that goes beyond is checked itself.
 
 What a proof has run are a few dozen tokens. Code may begin to mix them at more, at a token that it has not met, in an
 argument that it was not given. So of foreign code every call that is longer, wider, of other arguments or in another

@@ -104,7 +104,7 @@ class Sentinel:
         return self.watched.check(call, output, packs, self._calls, self._calls // self.watched.every - 1)
 
     def _of_envelope(self, call: Call, output: Any, packs: bool) -> Leak | None:
-        """Check a call of code that nobody has measured, where it is unlike those that have been checked."""
+        """Check a call of third-party code, where it is unlike those that have been checked."""
         groups = call.model.groups
         if not call.model.runs_other_code or not (packs or groups):
             return None

@@ -16,7 +16,6 @@ from autopack import tiny
 from autopack.attention import choose
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
-from compat import survey
 from compat.exactness import BACKENDS
 from compat.fuzz.case import CHECKPOINTING, Arranged, Spec
 from compat.fuzz.packing import COLLATOR
@@ -111,7 +110,7 @@ class _About:
 
 @cache
 def _about(model_type: str, task: str) -> _About:
-    model = survey.build(model_type, task, "eager")
+    model = tiny.build(model_type, task=task, attn_implementation="eager")
     found = [v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())]
     declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
     backends = {name: [name] for name in BACKENDS if name in declared}
@@ -120,7 +119,13 @@ def _about(model_type: str, task: str) -> _About:
         backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
     parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
     discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))
-    return _About(found, backends, is_pair(model), survey._has_experts(model), discrete)
+    return _About(found, backends, is_pair(model), _has_experts(model), discrete)
+
+
+def _has_experts(model: Any) -> bool:
+    return any("experts" in type(module).__name__.lower() for module in model.modules()) and hasattr(
+        model, "set_experts_implementation"
+    )
 
 
 def _changes(rng: Random, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]], ...]:

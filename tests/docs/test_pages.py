@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -369,29 +368,6 @@ def test_no_fence_is_missed():
     for path in pages.DOCS.rglob("*.md"):
         fences = sum(line.strip() == "```python" for line in path.read_text().splitlines())
         assert len(list(pages.blocks(str(path.relative_to(pages.DOCS))))) == fences, path
-
-
-PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(pages.DOCS.parent)))
-def test_links_lead_somewhere(path):
-    """On GitHub, too: the site's build sees those between its own pages alone."""
-    assert list(pages.lost_links(path, path.read_text())) == []
-
-
-@pytest.mark.parametrize("page", ["design.md", "reading.md"])
-def test_files_that_a_page_leads_to_are_there(page):
-    named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (pages.DOCS / page).read_text()))
-    root = pages.DOCS.parent
-    assert len(named) > 20
-    assert [each for each in sorted(named) if not ((root / "autopack" / each).exists() or (root / each).exists())] == []
-
-
-def test_a_lost_link_is_found():
-    planted = "[here](trust.md#while-it-trains) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
-    assert list(pages.lost_links(pages.DOCS / "faq.md", planted)) == ["trust.md#nothing", "none.md"]
 
 
 def test_what_a_page_shows_is_held_to():

@@ -55,7 +55,7 @@ def test_what_belongs_to_no_document_is_refused():
     model = with_head("bert")
     with autopack.enable(model):
         with refused(
-            "media-not-measured",
+            "media-not-served",
             match="pixel_values was given to BertForSequenceClassification .* documents of 'bert' with images",
         ):
             packed(model, pixel_values=torch.zeros(1, 3, 8, 8))

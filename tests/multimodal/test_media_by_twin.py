@@ -90,7 +90,7 @@ def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_ty
     assert apart(model, found, verify="never") > LEAK
     with autopack.enable(model):
         for _ in range(2):
-            with refused("media-not-measured", match=REFUSED.format("image")):
+            with refused("media-not-proven", match=REFUSED.format("image")):
                 model(**media_rows.packed(model, [found]))
     text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
     assert apart(model, text) <= FLOAT32
@@ -104,7 +104,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
     assert apart(model, many, verify="never") > LEAK
-    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("image")):
+    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [many]))
 
 
@@ -113,7 +113,7 @@ def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
     model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
     found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
     assert apart(model, found[:8]) <= FLOAT32
-    with autopack.enable(model), refused("media-not-measured", match="more than 8 images or documents"):
+    with autopack.enable(model), refused("media-not-proven", match="more than 8 images or documents"):
         model(**media_rows.packed(model, [found]))
 
 
@@ -122,7 +122,7 @@ def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence(
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
     assert apart(model, found, verify="never") > LEAK
-    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("image")):
+    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [found]))
 
 
@@ -140,7 +140,7 @@ def test_a_hook_on_the_vision_tower(when):
     with autopack.enable(model):
         if when == "after":
             model.model.vision_tower.register_forward_hook(hook)
-        with refused("media-not-measured"):
+        with refused("media-not-proven"):
             model(**media_rows.packed(model, [found]))
 
 
@@ -150,7 +150,7 @@ def test_where_no_twin_tells():
     put = {"get_image_features": lambda self, *args, **given: inner.get_image_features(self, *args, **given)}
     model.model.__class__ = type("Patched", (inner,), put)
     found = documents(model)
-    with autopack.enable(model), refused("media-not-measured", match="no twin of it tells"):
+    with autopack.enable(model), refused("media-not-proven", match="no twin of it tells"):
         model(**media_rows.packed(model, [found]))
     assert apart(model, found, verify="never") <= FLOAT32
 
@@ -164,7 +164,7 @@ def test_sounds(mixes):
         assert apart(model, found) <= FLOAT32
         return
     assert apart(model, found, verify="never") > LEAK
-    with autopack.enable(model), refused("media-not-measured", match=REFUSED.format("sound")):
+    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("sound")):
         model(**media_rows.packed(model, [found]))
 
 

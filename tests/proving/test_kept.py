@@ -11,8 +11,7 @@ from autopack import tiny
 from autopack.enabling import by_twin
 from tests.support.refusals import refused
 
-UNMEASURED = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "remark": True}}
-"""A configuration with a word that no recorded run had, of a class that is all transformers'."""
+FIELDS = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
 
 
 class Mine(LlamaForCausalLM):
@@ -35,11 +34,11 @@ def verified(model):
 
 
 def test_the_second_model_of_a_process_needs_no_twin(made):
-    first = verified(tiny.build("llama", **UNMEASURED))
+    first = verified(tiny.build("llama", **FIELDS))
     twins = len(made)
     assert twins >= 1
     assert "by a twin of" in first
-    assert verified(tiny.build("llama", **UNMEASURED)) == f"{first}, kept since then"
+    assert verified(tiny.build("llama", **FIELDS)) == first
     assert len(made) == twins
 
 
@@ -50,15 +49,15 @@ def test_the_second_model_of_a_process_needs_no_twin(made):
         {"hidden_act": "relu"},
         {"intermediate_size": 48},
         {"attn_implementation": "sdpa"},
-        {"rope_parameters": {**UNMEASURED["rope_parameters"], "factor": 4.0}},
+        {"rope_parameters": {**FIELDS["rope_parameters"], "factor": 4.0}},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_another_configuration_is_another_question(made, change):
-    fields = {"attn_implementation": "eager", **UNMEASURED}
+    fields = {"attn_implementation": "eager", **FIELDS}
     verified(tiny.build("llama", **fields))
     twins = len(made)
-    assert not verified(tiny.build("llama", **{**fields, **change})).endswith("kept since then")
+    verified(tiny.build("llama", **{**fields, **change}))
     assert len(made) > twins
 
 
@@ -69,16 +68,17 @@ def test_code_of_the_user_is_asked_every_time(made):
 
 
 def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(monkeypatch):
-    verified(tiny.build("llama", **UNMEASURED))
+    verified(tiny.build("llama", **FIELDS))
     forward = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: forward(self, x + x.mean(1, keepdim=True)))
     with refused("not-exact"):
-        autopack.enable(tiny.build("llama", **UNMEASURED))
+        autopack.enable(tiny.build("llama", **FIELDS))
 
 
 def test_a_loss_on_the_instance_is_asked_about(made):
-    verified(tiny.build("llama", **UNMEASURED))
-    model = tiny.build("llama", **UNMEASURED)
+    verified(tiny.build("llama", **FIELDS))
+    twins = len(made)
+    model = tiny.build("llama", **FIELDS)
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.mean() + 0 * labels.sum()
-    assert not verified(model).endswith("kept since then")
-    assert len(made) >= 2
+    verified(model)
+    assert len(made) > twins

@@ -16,9 +16,8 @@ import autopack
 from autopack import tiny
 from autopack.enabling import by_twin
 from autopack.errors import UnsupportedModel
-from autopack.proving import alike, twin
+from autopack.proving import alike, configuration, twin
 from autopack.proving.apart import apart
-from autopack.trust import configuration
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
 from tests.support.refusals import refused
 

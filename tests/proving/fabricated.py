@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 
 NUMBER = f"{transformers.__version__.rpartition('.')[0]}.99"
-"""Nearer to the installed release than to any other that is recorded."""
+"""A later patch of the installed release."""
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(str(transformers.__file__)).parent
 _TIMEOUT = 600.0
@@ -57,10 +57,10 @@ class Release:
         target.write_text(source)
 
     def ask(self, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What `tests.trust.enabling` says of models of this release, in a process of its own."""
+        """What `tests.proving.enabling` says of models of this release, in a process of its own."""
         environ = {**os.environ, "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
         environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "tests.trust.enabling", json.dumps(cases)]
+        command = [sys.executable, "-m", "tests.proving.enabling", json.dumps(cases)]
         done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT)
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])

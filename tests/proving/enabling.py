@@ -1,18 +1,16 @@
-"""Enable tiny models and print as JSON what came of it; run by `tests.trust.fabricated` on a release of its own.
+"""Enable tiny models and print as JSON what came of it; run by `tests.proving.fabricated` on a release of its own.
 
-    python -m tests.trust.enabling '[{"type": "llama", "task": "causal-lm"}]'
+    python -m tests.proving.enabling '[{"type": "llama", "task": "causal-lm"}]'
 
-A case may name `pieces` of modules that it takes for recorded as they are, and an attention implementation.
+A case may name an attention implementation, and whether to `verify`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import transformers
@@ -21,35 +19,18 @@ import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
 from autopack.patching import _installed
-from autopack.trust.content import source_of
-from autopack.trust.data import nearest
-from autopack.trust.recorded import _record
 from tests.conftest import attributes, same
 
 
 def case(asked: dict[str, Any]) -> dict[str, Any]:
     """What comes of one model: proof, message and measured errors, or what was raised and whether anything changed."""
-    for module, piece in asked.get("pieces", ()):
-        _take_for_recorded(module, piece)
     model = tiny.build(asked["type"], task=asked["task"], attn_implementation=asked.get("attention", "sdpa"))
     before, library = attributes(model), _library(model)
-    forwards: list[str] = []
-
-    def count(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "forward":
-            forwards.append(frame.f_code.co_filename)
-
-    # Not by a hook on all modules, which would be somebody else's code in every model. Twins run in threads.
-    sys.setprofile(count)
-    threading.setprofile(count)
     try:
-        handle = autopack.enable(model)
+        handle = autopack.enable(model, verify=asked.get("verify", "auto"))
     except AutopackError as error:
         unchanged = same(attributes(model), before) and same(_library(model), library) and not _installed
         return {"raised": type(error).__name__, "message": str(error), "unchanged": unchanged}
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
     proof = handle.enabled.proof
     with handle:
         # What it is enabled for, however it was proven.
@@ -59,7 +40,6 @@ def case(asked: dict[str, Any]) -> dict[str, Any]:
         "message": handle.verified,
         "padded": proof.padded,
         "labels": proof.labels,
-        "forwards": len(forwards),
         "exact": report.exact,
         "worst": report.worst,
     }
@@ -75,19 +55,6 @@ def _library(model: Any) -> dict[str, Any]:
     found = {f"{owner.__name__}.{key}": value for owner in owners for key, value in vars(owner).items()}
     tables = {name: value for name, value in found.items() if type(value) is dict}
     return found | {f"{name}[{key}]": value for name, table in tables.items() for key, value in table.items()}
-
-
-def _take_for_recorded(module: str, piece: str) -> None:
-    """Have the record hold the digest that a piece has here."""
-    content = _record(nearest(transformers.__version__)[0]).content
-    known = content._digests(module)
-    source = source_of(f"transformers.{module}")
-    assert source is not None
-    here = source.digest(piece)
-    assert here is not None
-    assert known[piece] != here, "it is recorded as it is"
-    content._found.clear()
-    content._pieces[module] = " ".join(f"{name}:{here if name == piece else d}" for name, d in known.items())
 
 
 if __name__ == "__main__":

@@ -73,17 +73,6 @@ _SIZE = _pattern(r"""
 """)
 """Numbers that only count, widen or scale; only their presence is behaviour."""
 
-_USUAL = {
-    "is_encoder_decoder": frozenset({"false"}),
-    "num_labels": frozenset({"2+"}),
-    "problem_type": frozenset({"none"}),
-    "chunk_size_feed_forward": frozenset({"0"}),
-    "add_cross_attention": frozenset({"false"}),
-    "is_decoder": frozenset({"false"}),
-    "_experts_implementation_internal": frozenset({"eager"}),
-}
-"""Fields that every configuration has, with nearly every configuration's values."""
-
 _PICKED = _pattern(r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)")
 """Lists of layers' numbers (but for `no_rope_layers`, which has a flag for every layer)."""
 
@@ -122,11 +111,6 @@ def is_label(field: str) -> bool:
 def is_size(field: str) -> bool:
     """Return True if a field counts or scales, so that only its presence matters."""
     return _SIZE.fullmatch(field) is not None
-
-
-def usual(field: str) -> frozenset[str]:
-    """Return a field's words that need no record: a type without other words has these."""
-    return frozenset({"set"}) if is_size(field) else _USUAL.get(field, frozenset())
 
 
 def is_met(word: str, known: set[str] | frozenset[str]) -> bool:

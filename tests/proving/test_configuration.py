@@ -1,0 +1,85 @@
+"""Words of configurations, and which fields the code of a model may read."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from autopack import tiny
+from autopack.inspection.provenance import Provenance
+from autopack.proving import configuration
+from autopack.proving.readable import Code
+
+
+def test_properties_of_a_configuration_read_its_fields():
+    class Own(LlamaConfig):
+        @property
+        def attention_bias(self):
+            return bool(self.secret_switch)
+
+    model = tiny.build("llama")
+    model.config.secret_switch = True
+    assert not Code(model).can_read("secret_switch")
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config.__class__ = Own
+    assert Code(model).can_read("secret_switch")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("sliding_window", None, {"none"}),
+        ("sliding_window", 4096, {"2+"}),
+        ("softcap", 30.0, {"+"}),
+        ("flag", True, {"true"}),
+        ("layer_types", ["a", "b", "b"], {"^a", "a|b", "a>b", "b>b"}),
+        ("no_rope_layers", [1, 0], {"^1", "0|1", "1>0"}),
+        ("attn_layer_indices", [9, 18], {"[...]"}),
+        ("hidden_size", 4096, {"set"}),
+        ("first_k_dense_replace", 0, {"0"}),
+    ],
+)
+def test_words(field, value, words):
+    config = LlamaConfig()
+    setattr(config, field, value)
+    assert configuration.describe(config)["llama"][field] == words
+
+
+def test_neutral_fields_have_no_words():
+    config = LlamaConfig(
+        attention_dropout=0.5, eos_token_id=[7, 8], rms_norm_eps=0.1, hidden_act="relu", use_cache=False
+    )
+    assert configuration.describe(config) == configuration.describe(LlamaConfig())
+
+
+def test_parts_stand_under_their_own_type():
+    words = configuration.describe(tiny.config("llava", task="image-text-to-text"))
+    assert words["llava"]["text_config"] == {"llama"}
+    assert "rope_parameters.rope_type" in words["llama"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("task", [task for task in tiny.TASKS if task != "multimodal-lm"])
+def test_no_type_of_transformers_runs_code_of_somebody_elses(task):
+    """What a constructor puts on a module is its own, by whatever way it gets there."""
+    found = {}
+    for model_type in tiny.types_for(task):
+        try:
+            model = tiny.build(model_type, task=task)
+        except (tiny.CannotBuild, ImportError):
+            continue
+        found[model_type] = Provenance(model).foreign
+    assert found
+    assert {name: foreign for name, foreign in found.items() if foreign} == {}
+
+
+def test_a_function_that_a_method_of_the_constructor_puts_there_is_its_own():
+    """FNet's transform is put on its modules by a method, and torch gives it a longer name."""
+    model = tiny.build("fnet", task="masked-lm")
+    assert Provenance(model).foreign == []
+    model.fnet.encoder.layer[0].fourier.self.fourier_transform = functools.partial(torch.fft.rfft, dim=1)
+    assert "fourier_transform" in Provenance(model).foreign[0]
