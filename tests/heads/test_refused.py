@@ -54,10 +54,7 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
 def test_what_belongs_to_no_document_is_refused():
     model = with_head("bert")
     with autopack.enable(model):
-        with refused(
-            "media-not-served",
-            match="pixel_values was given to BertForSequenceClassification .* documents of 'bert' with images",
-        ):
+        with refused("media-not-served", match="pixel_values was given to BertForSequenceClassification"):
             packed(model, pixel_values=torch.zeros(1, 3, 8, 8))
         with refused("cache-given"):
             packed(model, use_cache=True)

@@ -215,7 +215,7 @@ def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part)
 
 
 def _unproven() -> dict[str, float]:
-    """Errors of models of somebody else's code, which no released run has measured: their twins have said yes."""
+    """Errors of models of somebody else's code: their twins have said yes."""
     found: dict[str, float] = {}
     for name, make in own_code.SERVED.items():
         model, plain = make(), make()
