@@ -14,8 +14,15 @@ from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, prepared, ways
 from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
-from autopack.layout.starts import begins, cumulative_starts, in_one, position_starts, section_starts, segment_starts
-from autopack.layout.ways import changes
+from autopack.layout.ways import (
+    begins,
+    changes,
+    cumulative_starts,
+    in_one,
+    position_starts,
+    section_starts,
+    segment_starts,
+)
 
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
