@@ -4,7 +4,7 @@
 
 A Llama with a layer of somebody else's class is trained on packed rows of random documents. One copy is enabled as
 users do it, so that calls which go beyond those that were checked are compared with stock; the other one with
-`verify="never"`, which checks nothing. Blocks of ten steps alternate, so that a machine that slows down slows both.
+`verify=False`, which checks nothing. Blocks of ten steps alternate, so that a machine that slows down slows both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
     checked = build()
     plain = copy.deepcopy(checked)
     handle = autopack.enable(checked)
-    autopack.enable(plain, verify="never")
+    autopack.enable(plain, verify=False)
     arms = {"checked": checked, "not checked": plain}
     optimizers = {name: torch.optim.SGD(model.parameters(), lr=1e-3) for name, model in arms.items()}
     took = dict.fromkeys(arms, 0.0)

@@ -129,7 +129,7 @@ class Audit:
         enabled = self.runner.enabled
         if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
-        self.pads = enabled is not None and enabled.options.unpad != "never"
+        self.pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
             **{name: name in self.others for name in ("thresholds", ALIKE)},

@@ -87,7 +87,7 @@ def _result(
         raise UnsupportedModel(
             f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
             f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
-            f"into the form of the batch. Use autopack.enable(model, unpad='never')."
+            f"into the form of the batch. Use autopack.enable(model, unpad=False)."
         )
     axis = form.columns
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
@@ -110,7 +110,7 @@ def _result(
     def no_sum() -> None:
         raise UnsupportedModel(
             f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common has run once, where "
-            f"that of each row cannot be told. Use autopack.enable(model, share='never')."
+            f"that of each row cannot be told. Use autopack.enable(model, share=False)."
         )
 
     shared = isinstance(padding, SharedPadding)

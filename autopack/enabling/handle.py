@@ -130,8 +130,8 @@ class Handle(AbstractContextManager["Handle"]):
             *([("mixers", f"{mixers} modules")] if mixers else []),
             *([("backend", self.backend)] if attention else []),
             *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
-            ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
-            *([("prefixes", self._prefixes)] if unpad != "never" else []),
+            ("padding", f"unpad={unpad!r}" + ("" if not unpad else f"; {self.tally}")),
+            *([("prefixes", self._prefixes)] if unpad else []),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
@@ -144,8 +144,8 @@ class Handle(AbstractContextManager["Handle"]):
     def _prefixes(self) -> str:
         """What becomes of what rows of a batch begin with in common, in words."""
         share, reason = self.enabled.options.share, why_not(self.enabled)
-        if share == "never":
-            return "share='never'"
+        if not share:
+            return "share=False"
         if reason is not None:
             return f"share={share!r}; rows that begin alike are computed one by one: {reason}"
         shared = self.tally.training.shared + self.tally.evaluation.shared

@@ -44,7 +44,7 @@ class Session:
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
-        pads = handle.enabled.options.unpad != "never"
+        pads = handle.enabled.options.unpad
         self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally

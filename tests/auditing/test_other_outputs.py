@@ -1,7 +1,7 @@
 """Whole numbers, lists, objects and single numbers in an output are compared as floating-point tensors are.
 
 Each model here is exact in its logits, and returns something beside them that is not: `enable` refuses its packed rows,
-and `verify="never"` shows what would have gone wrong. What is exact is served.
+and `verify=False` shows what would have gone wrong. What is exact is served.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_what_leaks_beside_the_logits_is_refused(kind):
     model = build(LEAKS[kind])
     with pytest.raises(UnsupportedModel, match="more"):
         autopack.enable(model)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     found, alone = _tagged(model)
     assert any(
         got.numel() != want.numel() or not torch.equal(got.reshape(-1), want)
@@ -256,7 +256,7 @@ def test_several_states_of_each_token():
     batch = {"input_ids": ids, "attention_mask": mask, "use_cache": False, "output_hidden_states": True}
     with torch.no_grad():
         expected = model(**batch).hidden_states
-        with autopack.enable(model, unpad="always") as handle:
+        with autopack.enable(model) as handle:
             found = model(**batch).hidden_states
             assert handle.tally.batches == 1
     for one, other in zip(found, expected, strict=True):

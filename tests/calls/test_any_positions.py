@@ -72,7 +72,7 @@ def test_frequencies_are_those_of_the_largest_position_of_each_document(scaling)
     model, stock = (llama(**changed) for _ in range(2))
     where = POSITIONS["strided"].clone()
     expected, _ = _alone(stock, IDS, where)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=IDS, position_ids=where, seq_idx=SEQ_IDX).logits
     assert error(found, expected) < FLOAT64
 

@@ -210,7 +210,7 @@ def _watched_leak(wrap: Wrap) -> Wrap:
         model.model.layers[0].mlp.register_forward_pre_hook(
             lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
         )
-        handle = autopack.enable(model, watch=1, verify="never")
+        handle = autopack.enable(model, watch=1, verify=False)
         wrapped = wrap(model)
         texts = documents(model.config, DOCUMENTS)
         wrapped(**packed(texts[SHARES[rank]])).loss.backward()

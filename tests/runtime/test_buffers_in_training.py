@@ -54,7 +54,7 @@ def test_documents_begin_with_the_buffers_of_the_call(name, norm):
 @pytest.mark.parametrize("name", ["bloom", "cpmant"])
 def test_without_that_later_documents_see_the_steps_of_earlier_ones(monkeypatch, name):
     monkeypatch.setattr(Buffers, "put_back", lambda self: False)
-    assert _error(_model(name, hooked_spectral_norm), verify="never") > 100 * EXACT
+    assert _error(_model(name, hooked_spectral_norm), verify=False) > 100 * EXACT
 
 
 def test_a_call_takes_one_step_as_a_forward_does():
@@ -179,7 +179,7 @@ def test_heads_that_run_documents_alone():
     for module in [m for name, m in model.named_modules() if name.endswith("output.dense")]:
         hooked_spectral_norm(module)
     stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     call = {"position_ids": positions(LENGTHS), "output_attentions": True}  # for which its documents run alone
     found = model(input_ids=ids, **call).logits
     alone = [copy.deepcopy(stock)(input_ids=part).logits for part in ids.split(LENGTHS, dim=1)]

@@ -1,7 +1,7 @@
 """Code that nobody has measured is checked in calls that go beyond those that were checked, without being asked for.
 
 Each model hands tokens something of those before them under a condition that no proof of a few dozen tokens has met.
-The call that meets it raises before anything was learned from it; `verify="never"` shows that it leaks.
+The call that meets it raises before anything was learned from it; `verify=False` shows that it leaks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
             ours(**batch)
         assert "2 leaking" in repr(handle)
         assert error(ours, stock, row(5, 9, seed=9)) <= EXACT
-    with autopack.enable(ours, verify="never") as handle, torch.no_grad():
+    with autopack.enable(ours, verify=False) as handle, torch.no_grad():
         batch = {name: value for name, value in batch.items() if name != "foo"} if name != "an argument" else batch
         leaking = ours(**batch).logits
         assert handle.envelope is None
@@ -186,11 +186,11 @@ def batches(steps: int) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_training_is_to_the_bit_as_without_checks(dropout):
     found = {}
-    for verify in ("auto", "never"):
+    for verify in (True, False):
         model = with_own_layer(attention_dropout=dropout)
         with autopack.enable(model, verify=verify):
             found[verify] = trained(model, batches(20))
-    assert all(map(torch.equal, found["auto"], found["never"]))
+    assert all(map(torch.equal, found[True], found[False]))
 
 
 def test_checks_become_rare_and_a_covered_model_has_none():
@@ -240,7 +240,7 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
     model = Sharing._from_config(stock.config).eval()
     model.load_state_dict(stock.state_dict())
     twin = copy.deepcopy(model)
-    with autopack.enable(model, unpad="always") as handle, torch.no_grad():
+    with autopack.enable(model) as handle, torch.no_grad():
         for step, sizes in enumerate([(5, 9, 3), (4, 12), (30, 7, 2, 2)]):
             batch = padded(*sizes, seed=step)
             mask = batch["attention_mask"].bool()
@@ -258,7 +258,7 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
 def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept):
     model, stock = with_own_layer(), tiny.build("llama")
     model.train(), stock.train()
-    with autopack.enable(model, unpad="always") as handle:
+    with autopack.enable(model) as handle:
         batch = padded(5, 9, 3)
         asked = {**batch, "logits_to_keep": kept, "use_cache": False}
         found, expected = model(**asked).logits.detach(), stock(**asked).logits.detach()
@@ -296,7 +296,7 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
             model(**batch, **labels)
     stock = build_long()
     expected = stock(**batch, **labels).loss
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert abs(float(model(**batch, **labels).loss - expected)) > 1e-3, "the control shows no leak"
 
 

@@ -67,7 +67,7 @@ def test_a_layer_that_mixes_tokens_is_found(noise):
     model = mix(build("llama"))
     if noise:
         noisy(model)
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, watch=1, verify=False) as handle:
         trained(model, row(0))  # the first document has nobody before it
         with pytest.raises(autopack.LeakDetected) as raised:
             trained(model, row(1))
@@ -92,7 +92,7 @@ def test_a_small_leak_at_one_token_of_many_is_found():
     model.model.norm = torch.nn.Sequential(model.model.norm, Touching())
     ids = token_ids(columns=sum(lengths))
     given = {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, watch=1, verify=False) as handle:
         trained(model, given)  # the first document is not the one
         with pytest.raises(autopack.LeakDetected) as raised:
             trained(model, given)
@@ -102,7 +102,7 @@ def test_a_small_leak_at_one_token_of_many_is_found():
 
 def test_a_leak_of_the_layer_is_in_the_log_each_time(caplog):
     model = mix(build("llama"))
-    with autopack.enable(model, watch=1, verify="never", watch_action="log") as handle:
+    with autopack.enable(model, watch=1, verify=False, watch_action="log") as handle:
         trained(model, *(row(step) for step in range(8)))
         found = [record for record in caplog.records if "found a leak" in record.getMessage()]
         assert len(found) == handle.watched.leaks >= 6
@@ -184,7 +184,7 @@ def test_what_a_layer_draws_and_counts_is_what_it_is_without():
         np.random.seed(0)
         model = build("llama")
         model.model.norm = torch.nn.Sequential(model.model.norm, Drawing())
-        with autopack.enable(model, watch=watch, verify="never") as handle:
+        with autopack.enable(model, watch=watch, verify=False) as handle:
             trained(model, *((row, padded)[step % 2](step) for step in range(6)))
             # Its padded batches keep their padding, which what it counts is a state of.
             assert handle.watched is None if watch == 0 else handle.watched.checks == 3

@@ -110,7 +110,7 @@ def test_recordings_go_with_their_documents(noise):
     texts = Pairs.draw()
     recordings = torch.randn(len(texts.targets), 8, 40, generator=torch.Generator().manual_seed(0))
     call = {name: value for name, value in texts.one_row().items() if name in ("labels", "decoder_attention_mask")}
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, watch=1, verify=False) as handle:
         trained(model, *[{"input_features": recordings, **call}] * 5)
         trained(model, *[{"input_features": recordings, "labels": pad(texts.targets, -100)}] * 5)
         assert handle.watched.checks == 10

@@ -39,7 +39,7 @@ def test_only_training_calls_that_pack_or_unpad_count():
 
 def test_documents_take_turns():
     model = mix(build("llama"))
-    with autopack.enable(model, watch=2, verify="never", watch_action="log") as handle:
+    with autopack.enable(model, watch=2, verify=False, watch_action="log") as handle:
         seen = []
         handle.watched._judged = lambda call, document, runs, step: seen.append(document.number)
         trained(model, *(row(step) for step in range(12)))
@@ -73,7 +73,7 @@ def test_the_environment_asks_for_it_and_the_argument_wins(monkeypatch):
         autopack.enable(model, watch=6)
     with autopack.enable(model, watch=0) as handle:
         assert handle.watched is None
-    with autopack.enable(mix(model), verify="never") as handle:
+    with autopack.enable(mix(model), verify=False) as handle:
         trained(model, *(row(step) for step in range(8)))
         assert handle.watched.leaks > 0
     for name, value in (("AUTOPACK_WATCH", "often"), ("AUTOPACK_WATCH_ACTION", "ignore")):
@@ -184,7 +184,7 @@ class Jumpy(torch.nn.Module):
 def test_what_cannot_be_compared_is_skipped_and_said():
     model = build("llama")
     model.model.norm = torch.nn.Sequential(model.model.norm, Jumpy())
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, watch=1, verify=False) as handle:
         trained(model, row(0), row(1))
         assert handle.watched.checks == 0
         assert handle.watched.skipped == {"its forward draws random numbers that autopack cannot switch off": 2}

@@ -1,0 +1,97 @@
+"""The options of `enable` and their values, for Python, the command line and the environment alike.
+
+Imports neither torch nor transformers, so that a command can offer the options at once.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "backend": (
+        "auto",
+        *(m.name for m in pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "attention", "backends")])),
+    ),
+    "unpad": (True, False),
+    "share": (True, False),
+    "verify": (True, False, "strict"),
+}
+"""The values that each option takes, its default first."""
+
+INSTEAD = {
+    ("unpad", "always"): "unpad=True; evaluation without labels unpads with use_cache=False in the call",
+    ("verify", "always"): "verify=True; autopack.audit(model) audits this very model",
+    ("verify", "full"): "verify=True; autopack.audit(model) audits this very model",
+    **{(name, "always"): f"{name}=True" for name in ("share",)},
+    **{(name, "auto"): f"{name}=True" for name in ("unpad", "share", "verify")},
+    **{(name, "never"): f"{name}=False" for name in ("unpad", "share", "verify")},
+}
+"""What is written in place of values that options no longer take."""
+
+WATCH_ACTIONS = ("raise", "log")
+"""What becomes of a leak that a watched training call shows, the default first."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for: see `autopack.enable`."""
+
+    backend: str = "auto"
+    unpad: bool = True
+    share: bool = True
+    verify: bool | Literal["strict"] = True
+    watch: int = 0
+    watch_action: str = "raise"
+    sequence_parallel: Any = None
+    leave_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            # 1 equals True, and a list has no hash.
+            if not any(type(value) is type(choice) and value == choice for choice in choices):
+                wanted = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+                raise ValueError(f"{name} must be {wanted}; found {value!r}{_hint(name, value)}")
+
+
+def _hint(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    if (name, value) in INSTEAD:
+        return f" (write {INSTEAD[name, value]})"
+    # transformers' names of attention implementations hold those of backends: flash_attention_2.
+    meant = next((choice for choice in CHOICES[name] if isinstance(choice, str) and choice in value), None)
+    return "" if meant is None else f". Did you mean {meant!r}?"
+
+
+def read_names(given: Sequence[str]) -> tuple[str, ...]:
+    """Names of fields; a single one is a list of one. Raises `ValueError` for what are no names."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise ValueError(f"leave_out must be names of fields of the model's output; found {given!r}")
+    return names
+
+
+def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """How often training calls are checked (0: never), and what becomes of a leak; None leaves it to the environment.
+
+    The variables are AUTOPACK_WATCH and AUTOPACK_WATCH_ACTION. Raises `ValueError` for values that are none.
+    """
+    environment = os.environ if environment is None else environment
+    name = "watch"
+    found: int | str | None = every
+    if every is None:
+        name, text = "AUTOPACK_WATCH", environment.get("AUTOPACK_WATCH", "").strip() or "0"
+        found = int(text) if text.isdecimal() else text
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise ValueError(f"{name} must be a number of training calls, 0 for none; found {found!r}")
+    name = "watch_action" if action is not None else "AUTOPACK_WATCH_ACTION"
+    if action is None:
+        action = environment.get(name, "").strip().lower() or WATCH_ACTIONS[0]
+    if action not in WATCH_ACTIONS:
+        raise ValueError(f"{name} must be one of {', '.join(WATCH_ACTIONS)}; found {action!r}")
+    return found, action
