@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,9 +32,6 @@ INSTEAD = {
 }
 """What is written in place of values that options no longer take."""
 
-WATCH_ACTIONS = ("raise", "log")
-"""What becomes of a leak that a watched training call shows, the default first."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -44,8 +41,7 @@ class Options:
     unpad: bool = True
     share: bool = True
     verify: bool | Literal["strict"] = True
-    watch: int = 0
-    watch_action: str = "raise"
+    check_every: int | None = None
     sequence_parallel: Any = None
     leave_out: tuple[str, ...] = ()
 
@@ -56,6 +52,11 @@ class Options:
             if not any(type(value) is type(choice) and value == choice for choice in choices):
                 wanted = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
                 raise ValueError(f"{name} must be {wanted}; found {value!r}{_hint(name, value)}")
+        every = self.check_every
+        if every is not None and (type(every) is not int or every < 0):
+            raise ValueError(
+                f"check_every must be None or a number of training calls, 0 for no checks; found {every!r}"
+            )
 
 
 def _hint(name: str, value: Any) -> str:
@@ -74,24 +75,3 @@ def read_names(given: Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise ValueError(f"leave_out must be names of fields of the model's output; found {given!r}")
     return names
-
-
-def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """How often training calls are checked (0: never), and what becomes of a leak; None leaves it to the environment.
-
-    The variables are AUTOPACK_WATCH and AUTOPACK_WATCH_ACTION. Raises `ValueError` for values that are none.
-    """
-    environment = os.environ if environment is None else environment
-    name = "watch"
-    found: int | str | None = every
-    if every is None:
-        name, text = "AUTOPACK_WATCH", environment.get("AUTOPACK_WATCH", "").strip() or "0"
-        found = int(text) if text.isdecimal() else text
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise ValueError(f"{name} must be a number of training calls, 0 for none; found {found!r}")
-    name = "watch_action" if action is not None else "AUTOPACK_WATCH_ACTION"
-    if action is None:
-        action = environment.get(name, "").strip().lower() or WATCH_ACTIONS[0]
-    if action not in WATCH_ACTIONS:
-        raise ValueError(f"{name} must be one of {', '.join(WATCH_ACTIONS)}; found {action!r}")
-    return found, action

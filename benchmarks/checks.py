@@ -81,7 +81,7 @@ def main() -> None:
     for name, total in took.items():
         print(f"{name:12} {total:8.1f} {1000 * total / arguments.steps:6.1f} ms")
     print(f"ratio        {took['checked'] / took['not checked']:8.4f}")
-    print(f"checks       {handle.envelope}")
+    print(f"checks       {handle.checked}")
 
 
 if __name__ == "__main__":

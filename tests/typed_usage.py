@@ -15,7 +15,7 @@ from autopack.auditing.report import LeakReport
 
 
 def enabled(model: nn.Module) -> None:
-    with autopack.enable(model, backend="auto", watch=500) as handle:
+    with autopack.enable(model, backend="auto", check_every=500) as handle:
         assert_type(handle.backend, str)
     assert_type(autopack.is_enabled(model), bool)
     autopack.enable(model, backend=3)  # type: ignore[call-overload]

@@ -337,13 +337,13 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
-    if ended.scope.model.watches or ended.scope.model.runs_other_code:
-        _watch(ended, output if changed is None else changed)
+    if ended.scope.model.options.check_every or ended.scope.model.runs_other_code:
+        _check(ended, output if changed is None else changed)
     return changed
 
 
 @torch._dynamo.disable
-def _watch(ended: Activation, output: Any) -> None:
+def _check(ended: Activation, output: Any) -> None:
     """Show a call of the whole enabled model to its sentinel."""
     model, outer = ended.scope.model, ended.outer
     if model.sentinel is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):

@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option in settings.OPTIONS:
         is_switch = not option.choices and option.metavar is None
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
-        described: dict[str, Any] = {"help": f"{option.help} (default: {default})", "default": None}
+        described: dict[str, Any] = {
+            "help": option.help + ("" if default is None else f" (default: {default})"),
+            "default": None,
+        }
         if is_switch:
             described["action"] = argparse.BooleanOptionalAction
         elif option.choices:

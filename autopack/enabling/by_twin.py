@@ -198,7 +198,7 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
     """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
     family = registry.family_for(model)
     options = replace(
-        like.options, **{"verify": False, "watch": 0, "sequence_parallel": None, "share": False, **changed}
+        like.options, **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed}
     )
     enabled = examine(model, family, options, _not_renewed)
     try:

@@ -22,7 +22,7 @@ from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
-from autopack.options import Options, read_names, read_watch
+from autopack.options import Options, read_names
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import HANDLE, handle_of, holds_marks
@@ -41,8 +41,7 @@ def enable(
     backend: str = ...,
     unpad: bool = ...,
     verify: bool | Literal["strict"] = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
+    check_every: int | None = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: bool = ...,
@@ -56,8 +55,7 @@ def enable(
     backend: str = ...,
     unpad: bool = ...,
     verify: bool | Literal["strict"] = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
+    check_every: int | None = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: bool = ...,
@@ -71,8 +69,7 @@ def enable(
     backend: str = ...,
     unpad: bool = ...,
     verify: bool | Literal["strict"] = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
+    check_every: int | None = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: bool = ...,
@@ -86,8 +83,7 @@ def enable(
     unpad: bool = True,
     share: bool = True,
     verify: bool | Literal["strict"] = True,
-    watch: int | None = None,
-    watch_action: str | None = None,
+    check_every: int | None = None,
     sequence_parallel: Any = None,
     leave_out: Sequence[str] = (),
 ) -> Handle | TrainerHandle | Handles:
@@ -115,11 +111,11 @@ def enable(
             time, or, where these cannot tell, by an audit of the model itself within a budget of forwards and memory
             (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the structure that
             was found.
-        watch: Check every so many training calls: one document of the batch, the next in each check, is run alone
+        check_every: N checks every Nth training call: one document of the batch, the next in each check, is run alone
             through the stock model, without gradients, and every output that it has is compared with what the call gave
-            it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
-        watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
-            warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
+            it. A difference beyond rounding raises `LeakDetected`. None leaves it to calls that run third-party code,
+            which are checked where they go beyond those that were; 0 checks none of them either. `handle.checked` has
+            the counts.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
@@ -141,9 +137,8 @@ def enable(
     The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
     every attention implementation.
     """
-    every, action = read_watch(watch, watch_action)
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
-    given = Options(backend, unpad, share, verify, every, action, rows, read_names(leave_out))
+    given = Options(backend, unpad, share, verify, check_every, rows, read_names(leave_out))
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()
@@ -195,7 +190,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     except BaseException:
         detach(base, enabled)
         raise
-    enabled.sentinel, enabled.watches = Sentinel(wanted.watch, wanted.watch_action), wanted.watch > 0
+    enabled.sentinel = None if wanted.check_every == 0 else Sentinel(wanted.check_every or 0)
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:

@@ -45,7 +45,7 @@ class Session:
         """Note a model that is enabled."""
         self._forget(model)
         pads = handle.enabled.options.unpad
-        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
+        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally
 

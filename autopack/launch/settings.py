@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from autopack.errors import AutopackError
-from autopack.options import CHOICES, INSTEAD
+from autopack.options import CHOICES, INSTEAD, Options
 
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
@@ -70,7 +70,7 @@ class Option(NamedTuple):
         if self.metavar is not None:
             if text and not text.isdecimal():
                 raise BadSetting(f"{self.variable} must be a whole number of at least 0; found {text!r}")
-            return int(text or self.default)
+            return int(text) if text else self.default
         if not text:
             return self.default
         if text.lower() not in self.words:
@@ -98,8 +98,8 @@ class Settings:
     verify: bool | str = _told(
         True, "prove a model that no released run has covered; strict leaves one as it is that no twin proves"
     )
-    watch: int = _told(
-        0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"
+    check_every: int | None = _told(
+        None, "check a document of every Nth training call; 0 checks no call, of third-party code neither", "N"
     )
     strict: bool = _told(
         False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
@@ -114,6 +114,8 @@ class Settings:
 
 
 OPTIONS = tuple(Option(each.name, each.default, **each.metadata) for each in fields(Settings))
+FOR_ENABLE = tuple(each.name for each in fields(Options) if each.name in Settings.__dataclass_fields__)
+"""The options that are passed on to `enable`."""
 
 
 def without(path: str) -> str:

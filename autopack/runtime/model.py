@@ -266,7 +266,6 @@ class EnabledModel:
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
-        self.watches = False  # whether every training call is to be counted by it
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.runs_other_code = False

@@ -245,8 +245,8 @@ def test_a_few_ties_are_no_leak():
     handle = autopack.enable(model)
     ids = tiny.tokens(tiny.config("llama"), 1, 3 * 320)
     model(input_ids=ids, position_ids=torch.cat([torch.arange(320)] * 3)[None])
-    assert handle.envelope.checks > 0
-    assert handle.envelope.leaks == 0
+    assert handle.checked.checks > 0
+    assert handle.checked.leaks == 0
 
 
 def test_several_states_of_each_token():

@@ -21,6 +21,7 @@ from tests.support.padded import (
     loss_error,
     mask_of,
     model_gradient_error,
+    packs_at_once,
     tally_of,
     twins,
     unpredicted,
@@ -217,7 +218,7 @@ class TestFurtherIn:
         An audit cannot call it, for it does not know what `shifted` is, so the batch then keeps its padding.
         """
         pair = stock, model = twins(build("llama"))
-        autopack.enable(model, verify=verify)
+        packs_at_once(model, verify=verify)
         inputs = batch("causal LM", mask_of(PADDED))
         labels = inputs["labels"][:, 1:].clamp(min=0)
         found = []

@@ -76,8 +76,8 @@ def test_where_one_cannot_be_enabled_none_is(refused, tmp_path):
 
 def test_what_was_enabled_before_stays_so(tmp_path):
     policy, model = trainer(tmp_path), llama()
-    with autopack.enable([policy, model], watch=2) as handle:
-        for options in ({"unpad": False}, {"watch": 3}):
+    with autopack.enable([policy, model], check_every=2) as handle:
+        for options in ({"unpad": False}, {"check_every": 3}):
             with pytest.raises(ValueError, match=r"call autopack.disable\(model\)"):
                 autopack.enable([llama(), policy, model], **options)
         with pytest.raises(autopack.UnsupportedModel):

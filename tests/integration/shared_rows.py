@@ -291,9 +291,9 @@ def _counting_boundaries(part: dict[str, Any]) -> None:
 def _watched() -> tuple[int, dict[str, int]]:
     """Checks made and skipped by a sentinel that cannot see a document whole."""
     model = model_of("llama")
-    handle = autopack.enable(model, watch=1, sequence_parallel=dist.group.WORLD)
+    handle = autopack.enable(model, check_every=1, sequence_parallel=dist.group.WORLD)
     _call(model).loss.backward()
-    return handle.watched.checks, dict(handle.watched.skipped)
+    return handle.checked.checks, dict(handle.checked.skipped)
 
 
 def _padded_on_the_left(config: Any) -> Any:

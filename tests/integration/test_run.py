@@ -360,11 +360,11 @@ def test_a_variable_reaches_the_model_and_an_option_overrides_one():
 
 
 @pytest.mark.exhaustive
-def test_training_calls_are_checked_where_watch_says_so():
-    (line,) = start(*RUN, "--watch", "2", "loop.py").lines
-    assert "; watched: every 2 training calls; 2 checked, worst relative error " in line
-    (line,) = start(*RUN, "--watch", "0", "loop.py", AUTOPACK_WATCH="2").lines
-    assert "watched" not in line
+def test_training_calls_are_checked_where_check_every_says_so():
+    (line,) = start(*RUN, "--check-every", "2", "loop.py").lines
+    assert "; checked: every 2 training calls; 2 checks, worst relative error " in line
+    (line,) = start(*RUN, "--check-every", "0", "loop.py", AUTOPACK_CHECK_EVERY="2").lines
+    assert "checked" not in line
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_training_calls_are_checked_where_watch_says_so():
         (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, eager"),
         (
             ["view.py"],
-            {"AUTOPACK_WATCH": "often"},
-            "AUTOPACK_WATCH must be a whole number of at least 0; found 'often'",
+            {"AUTOPACK_CHECK_EVERY": "often"},
+            "AUTOPACK_CHECK_EVERY must be a whole number of at least 0; found 'often'",
         ),
         (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
     ],

@@ -183,10 +183,10 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
             super().__init__(config)
 
     model = Own(tiny.build("llama").config).train()
-    with autopack.enable(model, watch=1) as handle:
+    with autopack.enable(model, check_every=1) as handle:
         assert handle.tally.training == handle.tally.evaluation == Volume()
         model(**padded())
-        assert handle.watched.checks == 1
+        assert handle.checked.checks == 1
         autopack.audit(model)
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
 

@@ -108,7 +108,7 @@ class TestAtAnyPoint:
         expected, model = Expected(model_type), build(model_type)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         before = pictures(model)
-        with autopack.enable(model, watch=watch):
+        with autopack.enable(model, check_every=watch):
             train(model)
             for at in spread(events_of(lambda: train(model)), 25):
                 Interrupter(at).run(lambda: train(model))
@@ -309,7 +309,7 @@ class TestRaisedBySomebody:
                 raise kind("planted")
 
         before = pictures(model)
-        with autopack.enable(model, verify=False, watch=1) as handle:
+        with autopack.enable(model, verify=False, check_every=1) as handle:
             hook = model.model.layers[1].mlp.register_forward_pre_hook(stop)
             model.train()
             with suppress(KeyboardInterrupt):
@@ -318,6 +318,6 @@ class TestRaisedBySomebody:
             assert next(calls) > 2
             assert expected.of(model) <= FLOAT32
             train(model)
-            assert handle.watched.checks >= 1
-            assert handle.watched.leaks == 0
+            assert handle.checked.checks >= 1
+            assert handle.checked.leaks == 0
         assert as_before(model, before)

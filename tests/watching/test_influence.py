@@ -104,7 +104,7 @@ def test_images_that_meet_where_they_are_large(computed, larger):
         for _ in range(2):
             with pytest.raises(autopack.LeakDetected, match=BY_GRADIENTS):
                 model(**media_rows.packed(model, [larger(model)]))
-        assert handle.envelope.leaks == 2
+        assert handle.checked.leaks == 2
         assert "2 leaking" in repr(handle)
 
 
@@ -117,8 +117,8 @@ def test_large_images_of_an_exact_class_pass(larger):
         assert all(parameter.grad is None for parameter in model.parameters())
         loss.backward()
         found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        assert handle.envelope.checks == 1
-        assert not handle.envelope.skipped
+        assert handle.checked.checks == 1
+        assert not handle.checked.skipped
     with autopack.enable(model, verify=False):
         model.zero_grad()
         model(**call, labels=call["input_ids"]).loss.backward()
@@ -135,7 +135,7 @@ def test_tokens_that_meet_where_every_document_has_an_image(change):
     assert apart(model, long, verify=False) > LEAK
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, [short]))
-        assert not handle.envelope.skipped
+        assert not handle.checked.skipped
         with pytest.raises(autopack.LeakDetected, match=BY_GRADIENTS) as raised:
             model(**media_rows.packed(model, [long]))
     assert raised.value.report.columns == (0, len(long[0]))
@@ -168,7 +168,7 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     inner.forward = change(inner.__base__)
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, [few(model)]))
-    assert {reason.rpartition(", ")[2]: count for reason, count in handle.envelope.skipped.items()} == told
+    assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
 def test_what_gives_no_gradients_is_said_to_be_unchecked():
@@ -243,6 +243,6 @@ def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
     with autopack.enable(model, verify=False) as handle:
         handle.enabled.runs_other_code = True
         logits = model(**media_rows.packed(model, [found])).logits[0]
-        assert handle.envelope.checks == 1
+        assert handle.checked.checks == 1
     alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
     assert error(logits.detach(), alone.detach()) <= FLOAT32
