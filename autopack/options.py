@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,7 +42,6 @@ class Options:
     verify: bool | Literal["strict"] = True
     check_every: int | None = None
     sequence_parallel: Any = None
-    leave_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -67,11 +65,3 @@ def _hint(name: str, value: Any) -> str:
     # transformers' names of attention implementations hold those of backends: flash_attention_2.
     meant = next((choice for choice in CHOICES[name] if isinstance(choice, str) and choice in value), None)
     return "" if meant is None else f". Did you mean {meant!r}?"
-
-
-def read_names(given: Sequence[str]) -> tuple[str, ...]:
-    """Names of fields; a single one is a list of one. Raises `ValueError` for what are no names."""
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(name, str) and name.isidentifier() for name in names):
-        raise ValueError(f"leave_out must be names of fields of the model's output; found {given!r}")
-    return names

@@ -384,6 +384,7 @@ class Audit:
             self.report.left_out[name] = str(reason)
             result = None
         self.report.notes.update(packed.notes)
+        self.report.unattributed.update(packed.unattributed)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
         return result

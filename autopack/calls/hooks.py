@@ -332,8 +332,14 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         return pooled
     if ended.foreign or (ended.outer is not None and ended.outer.foreign):
         _leave_foreign(ended, module, output)
-    names = ended.scope.model.options.leave_out
-    if names and ended.packs and (ended.outer is None or ended.outer.scope.model is not ended.scope.model):
+    names = ended.scope.model.proof.leaves_out
+    as_batch = ended.plan.defers and ended.plan.documents is None  # its head has seen the padded form
+    if (
+        names
+        and ended.packs
+        and not as_batch
+        and (ended.outer is None or ended.outer.scope.model is not ended.scope.model)
+    ):
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished

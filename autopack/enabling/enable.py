@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -22,7 +21,7 @@ from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
-from autopack.options import Options, read_names
+from autopack.options import Options
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import HANDLE, handle_of, holds_marks
@@ -43,7 +42,6 @@ def enable(
     verify: bool | Literal["strict"] = ...,
     check_every: int | None = ...,
     sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
     share: bool = ...,
 ) -> TrainerHandle: ...
 
@@ -57,7 +55,6 @@ def enable(
     verify: bool | Literal["strict"] = ...,
     check_every: int | None = ...,
     sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
     share: bool = ...,
 ) -> Handles: ...
 
@@ -71,7 +68,6 @@ def enable(
     verify: bool | Literal["strict"] = ...,
     check_every: int | None = ...,
     sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
     share: bool = ...,
 ) -> Handle: ...
 
@@ -85,7 +81,6 @@ def enable(
     verify: bool | Literal["strict"] = True,
     check_every: int | None = None,
     sequence_parallel: Any = None,
-    leave_out: Sequence[str] = (),
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -120,8 +115,6 @@ def enable(
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
             DeepSpeed shares out (ALST) need no word of it.
-        leave_out: Names of fields of the model's output that packed calls do not return (they are None): those of which
-            nobody can tell what belongs to which document, for which the model would be refused.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -138,7 +131,7 @@ def enable(
     every attention implementation.
     """
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
-    given = Options(backend, unpad, share, verify, check_every, rows, read_names(leave_out))
+    given = Options(backend, unpad, share, verify, check_every, rows)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()

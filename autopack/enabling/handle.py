@@ -133,6 +133,7 @@ class Handle(AbstractContextManager["Handle"]):
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
+            *([("left out", ", ".join(left_out))] if (left_out := enabled.proof.leaves_out) else []),
             *([("around it", f"{enabled.around.name}, which is not checked")] if enabled.around is not None else []),
             *([("checked", str(self.checked))] if self.checked is not None else []),
             *([("checked", "no call (check_every=0)")] if enabled.options.check_every == 0 else []),

@@ -18,7 +18,14 @@ from autopack.auditing.within import audit_within, words_of
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import first_label_counts_in_twin, proof_by_twin
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
+from autopack.enabling.reading import (
+    LENGTHS,
+    as_float32,
+    callable_part,
+    is_in_its_head,
+    why_not_left_out,
+    why_padding_is_unknown,
+)
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
@@ -112,6 +119,15 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
         enabled.proof = _proof(model, enabled, code, on_one_rank)
     if verify == "strict" and enabled.proof.source not in ("recorded", "twin"):
         enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
+    left_out = ", ".join(enabled.proof.leaves_out)
+    if left_out and left_out not in enabled.logged:
+        enabled.logged.add(left_out)
+        logger.warning(
+            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call documents "
+            "alone, one in each row, to get it.",
+            type(model).__name__,
+            left_out,
+        )
     if code.onlooker is not None and enabled.proof.padded is None and verify:
         enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
 
@@ -155,7 +171,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
     said = ("audit", because, "")
     level = logging.WARNING if said not in enabled.logged else logging.INFO
     enabled.logged.add(said)
-    return _audited(tested, because, unasked, level, enabled.anatomy.causal)
+    return _audited(tested, because, unasked, level, enabled.anatomy.causal, tested is model)
 
 
 def _waiting(reason: str) -> Proof:
@@ -166,11 +182,13 @@ def _unproven(reason: str) -> Proof:
     return Proof(f"not: {reason}", reason, reason, reason)
 
 
-def _audited(model: PreTrainedModel, because: str, unasked: str | None, level: int, causal: bool) -> Proof:
+def _audited(
+    model: PreTrainedModel, because: str, unasked: str | None, level: int, causal: bool, is_whole: bool
+) -> Proof:
     """What an audit of this very model within its budget says.
 
     `unasked` is why nobody knows what becomes of padding around it, if so; `causal` is a model whose tokens see none
-    that follow. It is announced at a `level` of logging.
+    that follow; `is_whole` that it is no part of the one that is enabled. It is announced at a `level` of logging.
     """
     started = time.perf_counter()
     said = f"(audited because: {because})"
@@ -199,6 +217,8 @@ def _audited(model: PreTrainedModel, because: str, unasked: str | None, level: i
     # A padded batch without its padding is a packed row, unless the head gets it back as it came.
     inexact = report.padded or (None if is_in_its_head(model, report, causal) else report.packed)
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
-    packed = report.packed and f"{report.packed} {said}"
+    packed = report.packed or why_not_left_out(report, is_whole)
+    packed = packed and f"{packed} {said}"
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
-    return Proof(how, packed, report.labels, padded, source="audit")
+    left_out = tuple(sorted(report.unattributed))
+    return Proof(how, packed, report.labels, padded, source="audit", leaves_out=left_out)

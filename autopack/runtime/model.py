@@ -49,7 +49,8 @@ class Proof:
     proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
     it can be. `source` says what has shown it: a `recorded` run of the leak
     test of this very code, a `twin` of the model, a twin and `parts` that were proven by themselves, or an `audit` of
-    this very model; nothing where it was not asked for or waits.
+    this very model; nothing where it was not asked for or waits. `leaves_out` names fields of the output that packed
+    calls return as None, since nobody can tell what of them belongs to which document.
     """
 
     how: str
@@ -58,6 +59,7 @@ class Proof:
     padded: str | None = None
     waits: bool = False
     source: str = ""
+    leaves_out: tuple[str, ...] = ()
 
 
 class Brings(Enum):
