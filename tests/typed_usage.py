@@ -19,6 +19,9 @@ def enabled(model: nn.Module) -> None:
         assert_type(handle.backend, str)
     assert_type(autopack.is_enabled(model), bool)
     autopack.enable(model, backend=3)  # type: ignore[call-overload]
+    autopack.enable(model, unpad="never")  # type: ignore[call-overload]
+    autopack.enable(model, watch=500)  # type: ignore[call-overload]
+    assert_type(autopack.enable([model], verify="strict"), Handles)
 
 
 def audited(model: Any) -> None:

@@ -333,13 +333,9 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     if ended.foreign or (ended.outer is not None and ended.outer.foreign):
         _leave_foreign(ended, module, output)
     names = ended.scope.model.proof.leaves_out
+    is_whole = ended.outer is None or ended.outer.scope.model is not ended.scope.model
     as_batch = ended.plan.defers and ended.plan.documents is None  # its head has seen the padded form
-    if (
-        names
-        and ended.packs
-        and not as_batch
-        and (ended.outer is None or ended.outer.scope.model is not ended.scope.model)
-    ):
+    if names and ended.packs and is_whole and not as_batch:
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,47 +29,30 @@ from autopack.watching.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from transformers import Trainer
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
 
-@overload
-def enable(
-    model: Trainer,
-    *,
-    backend: str = ...,
-    unpad: bool = ...,
-    verify: bool | Literal["strict"] = ...,
-    check_every: int | None = ...,
-    sequence_parallel: Any = ...,
-    share: bool = ...,
-) -> TrainerHandle: ...
+class _Options(TypedDict, total=False):
+    backend: str
+    unpad: bool
+    share: bool
+    verify: bool | Literal["strict"]
+    check_every: int | None
+    sequence_parallel: Any
 
 
 @overload
-def enable(
-    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
-    *,
-    backend: str = ...,
-    unpad: bool = ...,
-    verify: bool | Literal["strict"] = ...,
-    check_every: int | None = ...,
-    sequence_parallel: Any = ...,
-    share: bool = ...,
-) -> Handles: ...
+def enable(model: Trainer, **options: Unpack[_Options]) -> TrainerHandle: ...
 
 
 @overload
-def enable(
-    model: Any,
-    *,
-    backend: str = ...,
-    unpad: bool = ...,
-    verify: bool | Literal["strict"] = ...,
-    check_every: int | None = ...,
-    sequence_parallel: Any = ...,
-    share: bool = ...,
-) -> Handle: ...
+def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Options]) -> Handles: ...
+
+
+@overload
+def enable(model: Any, **options: Unpack[_Options]) -> Handle: ...
 
 
 def enable(

@@ -123,8 +123,8 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
     if left_out and left_out not in enabled.logged:
         enabled.logged.add(left_out)
         logger.warning(
-            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call documents "
-            "alone, one in each row, to get it.",
+            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call "
+            "documents alone, one in each row, to get it.",
             type(model).__name__,
             left_out,
         )
