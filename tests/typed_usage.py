@@ -12,6 +12,7 @@ from typing_extensions import assert_type
 
 import autopack
 from autopack.auditing.report import LeakReport
+from autopack.enabling.handle import Handles
 
 
 def enabled(model: nn.Module) -> None:
