@@ -134,7 +134,7 @@ def ratio(times: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
     return {"median": float(numpy.median(found)), "low": float(low), "high": float(high)}
 
 
-def measure_enable(model: Any, rounds: int, verify: str) -> dict[str, Any]:
+def measure_enable(model: Any, rounds: int, verify: bool) -> dict[str, Any]:
     """Times of `enable`, the first of this model and later ones, and of `disable`."""
     import autopack
 
@@ -157,8 +157,8 @@ def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
     found = {}
     for name, make in models.items():
         model = make()
-        found[name] = measure_enable(model, rounds, "never")
-    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), "always")
+        found[name] = measure_enable(model, rounds, verify=False)
+    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), verify=True)
     return found
 
 

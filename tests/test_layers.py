@@ -13,7 +13,7 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
-errors
+errors options
 version
 pages
 inspection
@@ -39,7 +39,7 @@ __main__
 """Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {"__init__", "__main__", "cli", "errors", "version", "patching", "family", "registry"}
+TOP = {"__init__", "__main__", "cli", "errors", "options", "version", "patching", "family", "registry"}
 
 
 def sources() -> dict[str, str]:

@@ -163,7 +163,7 @@ class _Race:
             if handle is not None and handle.tally.left:
                 outcome.note = str(handle.tally)
 
-        _, outcome.failed = self._tried(outcome.arm, work, verify="auto")
+        _, outcome.failed = self._tried(outcome.arm, work, verify=True)
         wanted = self.outcomes[0].loss
         if outcome.loss is not None and wanted:
             outcome.difference = abs(outcome.loss / wanted - 1)
@@ -241,7 +241,7 @@ class _Race:
         return time.perf_counter() - started
 
     def _tried(
-        self, arm: Arm, act: Callable[[Handle | None], _Found], verify: str = "never"
+        self, arm: Arm, act: Callable[[Handle | None], _Found], verify: bool = False
     ) -> tuple[_Found | None, str | None]:
         """What an act on the model in the state of an arm gives, or None and why: what fails leaves room for others."""
         try:

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
+from autopack.options import CHOICES
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
 from autopack.version import __version__

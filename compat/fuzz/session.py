@@ -97,7 +97,7 @@ def _enabled(spec: Spec, verify: str = "never") -> tuple[Model | None, Verdict]:
 def _again(case: Case, verdict: Verdict, earlier: list[Arranged]) -> tuple[Case, Verdict]:
     """A case that failed, in a model of its own; with the calls before it where it fails after those alone."""
     fresh = run_case(case)
-    if fresh.bad or run_case(case, verify="never").bad:
+    if fresh.bad or run_case(case, verify=False).bad:
         return case, fresh
     after = replace(case, before=tuple(earlier))
     found = run_case(after)
