@@ -51,10 +51,10 @@ def _fuzz(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mutants(found: dict[str, Any]) -> list[str]:
-    survived = [each["name"] for each in found["mutants"] if not each["caught"]]
-    caught = len(found["mutants"]) - len(survived)
-    first = f"{len(found['mutants'])} deliberate breaks of autopack: its tests notice {caught}."
+def _seams(found: dict[str, Any]) -> list[str]:
+    survived = [each["name"] for each in found["seams"] if not each["caught"]]
+    caught = len(found["seams"]) - len(survived)
+    first = f"{len(found['seams'])} named functions of autopack, each broken in turn: its tests notice {caught}."
     return [first, *(f"* not noticed: {name}" for name in survived)]
 
 
@@ -131,10 +131,10 @@ def _counted(counts: Counter[str]) -> str:
 _SECTIONS = (
     ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
     (
-        "mutants",
+        "seams",
         "Breaks that the tests notice",
-        "python -m compat.mutants --json compat/results/mutants.json",
-        _mutants,
+        "python -m compat.seams --json compat/results/seams.json",
+        _seams,
     ),
     ("attacks", "Attacks", "python -m compat.attacks --json compat/results/attacks.json", _attacks),
     (
