@@ -24,15 +24,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import interleave, workload
-from benchmarks.unpadding import resident
 
 GOALS = {
     "group": {"stock": 3.0, "unpadded": 2.5},
@@ -215,21 +212,15 @@ def peak_of(name: str, arm: str, options: argparse.Namespace) -> float:
         work(model)
         model.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = resident("VmRSS")
+    before = interleave.resident("VmRSS")
     work(model)
-    return resident("VmHWM") - before
+    return interleave.resident("VmHWM") - before
 
 
 def peaks_of(name: str, names: list[str]) -> dict[str, float]:
     """The peaks of the arms, each in a process of its own."""
-    environment = {key: value for key, value in os.environ.items() if key not in interleave.MALLOC}
-    environment["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    found = {}
-    for arm in names:
-        command = [sys.executable, *sys.orig_argv[1:], "--peak-of", name, arm]
-        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[arm] = json.loads(output.splitlines()[-1])
-    return found
+    command = (*sys.orig_argv[1:], "--peak-of", name)
+    return {arm: interleave.elsewhere(*command, arm, **interleave.GIVEN_BACK) for arm in names}
 
 
 def main() -> None:
@@ -238,17 +229,13 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     workload.add_arguments(parser, rounds=7)
     options = parser.parse_args()
-    if options.peak_of is None:
-        interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
     if options.peak_of is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
         print(json.dumps(peak_of(*options.peak_of, options)))
         return
-    del options.peak_of
-    where, found = interleave.origin(), {}
+    where, found = interleave.begin(options), {}
     for name in options.workloads:
         prepared = arms(name, options)
         losses = check(prepared)
