@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Lap = dict[str, float]
@@ -72,7 +73,7 @@ def race(
         started, names = time.monotonic(), list(laps)
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            lap = attempt(name, lambda arm=entered[name]: arm.lap(clock))
+            lap = attempt(name, partial(entered[name].lap, clock))
             if lap is None:
                 del laps[name]
             else:

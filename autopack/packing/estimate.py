@@ -199,9 +199,7 @@ class Estimate:
         speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
         mean, axes = float(self.lengths.mean()), ("tokens", "documents")
         return [
-            Histogram(
-                f"Tokens of documents; dashed: their mean, {mean:,.0f}", counts.tolist(), edges.tolist(), axes, mean
-            ),
+            Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
             Bars("Real tokens, % of all columns", fill, whole=100),
             Columns("Padding of padded batches", sizes, shares, ("documents per batch", "% of all columns")),
             Bars(f"Expected speed, against {against}", speed),

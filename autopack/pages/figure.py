@@ -252,15 +252,15 @@ def on_axes(chart: Chart, axes: Axes) -> Figure:
     return axes.figure
 
 
-def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure:
-    """Draw charts as one picture, two rows of them where they are more than three: a title, and a text below.
+def picture(charts: Sequence[Chart], title: str = "", below: str = "", rows: int = 0) -> Figure:
+    """Draw charts as one picture, in so many rows (two where they are more than three): a title, and a text below.
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
     _check()
     from matplotlib.figure import Figure
 
-    rows = 1 if len(charts) <= 3 else 2
+    rows = rows or (1 if len(charts) <= 3 else 2)
     columns = math.ceil(len(charts) / rows)
     lines = [charts[first : first + columns] for first in range(0, len(charts), columns)]
     widths = [max(line[column].size[0] for line in lines if column < len(line)) for column in range(columns)]
