@@ -1,9 +1,10 @@
-"""Places in transformers where autopack installs a function, and how they are put back.
+"""Places in transformers where autopack installs a function, and their restoration.
 
-A site is data. Installing it finds the place with wrapt, checks that what stands there has the parameters that the
-replacement relies on, and sets a *plain function*: torch.compile traces through a `wrapt.FunctionWrapper` as if it were
-not there, but follows a plain function and its undoing. Sites are shared by all enabled models of the process and
-counted; the last one to leave restores the original by identity.
+A site is data. Installing it finds the place with wrapt, checks that the function there has the
+parameters that the replacement relies on, and sets a *plain function*: torch.compile traces through
+a `wrapt.FunctionWrapper` as if it were not there, but follows a plain function and its undoing. All
+enabled models of the process share sites, which count their users; the last one to leave restores
+the original by identity.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Site:
         return f"{self.module}.{self.path}" + (f"[{self.key!r}]" if self.key is not None else "")
 
     def present(self) -> Callable[..., Any]:
-        """The function that stands at the site now; `SiteDrift` where there is none."""
+        """Return the function that stands at the site now; raise `SiteDrift` if there is none."""
         try:
             value: Any = wrapt.resolve_path(import_module(self.module), self.path)[2]
             return value[self.key] if self.key is not None else value
@@ -59,7 +60,7 @@ class Site:
             ) from error
 
     def check_takes(self, function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
-        """Raise `SiteDrift` where the function at the site has not all of these parameters."""
+        """Raise `SiteDrift` if the function at the site lacks one of these parameters."""
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -75,7 +76,7 @@ class Site:
             )
 
     def _set(self, function: Callable[..., Any] | None) -> None:
-        """Put a function at the site; None takes away what stands there, so that an inherited one shows again."""
+        """Put a function at the site; None removes it, so that an inherited one shows again."""
         parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
         if self.key is not None:
             mapping: Any = value
@@ -103,9 +104,10 @@ class Site:
         self._set(replacement)
 
     def _take_away_abandoned(self) -> None:
-        """Put back what one of our own replaced that no model holds: others covered it while models left, and undid it.
+        """Restore the function beneath a replacement of autopack's that no model holds.
 
-        It still follows layouts, so that a replacement of it would have a module keep documents apart twice.
+        Other code covered it while models left, and then undid that. It still follows layouts, so a
+        replacement of it would have a module keep documents apart twice.
         """
         held = {id(entry.replacement) for entry in _installed.values()}
         while id(standing := self.present()) not in held and _is_ours(standing):
@@ -115,22 +117,22 @@ class Site:
 @dataclass
 class _Installed:
     original: Callable[..., Any] | None
-    """What to put back; None where it was inherited."""
+    """The function to restore; None if it was inherited."""
     replacement: Callable[..., Any]
     users: int = 0
 
 
 _installed: dict[Site, _Installed] = {}
 _beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = weakref.WeakKeyDictionary()
-"""What each replacement ever made stood for; None where it was inherited."""
+"""The function beneath each replacement ever made; None if it was inherited."""
 _abandoned: deque[list[Site]] = deque()
 _lock = threading.Lock()
 
 
 def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]:
-    """Install every site, or raise and leave all as it was. Returns them for `uninstall`, in `held` where it is given.
+    """Install every site, or raise and leave all as it was. Return them, in `held` if given.
 
-    That list has all that is held at any time, whatever interrupts this.
+    That list has all held sites at any time, also after an interrupt.
     """
     held = [] if held is None else held
     with _lock:
@@ -153,7 +155,8 @@ def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]
 def uninstall(held: list[Site]) -> None:
     """Leave every site, and take it out of the list; restore each that has no user left.
 
-    Raises `SiteDrift` at the end where one cannot be. Where it is interrupted, it can be called again.
+    Raises `SiteDrift` at the end if one cannot be restored. After an interrupt, it can be called
+    again.
     """
     with _lock:
         stuck = _leave(held)
@@ -165,9 +168,9 @@ def uninstall(held: list[Site]) -> None:
 def abandon(held: list[Site]) -> None:
     """Leave the sites of a model that was collected. Never waits and never raises.
 
-    The collector may call this at any point, in the middle of `install` too; then the running call does it at its end.
-    In the middle of a compilation, which has read what stands at the sites and will look there again, it is left to the
-    next model that is enabled, disabled or collected.
+    The collector may call this at any point, in the middle of `install` too; then the running call
+    does it at its end. A compilation has read the functions at the sites and will look there again,
+    so in its middle this is left to the next model that is enabled, disabled or collected.
     """
     _abandoned.append(held)
     guards = sys.modules.get("torch._guards")
@@ -187,7 +190,7 @@ def _leave_abandoned() -> None:
 
 
 def _leave(held: list[Site]) -> list[SiteDrift]:
-    """Leave the sites that are held, the last one first, and put back what has no user, of earlier interrupts too."""
+    """Leave the held sites, the last first; restore those without users, also after interrupts."""
     stuck: list[SiteDrift] = []
     while held:
         _installed[held[-1]].users -= 1
@@ -223,17 +226,17 @@ def _check_unwrapped(site: Site) -> None:
 
 
 def intact(sites: Iterable[Site]) -> None:
-    """Raise `SiteDrift` where another replacement has covered one of ours: packed rows would pass it unseen."""
+    """Raise `SiteDrift` if a replacement covers autopack's: packed rows would pass unseen."""
     for site in sites:
         if site in _installed:
             _check_unwrapped(site)
 
 
 class SiteLease:
-    """The sites that one model holds installed, for the attention implementations that it asks for.
+    """The sites that one model holds installed, for its attention implementations.
 
-    `needed` lists the sites for given implementations. Copies and pickles of a lease hold nothing; they install what
-    they need when they are first asked to `follow`. What a collected lease holds is left by itself.
+    `needed` lists the sites for given implementations. Copies and pickles of a lease hold nothing;
+    they install their sites at their first `follow`. A collected lease leaves its sites by itself.
     """
 
     _implementations: tuple[str, ...] | None = None
@@ -247,7 +250,7 @@ class SiteLease:
         return {"needed": self.needed}
 
     def follow(self, implementations: tuple[str, ...]) -> None:
-        """Hold the sites for these implementations, in place of those held before."""
+        """Hold the sites for these implementations, in place of the earlier ones."""
         if self._implementations != implementations:
             with _following.held():
                 if self._implementations == implementations:
@@ -268,7 +271,8 @@ class SiteLease:
         self.needed, self._implementations = needed, None
 
     def release(self) -> None:
-        """Leave all sites. Raises `SiteDrift` where one cannot be put back; where it is interrupted, call it again."""
+        """Leave all sites. Raises `SiteDrift` if one cannot be restored; after an interrupt, call
+        it again."""
         if self._finalizer is not None:
             finalizer, self._implementations = self._finalizer, None
             try:
@@ -282,14 +286,15 @@ class SiteLease:
             self._finalizer = None
 
     def check(self) -> None:
-        """Raise `SiteDrift` where another replacement has covered one of ours."""
+        """Raise `SiteDrift` if another replacement has covered one of autopack's."""
         intact(self._sites)
 
 
 class ProcessLock:
-    """A lock of the process, and not of an object of which there is one for each model: such are copied and pickled.
+    """A lock of the whole process, for objects of single models, which are copied and pickled.
 
-    In a child of fork nobody holds it: what another thread of the parent holds there is nobody's here.
+    In a child of fork it is free: a lock that another thread of the parent holds has no holder
+    here.
     """
 
     def __init__(self) -> None:
@@ -302,7 +307,7 @@ class ProcessLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it; waits for whoever does."""
+        """Hold it; waits until it is free."""
         with self._lock:
             yield
 

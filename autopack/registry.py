@@ -1,4 +1,4 @@
-"""Which family serves a model: by its exact model type, then by structure, or a refusal that says why."""
+"""The family of a model: by its exact model type, then by structure, or a reasoned refusal."""
 
 from __future__ import annotations
 
@@ -57,20 +57,22 @@ def _loaded(point: EntryPoint) -> Family:
 
 
 def families() -> list[Family]:
-    """All families, those registered by the user first, then those of installed packages, then autopack's own."""
+    """Return all families: the user's own first, then installed packages', then autopack's own."""
     return [*_registered, *_from_entry_points(), *_own()]
 
 
 def register(family: Family) -> None:
-    """Add a family of one's own; it goes before all others for its model types. The same can be done by an entry
-    point in the group `autopack.families`."""
+    """Add the user's own family; it goes before all others for its model types.
+
+    An entry point in the group `autopack.families` does the same.
+    """
     if not isinstance(family, Family):
         raise TypeError(f"register takes an autopack.registry.Family; found {type(family).__name__}")
     _registered.insert(0, family)
 
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
-    """The family of a model, and why it cannot serve it, or None where it can."""
+    """Return the family of a model, and the reason why it cannot serve it, or None."""
     config = model.config
     # A composite that none lists is what its text part is, and is audited.
     known = [config.model_type, getattr(text_config(config, decoder=True), "model_type", None)]
@@ -102,7 +104,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
 
 
 def _here(family: Family, mixers: list[nn.Module]) -> Family:
-    """A family whose ways are those that the installed release allows."""
+    """Return a family with the ways that the installed release allows."""
     ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
     others = {
         kind.__name__: other
@@ -116,7 +118,7 @@ def _here(family: Family, mixers: list[nn.Module]) -> Family:
 
 
 def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
-    """A family that runs these modules on documents alone: attention of older releases, or somebody else's."""
+    """Return a family that runs these (older or third-party) attentions on documents alone."""
     found = {type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module))) for module in attending}
     if not found:
         return family
@@ -125,7 +127,7 @@ def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
-    """A family that restarts what counts columns in a model that takes no positions, as those of older releases."""
+    """Return a family that restarts column counts in a model without positions (older releases)."""
     if not family.positions or not modules.takes_tokens(model):
         return family
     # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
@@ -140,7 +142,10 @@ def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Modu
 
 
 def family_for(model: PreTrainedModel) -> Family:
-    """The family that serves a model. Raises `UnsupportedModel` where none can, `SiteDrift` where its code is none."""
+    """Return the family that serves a model.
+
+    Raises `UnsupportedModel` if none can, `SiteDrift` if a forward of its classes is no function.
+    """
     modules.check_forwards(model)
     family, reason = look_up(model)
     if reason is not None:
@@ -152,7 +157,7 @@ def family_for(model: PreTrainedModel) -> Family:
 
 
 def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Why the two halves of an encoder-decoder cannot be told apart, or None where they can."""
+    """Return the reason why an encoder-decoder's halves cannot be told apart, or None."""
     found = modules.halves(model)
     if found is None:
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
@@ -165,22 +170,28 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 
 
 def media_of(model_type: str) -> frozenset[str]:
-    """The kinds of media that a run of the leak test has covered in the documents of this type."""
+    """Return the kinds of media that the leak test has covered in documents of this type."""
     return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
 
 
 def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
-    """What says of the sounds of a packed call of this type that one would change what another gives, if anything."""
+    """Return the check of a packed call's sounds for this type, or None if it has none.
+
+    It returns the reason why one sound would change another's results, or None.
+    """
     return next((f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None)
 
 
 def numbering_of(config: Any) -> Numbering:
-    """How models of a config number tokens: as the type of the whole does, or that of its text part."""
+    """Return a config's rule for positions: its own type's before its text part's."""
     known = {name: numbering for family in reversed(families()) for name, numbering in family.numbering.items()}
     types = (getattr(part, "model_type", None) for part in (config, text_config(config)))
     return next((known[name] for name in types if name in known), Numbering())
 
 
 def first_position(config: Any) -> int:
-    """Position of the first token of a document for models of this config (see `Numbering.first_position`)."""
+    """Return the position of a document's first token for models of this config.
+
+    See `Numbering.first_position`.
+    """
     return numbering_of(config).first_position(config)

@@ -1,9 +1,11 @@
-"""Decoders (and encoders with a language-modelling head) that mix tokens only by attention through the interface.
+"""Decoders, and encoders with a language-modelling head, that mix tokens only by attention through
+the interface.
 
-They leak because transformers splits masks by documents only where `position_ids` reach the mask function and neither
-a mask nor a cache comes along, and many of these types never pass positions on. Here every attention call is made
-within documents, so nothing depends on what the mask code saw. The list holds the types that a run of the leak test has
-covered (`python -m compat.exactness`); any other model of this structure is served after an audit.
+They leak because transformers splits masks by documents only if `position_ids` reach the mask
+function without a mask or a cache, and many of these types never pass positions on. Here every
+attention call is made within documents, so nothing depends on the mask code. The list holds the
+types that a run of the leak test has covered (`python -m compat.exactness`); any other model of
+this structure is served after an audit.
 """
 
 from __future__ import annotations

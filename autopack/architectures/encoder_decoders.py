@@ -1,4 +1,5 @@
-"""Encoder-decoders, and decoders like theirs: whatever in them looks at the row besides attention, by family."""
+"""Encoder-decoders and similar decoders, by family: everything in them beside attention that
+depends on the row."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_t
 _LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOCR"
 _SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
 _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
-"""Those whose sinusoidal embeddings number the tokens that are no padding."""
+"""Models whose sinusoidal embeddings number the tokens that are no padding."""
 _MUSICGEN = ("musicgen", "musicgen_melody")
 _FLORENCE_VISION = (
     {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "projection_dim": 64}
@@ -81,10 +82,11 @@ T5 = Family(
 
 
 class _RoutingAlone(Way):
-    """The router takes (tokens, channels), and gives a tuple of such tensors.
+    """Strategy that runs a router on every document by itself: (tokens, channels) to a tuple of
+    such tensors.
 
-    Of its experts each takes so many tokens of a call, and those over it are dropped. How many it reckons from all
-    tokens that it gets, so it is run on every document by itself; experts look at one token at a time.
+    Each expert takes a limited number of tokens of a call, and tokens beyond it are dropped. The
+    router computes the limit from all tokens that it gets. Experts look at one token at a time.
     """
 
     reads_padding = True
@@ -105,9 +107,10 @@ class _RoutingAlone(Way):
 
 
 def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the router gives for one document, which leaves nothing behind.
+    """Return the router's output for one document, and leave the router as it was.
 
-    In evaluation it keeps the capacity of what it got last, and that would be its capacity in training from then on.
+    In evaluation it keeps the capacity of its last call, which would become its capacity in
+    training from then on.
     """
     router: Any = call.mixer
     capacity = router.expert_capacity
@@ -118,7 +121,8 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _one_by_one(layout: PackedLayout) -> list[np.ndarray]:
-    """Numbers of the documents, one in each group, without runs of padding, unless there is nothing else."""
+    """Return the numbers of the documents, one per group, without runs of padding unless nothing
+    else is there."""
     real = np.flatnonzero(real_documents(layout))
     return np.split(real, len(real)) if len(real) else [np.arange(len(layout.lengths))]
 
@@ -180,9 +184,10 @@ _TOKENS_FIRST = "its attention has tokens before the batch"
 
 
 class _FsmtDecoder(OneByOne):
-    """It is given a mask of all pairs, (columns, columns), which begins with what a document alone has.
+    """Decoder that takes a mask of all pairs, (columns, columns); a document alone has its
+    beginning.
 
-    Given labels and no tokens for its decoder, its model takes the encoder's.
+    Given labels and no tokens for its decoder, its model takes the encoder's tokens.
     """
 
     reads_encoder_tokens = True

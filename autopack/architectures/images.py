@@ -1,4 +1,5 @@
-"""Models whose text reads images that stand in no places of its tokens: across, from an encoder, or before it."""
+"""Models whose text reads images without places among its tokens: across, from an encoder, or
+before it."""
 
 from __future__ import annotations
 
@@ -109,9 +110,12 @@ _GIT = frozenset({"git"})
 
 
 class _AfterAnImage(Way):
-    """GIT puts the states of an image before the text, which has no places for them. So documents with images are run
-    alone, each with its own, (documents, ...) in their order; text alone stays in its rows, where attention is run on
-    documents alone."""
+    """Strategy for GIT, which puts the states of an image before the text, where rows have no
+    places for them.
+
+    Documents with images run alone, each with its own image, (documents, ...) in their order. Text
+    alone stays in its rows, and its attention runs on documents alone.
+    """
 
     attends = True
     recurs = False
@@ -136,7 +140,8 @@ class _AfterAnImage(Way):
 
 
 def _of_text(output: Any, batch: DocumentBatch) -> Any:
-    """An output without what it has for the image, which stands before the tokens; weights of pairs are left out."""
+    """Return an output without the states of the image, which stand before the tokens, and without
+    weights of pairs."""
     tokens = batch.shape[1]
 
     def cut(states: Any) -> Any:

@@ -1,11 +1,12 @@
 """Models of text and images (videos, sounds) whose features take the places of placeholder tokens.
 
-Where a row holds several documents, upstream numbers it as one (M-RoPE), and its masks let them see each other.
-Positions are computed for each document by the model's own function (`calls.with_media`); blocks of image tokens
-that see each other, and prefixes that do, are rules over tokens, asked within documents alone. Features are put in the
-order of the flattened rows, so media in the order of the documents reach their own. Vision towers keep their images
-apart by themselves, as does Kosmos-2.5's projection. Emu3's tokenizer of images (`BatchNorm3d`) and FastVLM's tower
-(FastViT of timm, `BatchNorm2d`) do so in evaluation alone; while they train, packed calls with images raise.
+Upstream numbers a row of several documents as one (M-RoPE), and its masks let them see each other.
+Positions are computed for each document by the model's own function (`calls.with_media`). Blocks of
+image tokens that see each other, and prefixes that do, are rules over tokens, applied within
+documents alone. Features are put in the order of the flattened rows, so media in the order of the
+documents reach their own document. Vision towers keep their images apart by themselves, as does
+Kosmos-2.5's projection. Emu3's tokenizer of images (`BatchNorm3d`) and FastVLM's tower (FastViT of
+timm, `BatchNorm2d`) do so in evaluation alone; while they train, packed calls with images raise.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _TYPES = frozenset(" ".join(_IMAGES.values()).split())
 
 
 def _m_rope(*sections: int, **others: Any) -> dict[str, Any]:
-    """Sections of the frequencies of a head of 16: for time, height and width."""
+    """Return fields with M-RoPE sections (time, height, width) of the frequencies of a head of size
+    16."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections], **others}}
 
 
@@ -158,10 +160,11 @@ _NUMBERS, _IMAGE_GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_nu
 
 
 def _misplaced(given: Mapping[str, Any]) -> str | None:
-    """Why the numbers of patches are not those of each image's own among all images of the call, or None.
+    """Return why patch numbers do not count over all images of the call, or None if they do.
 
-    Molmo2's processor counts over all images that it is given at once. What it has made of documents one by one counts
-    from 0 in each, and laid end to end all would pool the patches of the first image.
+    Molmo2's processor counts over all images of one call of it. If it processes documents one by
+    one, numbers count from 0 in each, and end to end all images would pool the patches of the
+    first.
     """
     pixels = given.get("pixel_values")
     if pixels is None:

@@ -1,4 +1,4 @@
-"""Decoders and encoders whose attention is code of their own: it runs on documents alone."""
+"""Decoders and encoders with attention code of their own, which runs on documents alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ OWN_ATTENTION = Family(
 
 
 class _Bloom(Alone):
-    """Bloom's biases, (rows * heads, 1, columns), are made anew for whole rows, by the model's own function."""
+    """Strategy for Bloom: its biases (rows * heads, 1, columns) are remade for whole rows by its
+    own function."""
 
     def of_whole_rows(self, mixer: nn.Module, name: str, value: torch.Tensor, rows: int, columns: int) -> Any:
         if name != "alibi":
@@ -77,7 +78,8 @@ ALIBI = Family(
 
 
 def why_not_block_sparse(config: Any, part: str = "attention", owner: str = "BigBirdModel") -> str | None:
-    """Why a model of BigBird's kind whose `part` is block-sparse cannot be served; None where it is not."""
+    """Return why a model of BigBird's kind with block-sparse `part` cannot be served; None if not
+    sparse."""
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (
@@ -100,7 +102,10 @@ BIG_BIRD = Family(
 
 
 class _TableOfLongest(Way):
-    """The table of rotations of the longest document, however long the row: attention takes its beginning."""
+    """Strategy that makes a table of rotations for the longest document, however long the row.
+
+    Attention takes the beginning of the table.
+    """
 
     recurs = False
     counts = True
@@ -181,10 +186,11 @@ OWN_ENCODERS = Family(
 
 
 class _ByCells(Way):
-    """Positions restart in every cell of a table, and cells of two tables have the same numbers.
+    """Strategy for positions that restart in every cell of a table; cells of two tables share
+    numbers.
 
-    Positions that count from 0 only say where a document begins: alone it would have been given none, and number tokens
-    by their cells. Others are taken as they are.
+    Positions that count from 0 only declare where a document begins: alone, the document would get
+    no positions, and number tokens by their cells. Other positions are used as given.
     """
 
     recurs = False
@@ -216,11 +222,11 @@ TAPAS = Family(
 
 
 class _InWindows(Way):
-    """Windows in chunks of rows that the model pads, and tokens with global attention.
+    """Strategy for windows in chunks of padded rows, and tokens with global attention.
 
-    Its model pads rows to a multiple of the largest window before the embeddings, so its attention sees more columns
-    than the layout has. Here every document is padded to such a multiple, as it is alone, and only its own tokens with
-    global attention are global to it.
+    The model pads rows to a multiple of the largest window before the embeddings, so its attention
+    sees more columns than the layout has. Here every document is padded to such a multiple, as it
+    is alone, and only its own tokens with global attention are global to it.
     """
 
     attends = True
@@ -274,12 +280,13 @@ LONGFORMER = Family(
 
 
 def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """How many tokens of a row count is, upstream, the number of those that are no padding token.
+    """Return a `get_masks` by which every column of a packed row counts.
 
-    The states of as many columns from the left are kept, the others become zero. Padding between documents or at the
-    left of a row would so take as many tokens at its right end along, and padding behind documents, which attends to
-    itself alone, would see nothing, so that gradients are no numbers. In packed rows every column counts. A document
-    that holds the padding token as one of its own would end earlier alone, and is refused.
+    Upstream counts the tokens other than padding tokens, keeps the states of as many columns from
+    the left, and zeroes the others. Padding between documents or at the left of a row would thus
+    cut as many tokens at its right end. Padding behind documents, which attends to itself alone,
+    would see nothing and have NaN gradients. A document that holds the padding token among its own
+    tokens would end earlier alone, and is refused.
     """
 
     def get_masks(slen: int, lengths: torch.Tensor, causal: bool, padding_mask: torch.Tensor | None = None) -> Any:

@@ -1,4 +1,5 @@
-"""Attention through the interface, and beside it something that looks at the row: an adjustment, a site or a mixer."""
+"""Attention through the interface beside something that depends on the row: an adjustment, a site
+or a mixer."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ from autopack.runtime.scope import site_scope
 
 
 def restarting(layout: PackedLayout, query: Tensor, temperature: Callable[[Tensor], Tensor]) -> Tensor:
-    """What makes of queries that a model has scaled by their columns those that it scales alone: (R, 1, C, 1).
+    """Return factors (R, 1, C, 1) that turn queries scaled by columns of the row into those of a
+    document alone.
 
-    The temperatures are those that the model computes, in float32; only their ratio needs the query's precision.
+    The model computes the temperatures in float32; only their ratio needs the precision of the
+    query.
     """
     column = torch.arange(layout.columns, device=query.device)[None]
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -142,7 +145,8 @@ DOGE = Family(
 
 
 class _EmbeddedAlone(Way):
-    """ESM's, which with `token_dropout` are scaled by the share of mask tokens in a row."""
+    """Strategy for ESM's embeddings, which `token_dropout` scales by the share of mask tokens in a
+    row."""
 
     recurs = False
     words = "embedded alone"

@@ -1,4 +1,4 @@
-"""Mixers that go on from one document into the next, by a state or by taps, alone or beside attention."""
+"""Mixers that carry a state or taps from one document into the next, alone or beside attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ LIGHTNING = Family(
 
 
 class _ForgettingRows(Rows):
-    """Documents as rows, by a block that keeps the state of its last call: releases up to 4.57 take it up again."""
+    """Documents as rows for a block that keeps the state of its last call, which releases up to
+    4.57 resume."""
 
     def run(self, call: MixerCall) -> Any:
         def from_nothing(mixer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +207,10 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
 def _scale_by_position(
     module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Inkling's full attention scales queries and their distance bias by the column of the row, from a floor on."""
+    """Rescale queries and distance bias of Inkling's full attention by columns of the document.
+
+    Upstream scales both by the column of the row, from a floor on.
+    """
 
     def temperature(columns: Tensor) -> Tensor:
         floors = (columns + 1).float() / module.config.log_scaling_n_floor
@@ -223,8 +227,12 @@ def _scale_by_position(
 def _follow_positions(
     module: Any, layout: PackedLayout, *states: Tensor | dict[str, Any]
 ) -> tuple[Tensor | dict[str, Any], ...]:
-    """Inkling 2 scales by `position_ids`, which is right in packed rows. In a batch with padding on the left they count
-    the padding too, while its convolutions would start anew behind it; having an adjustment, it is left padded."""
+    """Return the states unchanged: Inkling 2 scales by `position_ids`, which is right in packed
+    rows.
+
+    In a batch padded on the left, positions count the padding too, while its convolutions would
+    start anew behind it. Since a model with an adjustment keeps its left padding, this one has one.
+    """
     return states
 
 

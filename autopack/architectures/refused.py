@@ -1,7 +1,8 @@
-"""Architectures that the leak test has found to mix documents in ways that no family undoes yet, with the reason.
+"""Architectures that mix documents, by the leak test, in ways that no family undoes yet, with the
+reason.
 
-Their attention alone could be kept apart, so they would pass a look at their structure; only this list, or an audit,
-keeps them from leaking.
+Their attention alone could be kept apart, so they would pass a check of their structure; only this
+list, or an audit, keeps them from leaking.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Models of sounds beside text: features of an encoder of speech take the places of placeholder tokens.
+"""Models of sounds beside text: features of a speech encoder take the places of placeholder tokens.
 
-The text is a decoder that attends through the interface, so its documents are kept apart as those of text alone. The
-features of all sounds of a call are put into the flattened rows in order, so sounds in the order of the documents reach
-their own. Encoders take no tokens and keep sounds apart by themselves. What differs is padding, which sounds have that
-come along with longer ones: some encoders let it change the last frames of a sound, or all of them. Their rules say so
-of a call (`Family.sounds_together`), and it raises.
+The text is a decoder that attends through the interface, so its documents are kept apart as in
+models of text alone. The features of all sounds of a call are put into the flattened rows in order,
+so sounds in the order of the documents reach their own document. Encoders take no tokens and keep
+sounds apart by themselves, but for padding, which a sound has beside a longer one: some encoders
+let it change the last frames of a sound, or all frames. Their rules detect this in a call
+(`Family.sounds_together`), and the call raises.
 
-Names are those of transformers 5.23.
+Names are from transformers 5.23.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _WITH_SOUNDS: dict[str, dict[str, Any]] = {
 
 
 def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
-    """How many frames each sound has, where the call says it."""
+    """Return the number of frames of each sound if the call declares it, else None."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
     names = ("feature_attention_mask", "audio_attention_mask", "input_features_mask", "audio_embed_sizes")
@@ -91,12 +92,16 @@ def _differ(why: str, lengths: np.ndarray | None) -> str | None:
 
 
 def _padded(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Sounds of several lengths, in an encoder that reads what stands behind a sound."""
+    """Return the reason if sounds differ in length, for an encoder that reads what is behind a
+    sound."""
     return _differ(why, _lengths(given))
 
 
 def _padded_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """The same, where nothing need say how long a sound is: silence, or nothing, has one value in all bins."""
+    """Return the reason as `_padded` does, for calls that need not declare how long a sound is.
+
+    Silence and padding have one value in all bins.
+    """
     features = next((given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None), None)
     if features is None or len(features) < 2:
         return None
@@ -110,13 +115,20 @@ def _padded_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layo
 
 
 def _within_the_longest_chunk(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first made of that."""
+    """Return the reason if chunks of Qwen3-Omni differ in length.
+
+    It pads chunks to the longest of the call; its second convolution reads what the first made of
+    the padding.
+    """
     lengths = _lengths(given)
     return None if lengths is None else _differ(why, np.minimum(lengths, 2 * config.audio_config.n_window))
 
 
 def _with_a_frame_more(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Nemotron-H Omni counts a frame more than the mask, and where that begins a feature, it is one of padding."""
+    """Return the reason if Nemotron-H Omni would add a feature of padding to a sound.
+
+    It counts one frame more than the mask, which is padding if it begins a feature.
+    """
     lengths = _lengths(given)
     if lengths is None:
         return None
@@ -125,7 +137,10 @@ def _with_a_frame_more(why: str, config: Any, given: Mapping[str, Any], layout: 
 
 
 def _within_the_longest(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """GLM-ASR attends to all frames there are: of its whole window, as its processor gives, or of the longest sound."""
+    """Return the reason if GLM-ASR gets sounds of several lengths in less than its whole window.
+
+    It attends to all frames: of its whole window, as its processor makes, or of the longest sound.
+    """
     features = given.get("input_features")
     if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
         return None
@@ -133,13 +148,16 @@ def _within_the_longest(why: str, config: Any, given: Mapping[str, Any], layout:
 
 
 def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Which tokens stand for sounds: bool (rows, columns)."""
+    """Return True at tokens that stand for sounds: bool (rows, columns)."""
     ids = given.get("input_ids")
     return None if ids is None else host_values(ids == config.audio_token_id)
 
 
 def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Music Flamingo numbers windows of 30 s within a run of placeholders, which is one sound to it."""
+    """Return a reason if placeholders of two documents are adjacent.
+
+    Music Flamingo takes a run of placeholders for one sound, and numbers windows of 30 s within it.
+    """
     placeholders = _placeholders(config, given)
     if placeholders is None:
         return None
@@ -150,7 +168,10 @@ def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 
 
 def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Qwen2-Audio takes placeholders that never follow each other for older ones, and makes longer rows of them."""
+    """Return a reason if no placeholders of Qwen2-Audio follow each other.
+
+    It takes them for the older form, one per sound, and makes longer rows of them.
+    """
     placeholders = _placeholders(config, given)
     if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None

@@ -1,4 +1,5 @@
-"""Models in which nothing smaller than the whole can be kept within documents: each document is run alone."""
+"""Models of which nothing smaller than the whole can be kept within documents: each document runs
+alone."""
 
 from __future__ import annotations
 
@@ -28,13 +29,16 @@ _MODELS = {
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
-"""It pads documents to whole chunks by itself, and cannot do so beside positions."""
+"""Strategy for Reformer, which pads documents to whole chunks itself, and cannot beside
+positions."""
 
 
 class _Streams(OneByOne):
-    """ProphetNet's decoder, which returns the streams of all n-grams one after the other: (documents, n * tokens, ...).
+    """Strategy for ProphetNet's decoder, which returns the streams of all n-grams one after the
+    other.
 
-    Its head needs them so; what it makes of all but the first is left out of the output of a packed call.
+    Its states are (documents, n * tokens, ...), as its head needs them. A packed call leaves out
+    the results of all streams but the first.
     """
 
     leaves_out = ("logits_ngram", "last_hidden_state_ngram", "decoder_ngram_hidden_states")
@@ -55,7 +59,7 @@ class _Streams(OneByOne):
 
 
 def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An output with its streams of n-grams changed."""
+    """Return an output with its streams of n-grams changed."""
     last, states = output.last_hidden_state_ngram, output.hidden_states_ngram
     streams = {
         "last_hidden_state_ngram": None if last is None else change(last),
@@ -121,8 +125,10 @@ WHOLE_MODEL = Family(
 )
 
 _LATENTS = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
-"""Tokens are read by latents alone, which a mask keeps from padding. Most of its work is that of latents, which are as
-many for short documents as for long ones."""
+"""Strategy for models whose latents alone read the tokens, kept from padding by a mask.
+
+Most of the work is in the latents, which are as many for short documents as for long ones.
+"""
 _OF_BYTES = (
     "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
     "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "

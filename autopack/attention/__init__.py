@@ -1,1 +1,2 @@
-"""Attention on packed rows: the sites where autopack stands, the choice of a backend, and one module per backend."""
+"""Attention on packed rows: autopack's sites, the choice of a backend, and one module per
+backend."""

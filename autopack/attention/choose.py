@@ -1,4 +1,4 @@
-"""Which backend computes a layer's attention: what may serve a model at all, and the choice at call time."""
+"""Choose the backend of a layer's attention: those that may serve a model, and one at call time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ BACKENDS: dict[str, Backend] = {
     found.name: import_module(f"{backends.__name__}.{found.name}").BACKEND
     for found in pkgutil.iter_modules(backends.__path__)
 }
-"""What a user can ask for by name: the modules of `autopack.attention.backends`."""
+"""Backends that the user can ask for by name: the modules of `autopack.attention.backends`."""
 
 
 def availability() -> dict[str, tuple[bool, str]]:
-    """For each backend, whether it can be used on this machine, and by what or why not."""
+    """Return, for each backend, whether it can be used on this machine, and by what or why not."""
     return {name: backend.availability() for name, backend in BACKENDS.items()}
 
 
 def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
-    """Backends that may serve a model loaded with an attention implementation, the preferred one first."""
+    """Return the backends that may serve a model loaded with an implementation, the preferred one
+    first."""
     declared = releases.supported_implementations(model)
     others = [
         backend
@@ -38,7 +39,8 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
-    """Backends that `backend="auto"` may take for calls of an implementation on a kind of device."""
+    """Return the backends that `backend="auto"` may take for calls of an implementation on a kind
+    of device."""
     first = [
         name
         for name, backend in BACKENDS.items()
@@ -50,7 +52,10 @@ def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
 
 
 def choose(requested: str, call: AttentionCall) -> str:
-    """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
+    """Return the backend for one attention call: the requested one, or the best that serves it.
+
+    Raises `UnsupportedModel` if none does.
+    """
     own = own_backend(call.implementation)
     # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
     if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
@@ -74,7 +79,7 @@ def choose(requested: str, call: AttentionCall) -> str:
 
 
 def own_backend(implementation: str) -> str:
-    """The backend that stands for an attention implementation; eager for those that nobody knows."""
+    """Return the backend of an attention implementation; eager for unknown ones."""
     for name, backend in BACKENDS.items():
         if backend.is_own(implementation):
             return name

@@ -1,7 +1,9 @@
-"""Per-document SDPA as one operator, so that a compiled graph holds no lengths and is the same for every layout.
+"""Per-document SDPA as one operator, so that a compiled graph holds no lengths and serves every
+layout.
 
-The number of documents is a tensor shape and their lengths are values, both unknown to the graph. The backward
-recomputes the weights of each document, since an operator cannot keep what autograd saved.
+The number of documents is a tensor shape and their lengths are values, both unknown to the graph.
+The backward recomputes the weights of each document, since an operator cannot keep what autograd
+saved.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from autopack.inspection.masks import Pattern
 
 _UNLIMITED = 1 << 62  # tokens that no document has
 _QUERIES = 512
-"""Queries of a document whose scores are held at a time: memory grows with its length and not with its square."""
+"""Queries of a document whose scores are held at a time: memory grows with its length, not its
+square."""
 
 
 class _Settings(NamedTuple):
-    """What the operators take besides tensors: how far a token sees before and after itself, in chunks of what size."""
+    """Further arguments of the operators: how far a token sees before and after itself, and the
+    chunk size."""
 
     before: int
     after: int
@@ -39,7 +43,8 @@ def attend_compiled(
 ) -> Tensor:
     """Attend within each document of states (R, H, C, E); returns (R, C, H, V).
 
-    `cu_seqlens` lie on the host, whatever the device of the states: each layer reads them, and would wait for it.
+    `cu_seqlens` lie on the host, whatever the device of the states: each layer reads them, and
+    would otherwise wait for the device.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     reach = pattern.before, 0 if pattern.causal else pattern.after, pattern.chunk
@@ -48,7 +53,7 @@ def attend_compiled(
 
 
 def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Where each document, or each chunk of one, stands in (R, H, C)."""
+    """Yield the place of each document, or of each chunk of one, in (R, H, C)."""
     for first, end in pairwise(cu_seqlens.tolist()):
         row, column = divmod(first, columns)
         stop = column + end - first
@@ -57,7 +62,8 @@ def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slic
 
 
 def _hidden(queries: Tensor, keys: Tensor, settings: _Settings) -> Tensor:
-    """True where the token of one index does not see that of another: (queries, keys)."""
+    """Return True where the token of one index does not see the token of another: (queries,
+    keys)."""
     distance = queries[:, None] - keys[None, :]
     return (distance > settings.before) | (-distance > settings.after)
 
@@ -73,7 +79,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> T
 
 
 def _gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> tuple[Tensor, ...]:
-    """The gradients of `_attend`, written out: autograd is off inside an operator, whatever `enable_grad` says."""
+    """Return the gradients of `_attend`, written out: autograd is off inside an operator.
+
+    `enable_grad` does not change that.
+    """
     length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
     # (1, key heads, query heads that share it, tokens, size)
     grad, query = (t.to(dtype).unflatten(1, (shared, -1)) for t in (grad, query))

@@ -1,4 +1,5 @@
-"""Attention to what lies beside the rows: every document reads its own states of the encoder, or its own images."""
+"""Attention to states beside the rows: every document reads its own encoder states, or its own
+images."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ from autopack.layout.prepared import SeenImages
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def attend(call: AttentionCall) -> Output:
-    """Attend from the documents of `call.layout`, which is one row, to those of `call.memory`, which are as many.
+    """Attend from the documents of `call.layout`, one row, to as many documents of `call.memory`.
 
-    FlashAttention and FlexAttention are called once, anything else once per document. Gives no attention weights.
+    FlashAttention and FlexAttention are called once, anything else once per document. Returns no
+    attention weights.
     """
     layout, memory, mask = call.layout, call.memory, call.mask
     assert memory is not None
@@ -53,7 +55,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
-    """Whether a rule of the model's own lets all tokens of every document see all states of its encoder (T5Gemma)."""
+    """Return True if a model's own rule lets a document's tokens see all its encoder states
+    (T5Gemma)."""
 
     def ask() -> tuple[bool, DocumentMask]:
         zero = torch.zeros((), dtype=torch.long, device=layout.device)
@@ -74,11 +77,11 @@ def attend_to_images(
     options: Mapping[str, Any],
     seen: SeenImages,
 ) -> Output:
-    """Attend by `function` from the documents of the rows to the states of their own images; zeros where there is none.
+    """Attend by `function` from documents to the states of their own images; zeros if one has none.
 
-    `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R, 1, C, images * n). A
-    token that sees none of its document's images sees, upstream, all of them: only by this are those of other documents
-    no part of that. Gives no attention weights.
+    `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R,
+    1, C, images * n). Upstream, a token that sees none of its document's images sees all images of
+    the call; here it sees no other document's. Returns no attention weights.
     """
     query, key, _ = states
     rows, _, columns, _ = query.shape
@@ -102,7 +105,8 @@ def _one_by_one(
     options: Mapping[str, Any],
     places: Iterable[tuple[int, slice, slice]],
 ) -> torch.Tensor:
-    """Attend once for each document, whose row, columns and keys `places` say: (1, tokens, H, V)."""
+    """Attend once for each document, with its row, columns and keys in `places`: (1, tokens, H,
+    V)."""
     query, key, value = states
     outputs = []
     for row, queries, keys in places:

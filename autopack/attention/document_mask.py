@@ -1,6 +1,7 @@
-"""Masks of an enabled model on packed rows: a description takes their place, at transformers' mask functions.
+"""Descriptions in the place of an enabled model's masks on packed rows, made at transformers' mask
+functions.
 
-From it each backend takes what it needs.
+Each backend takes from a description what it needs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from autopack.runtime.scope import Scope, running_scope
 
 
 class DocumentMask:
-    """Stands where the model's attention mask would stand, on its way from the mask function to the attention site.
+    """Description of an attention mask, on its way from the mask function to the attention site.
 
-    No tensor over the whole row is made. `function` is the upstream mask function that would have been called with
-    `arguments`; calling it for the length of one document gives the very mask that the document has alone.
+    It stands in the place of the mask, and no tensor over the whole row is made. `function` is the
+    upstream mask function that would have been called with `arguments`; called for the length of
+    one document, it gives the very mask that the document has alone.
     """
 
     def __init__(self, layout: PackedLayout, function: Callable[..., Any], arguments: Mapping[str, Any]):
@@ -33,18 +35,21 @@ class DocumentMask:
         self.function = function
         self.arguments = dict(arguments)
         self.rule: Callable[..., Any] = arguments["mask_function"]
-        """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
+        """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
+        it."""
         self.pattern = masks.describe_mask(self.rule)
-        """The rule in numbers, or None where it is not one of the usual ones."""
+        """Rule in numbers, or None if it is not a usual one."""
         tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
         self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.shape[1] for t in tensors)
-        """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
+        """True if the rule reads per-token tensors, so that it must be asked with columns of the
+        row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
         self._made: dict[Any, Any] = {}  # masks by the length of a document, descriptions by their function
 
     def for_document(self, row: int, first: int, end: int) -> Any:
-        """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
+        """Return the mask of one document alone: (1, 1, length, length), or None if the model would
+        pass none."""
         if self.absolute:
             return self._by_columns(row, first, end)
         length = end - first
@@ -59,15 +64,17 @@ class DocumentMask:
         return None if longest is None else self.for_length(length)
 
     def for_length(self, length: int) -> Any:
-        """The mask of a document of so many tokens alone, by a rule that is the same for all documents."""
+        """Return the mask of a document of this length alone, by a rule that is the same for all
+        documents."""
         if length not in self._made:
             self._made[length] = self.function(**masks.with_length(self.arguments, length))
         return self._made[length]
 
     def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
-        """What the last `tokens` of a document of `length` tokens see of it: (1, 1, tokens, length).
+        """Return the mask of a document's last `tokens` over its `length` tokens: (1, 1, tokens,
+        length).
 
-        None where the mask function makes no tensor, or the rule reads columns of the row.
+        None if the mask function makes no tensor, or the rule reads columns of the row.
         """
         if self.absolute:
             return None
@@ -89,7 +96,8 @@ class DocumentMask:
 
     @cached_property
     def over_rows(self) -> Any:
-        """What the upstream function makes of the rule within documents: a BlockMask, or a dense mask of whole rows."""
+        """The upstream function's mask by the rule within documents: a BlockMask, or a dense mask
+        of whole rows."""
         rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
         if self.absolute:
             start = torch.zeros_like(start)
@@ -100,7 +108,8 @@ class DocumentMask:
         return self.function(**{**self.arguments, **self._no_skips, "mask_function": packed_rule})
 
     def __getitem__(self, index: Any) -> Any:
-        """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""
+        """Return this mask for a slice that keeps all of it, and a slice of the dense mask for
+        others."""
         kept = index if isinstance(index, tuple) else (index,)
         size = self.layout.columns
         if all(isinstance(part, slice) and part.indices(size) == (0, size, 1) for part in kept):
@@ -108,19 +117,22 @@ class DocumentMask:
         return self.over_rows[index]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The dense mask over whole rows, converted: what model code wants that computes with its mask."""
+        """Return the dense mask over whole rows, converted, for model code that computes with its
+        mask."""
         return self.over_rows.to(*args, **kwargs)
 
     def masked_fill(self, *args: Any, **kwargs: Any) -> Any:
-        """The dense mask over whole rows with more hidden: what model code does that hides tokens of its own."""
+        """Return the dense mask over whole rows with more hidden, for model code that hides tokens
+        itself."""
         return self.over_rows.masked_fill(*args, **kwargs)
 
     def dim(self) -> int:
-        """The number of axes that the dense mask has, which model code tells masks of pairs by."""
+        """Return the number of axes of the dense mask, by which model code recognises masks of
+        pairs."""
         return 4
 
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:
-        """The same rule for another backend's mask function."""
+        """Return the same rule for another backend's mask function."""
         if function is self.function:
             return self
         if function not in self._made:
@@ -129,7 +141,8 @@ class DocumentMask:
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
+    """Return a mask function that describes masks of packed rows of enabled models, and makes
+    others."""
 
     if releases.is_own(original):
         site.check_takes(original, masks.READ)
@@ -184,7 +197,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.prefixes is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share='never')."
+                "rows of the batch begin with. Use autopack.enable(model, share=False)."
             )
         return mask.over_rows
 
@@ -192,7 +205,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
+    """Keep transformers from searching for packed rows after autopack has done so.
 
     That saves a device sync per mask and leaves the mask function as the model composed it.
     """
@@ -213,7 +226,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 
 def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
-    """The arguments of a mask function for whole rows, where this rank has a part of their columns."""
+    """Return a mask function's arguments for whole rows, of whose columns this rank has a part."""
     layout, rows, padding = scope.layout, scope.shared, arguments.get("attention_mask")
     assert layout is not None
     assert rows is not None
@@ -231,12 +244,13 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
 
 
 def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
-    """The arguments of a mask function for documents, where the row that runs holds once what they begin with."""
+    """Return a mask function's arguments for documents whose common beginnings the row that runs
+    holds once."""
     asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
     if asked != ran:
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share='never')."
+            f"once what rows of the batch begin with. Use autopack.enable(model, share=False)."
         )
     return arguments | masks.length_arguments(columns, prefixes.device)
 
@@ -251,7 +265,7 @@ def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """The scope of the packed forward that is running, where the config is one of its model's."""
+    """Return the scope of the running packed forward if the config belongs to its model."""
     scope = running_scope()
     packed = scope is not None and scope.layout is not None and scope.model.anatomy.owns_config(config)
     return scope if packed else None

@@ -1,8 +1,9 @@
-"""Per-document attention inside the packed row: the model's own attention function, once per document.
+"""Per-document attention inside the packed row: the model's own attention function, once per
+document.
 
-Nothing of size rows x columns x columns is made, and nothing needs to be known of the function: scale, grouped-query
-heads, softcap, sinks, biases, dropout and whatever else it does come along. This is the path of `sdpa` and `eager`, and
-of any attention function that a user has registered.
+Nothing of size rows x columns x columns is made, and nothing needs to be known of the function:
+scale, grouped-query heads, softcap, sinks, biases, dropout and all else come along. This is the
+path of `sdpa` and `eager`, and of any attention function that the user registered.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from autopack.layout.packed import PackedLayout
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def attend(call: AttentionCall) -> Output:
-    """Attend within each document, and give the attention weights where they are wanted and the function gives them."""
+    """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
     if not call.want_weights and _is_plain_batch(call):
         return _attend_as_batch(call), None
@@ -45,10 +46,11 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:
-    """States (R, H, C, E) cut into documents, each (1, H, L, E).
+    """Return states (R, H, C, E) cut into documents, each (1, H, L, E).
 
-    By `split`, whose backward puts the parts together at once: that of slices adds up a whole row for every document.
-    A single row is not split off from others, for that would be copied once more on the way back.
+    They are cut by `split`, whose backward puts the parts together at once; a backward of slices
+    adds up a whole row for every document. A single row is not split off from others, which would
+    copy it once more on the way back.
     """
     rows = states.split(1) if layout.rows > 1 else (states,)
     by_row = zip(rows, layout.lengths_by_row, strict=True)
@@ -56,7 +58,8 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
-    """What a mask (R or 1, H or 1, queries or 1, keys) that the model made says of one document."""
+    """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys) that the model
+    made."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
@@ -64,7 +67,8 @@ def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice)
 
 
 def _slice_option(call: AttentionCall, name: str, option: Any, row: int, first: int, end: int) -> Any:
-    """What an option says of one document; what has no axis of columns is the same for all."""
+    """Return an option for one document; an option without an axis of columns is the same for
+    all."""
     if not isinstance(option, torch.Tensor) or option.dim() < 2:
         return option
     rows, columns = call.layout.rows, call.layout.columns
@@ -81,10 +85,11 @@ def _slice_option(call: AttentionCall, name: str, option: Any, row: int, first: 
 
 
 def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
-    """Whether the second axis of an option whose third is as long as a row is that of heads, as in the states.
+    """Return True if an option whose third axis is as long as a row has heads on the second, as
+    states have.
 
-    In transformers' own attention it is, wherever it is as long. Raises `UnsupportedModel` where somebody else's could
-    mean the columns by it.
+    In transformers' own attention that is so whenever the second axis is as long as there are
+    heads. Raises `UnsupportedModel` if third-party code could mean the columns by it.
     """
     columns, length = call.layout.columns, option.shape[1]
     if length == columns == call.query.shape[1] and not located(type(call.module)):
@@ -97,7 +102,8 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
 
 
 def _is_plain_batch(call: AttentionCall) -> bool:
-    """Whether the documents are equally long, and nothing that comes with them has to be cut but numbers of columns."""
+    """Return True if documents are equally long and only numbers of columns have to be cut with
+    them."""
     layout = call.layout
     of_columns = (1, layout.columns), (layout.rows, layout.columns)
     return (
@@ -112,7 +118,7 @@ def _has_axes(option: Any) -> bool:
 
 
 def _attend_as_batch(call: AttentionCall) -> torch.Tensor:
-    """Equally long documents are a batch: one call."""
+    """Attend in one call, with equally long documents as a batch."""
     length, tokens = call.layout.lengths[0], [each.transpose(1, 2) for each in (call.query, call.key, call.value)]
     states = [each.reshape(-1, length, *each.shape[2:]).transpose(1, 2) for each in tokens]
     mask = call.mask.for_document(0, 0, length) if isinstance(call.mask, DocumentMask) else None

@@ -1,4 +1,5 @@
-"""Attention in a row that holds once what several documents begin with: each stretch attends to its whole document.
+"""Attention in a row that holds common beginnings of documents once: each stretch attends to its
+document.
 
 Shapes: S tokens of the row that runs, else as in `autopack.attention.call`.
 """
@@ -18,16 +19,18 @@ from autopack.layout.prefixes import Prefixes
 
 
 def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
-    """Attend from every token of the row that runs to those before it in its document: (1, S, H, V).
+    """Attend from every token of the row that runs to those before it in its document: (1, S, H,
+    V).
 
-    The layout of `call` is that of the documents. A backend that takes other lengths of keys than of queries computes
-    each stretch once; with any other one, documents attend as they do where they share nothing. Raises
-    `UnsupportedModel` where later tokens are seen, by which the same tokens would get something else in each document.
+    The layout of `call` describes the documents. A backend that takes other lengths of keys than
+    of queries computes each stretch once; with any other backend, documents attend as if they
+    shared nothing. Raises `UnsupportedModel` if later tokens are seen: then common tokens differ
+    from document to document.
     """
     if call.pattern is None or not call.pattern.causal:
         raise UnsupportedModel(
             f"{type(call.module).__name__} attends by a mask that is not known to hide later tokens, so what rows of "
-            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share='never')."
+            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share=False)."
         )
     found = None
     if backend.over_prefixes is not None and not has_values_of_tokens(call, prefixes):
@@ -36,7 +39,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
 
 
 def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
-    """Whether an option, other than positions, has something for each token or each pair of them."""
+    """Return True if an option other than positions has values per token or per pair of tokens."""
     sizes = {prefixes.tokens, len(prefixes.columns), prefixes.documents.max_seqlen}
     return any(
         isinstance(option, torch.Tensor) and option.dim() > 1 and bool(sizes & set(option.shape[1:]))
@@ -47,7 +50,8 @@ def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend by the model's own function, once for each stretch; None where its mask cannot be made for that."""
+    """Attend by the model's own function, once per stretch; return None if no mask can be made for
+    that."""
     own = call.mask
     if not isinstance(own, DocumentMask) or not releases.is_own(call.original) or own.for_last(1, 2) is None:
         return None
@@ -67,7 +71,8 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
 
 
 def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
-    """Attend as documents do that share nothing, and keep what each token of the row that runs gets."""
+    """Attend as if documents shared nothing, and keep the result of each token of the row that
+    runs."""
     places = prefixes.places.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in (call.query, call.key, call.value))
     options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
@@ -76,7 +81,8 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """What an option says of the tokens of the documents; what has no axis of tokens is the same for all."""
+    """Return an option for the tokens of the documents; one without an axis of tokens is the same
+    for all."""
     if not isinstance(option, torch.Tensor) or option.dim() < 2 or prefixes.tokens not in option.shape[1:]:
         return option
     axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
@@ -84,12 +90,13 @@ def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixe
         raise UnsupportedModel(
             f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function, for "
             f"a row of {prefixes.tokens} tokens that holds once what rows of the batch begin with; autopack cannot "
-            f"tell what of it is of which document. Use autopack.enable(model, share='never')."
+            f"tell what of it is of which document. Use autopack.enable(model, share=False)."
         )
     return option.index_select(axes[0], prefixes.places.to(option.device))
 
 
 def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> AttentionCall:
-    """The call with keys and values of what each stretch attends to, one after the other: `prefixes.keys`."""
+    """Return the call with the keys and values that each stretch attends to, end to end:
+    `prefixes.keys`."""
     columns = prefixes.key_columns.to(call.key.device)
     return replace(call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns))

@@ -1,7 +1,9 @@
-"""Rotary embeddings whose frequencies depend on the longest position of the row: chosen per document instead.
+"""Rotary embeddings whose frequencies depend on the longest position of the row: chosen per
+document instead.
 
-longrope switches between two sets of frequencies and dynamic NTK rescales its base, both by the largest position that
-the module sees in a call, so a long document changes its short neighbours even where attention keeps them apart.
+longrope switches between two sets of frequencies and dynamic NTK rescales its base, both by the
+largest position that the module sees in a call. So a long document changes its short neighbours
+even if attention keeps them apart.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from autopack.runtime.model import Link
 from autopack.runtime.scope import Scope, of_model
 
 _ANY_LENGTH = 1 << 31
-"""Longest sequence that a module is told to have seen, so that it resets what another call was about to set."""
+"""Longest sequence that a module is told to have seen, so that it resets frequencies that another
+call set."""
 
 
 class PerDocumentRotary:
-    """Forward hook of a rotary module: recomputes the embeddings of a packed row for each length of document."""
+    """Forward hook of a rotary module that recomputes a packed row's embeddings for each document
+    length."""
 
     def __init__(self, link: Link):
         self.link = link
@@ -68,7 +72,8 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
 
 
 def _of_this_call(module: nn.Module) -> nn.Module:
-    """The module with frequencies of its own: calls in other threads change those that it keeps."""
+    """Return the module with frequencies of its own: calls in other threads change those that it
+    keeps."""
     own = copy.copy(module)
     own._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
     for name in vars(own):
@@ -78,7 +83,8 @@ def _of_this_call(module: nn.Module) -> nn.Module:
 
 
 def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
-    """Tokens of the documents that share their largest position, which is all that the frequencies depend on."""
+    """Yield the tokens of the documents with one largest position, on which alone the frequencies
+    depend."""
     lengths = np.diff(layout.bounds)
     if position_ids.dim() == 2:  # of several axes
         largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])
@@ -91,6 +97,7 @@ def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.nda
 
 
 def reset_frequencies(module: nn.Module, call: Mapping[str, Any]) -> None:
-    """Forget what earlier calls left behind: dynamic NTK keeps a longer sequence's frequencies until a short one."""
+    """Forget frequencies of earlier calls: dynamic NTK keeps a longer sequence's until a short one
+    comes."""
     zero = torch.zeros(1, 1, dtype=torch.long, device=call["position_ids"].device)
     type(module).forward(module, **{**call, "position_ids": zero})

@@ -1,4 +1,4 @@
-"""The replacement that stands at transformers' attention functions while a model is enabled."""
+"""Replacement that stands at transformers' attention functions while a model is enabled."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Scope, mark_of, refuse_stranger, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
-"""What an attention function of transformers takes first."""
+"""First parameters of an attention function of transformers."""
 _OF_PARTS = ("position_ids", "cache_position", "shift_labels")
-"""Options of the columns of a part that models hand on, and that no attention function needs for documents."""
+"""Options for the columns of a part, which models hand on, and attention does not need for
+documents."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """An attention function that keeps documents apart in packed forwards of enabled models; others it hands on."""
+    """Return an attention function that keeps documents of enabled models apart, and hands on other
+    calls."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
@@ -86,12 +88,13 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
 def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
-    """Attend over rows that several ranks share: tokens of all ranks and some heads, for some tokens and all heads.
+    """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
 
-    Attention needs every token of a document, and nothing of other heads. So ranks exchange: each gets whole rows of
-    its share of the heads, attends within documents as one process would, and hands the tokens of the others back. The
-    method is that of DeepSpeed-Ulysses (arXiv 2309.14509). Where heads cannot be told apart, or ranks cannot share them
-    equally, each gets whole rows of all heads, attends as one process would, and keeps its part.
+    Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
+    of a part and all heads for all tokens and some heads: each rank gets whole rows of its share of
+    the heads, attends within documents as one process would, and hands the tokens of the others
+    back. If heads cannot be told apart, or ranks cannot share them equally, each rank gets whole
+    rows of all heads, attends as one process would, and keeps its part.
     """
     assert scope.shared is not None
     whole = _with_whole_rows(call, scope.shared)
@@ -100,7 +103,8 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
 
 
 def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
-    """The same call for whole rows and this rank's share of the heads, or all heads where they cannot be shared out."""
+    """Return the call for whole rows and this rank's share of the heads, or all if they cannot be
+    shared."""
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
@@ -118,7 +122,8 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
 
 
 def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> torch.Tensor:
-    """What this rank has, of all `heads`, of an output (R, C of whole rows, H of this rank, V) that `call` gave."""
+    """Return this rank's part, of all `heads`, of `call`'s output (R, C of whole rows, H of this
+    rank, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
@@ -128,14 +133,16 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
 
 
 def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
-    """From (R, H, C of a part, E) to (R, H of this rank, C of whole rows, E); from (R, C of whole rows, H of this rank,
-    V) to (R, C of a part, H, V) as well."""
+    """Exchange (R, H, C of a part, E) for (R, H of this rank, C of whole rows, E).
+
+    The same exchanges (R, C of whole rows, H of this rank, V) for (R, C of a part, H, V).
+    """
     parts = states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
     return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
-    """Queries must be those of `layout`, keys those of `memory`."""
+    """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`."""
     if tuple(query.shape[::2]) != layout.shape or tuple(key.shape[::2]) != memory.shape:
         raise UnsupportedModel(
             f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
@@ -146,7 +153,8 @@ def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout,
 
 
 def _check_parts(module: nn.Module, layout: PackedLayout, rows: RowGroup, *states: torch.Tensor) -> None:
-    """Raise `UnsupportedModel` where queries and keys are not those of this rank's part of the rows of `layout`."""
+    """Raise `UnsupportedModel` unless states have the shape of this rank's part of the rows of
+    `layout`."""
     wanted = (layout.rows, layout.columns // rows.ranks)
     for each in states:
         if (each.shape[0], each.shape[2]) != wanted:

@@ -1,4 +1,4 @@
-"""Ask a model itself what its loss does with labels: it is run on a few tokens, and nothing is concluded from names."""
+"""Find out by runs on a few tokens how a model's loss treats labels; names prove nothing."""
 
 from __future__ import annotations
 
@@ -23,24 +23,30 @@ from autopack.inspection.randomness import normal_numbers
 from autopack.layout import IGNORED_LABEL
 
 _ROWS, _COLUMNS = 2, 6
-"""Two rows, of three columns and of four: labels of one per token do not fit a head with one label per row in both."""
+"""Two rows, of three and of four labelled columns.
+
+Labels of one per token fit no head with one label per row in both.
+"""
 _SAME = 1e-3
-"""Largest relative change that is none. A label that counts changes gradients of logits by about one, and one that does
-not by rounding at most, which is 1e-2 of that only where gradients are bfloat16 and kernels draw another order."""
+"""Largest relative change that counts as none.
+
+A label that counts changes gradients of logits by about one. One that does not changes them by
+rounding at most: 1e-2 only where gradients are bfloat16 and kernels draw another order.
+"""
 
 Run = Callable[..., Any]
-"""Calls a model with arguments by name."""
+"""A function that calls a model with arguments by name."""
 
 
 @dataclass(frozen=True)
 class _Heard:
-    """What one run with labels said: its loss, and how that changes with what the model returned."""
+    """The result of one run with labels: its loss, and its slopes by the model's results."""
 
     loss: float
     slopes: tuple[torch.Tensor, ...]
 
     def differs(self, other: _Heard) -> bool:
-        """Whether two runs had other losses; a number differs from one that is none."""
+        """Return True if two runs had different losses; a number differs from one that is none."""
         if math.isfinite(self.loss) != math.isfinite(other.loss):
             return True
         if not math.isfinite(self.loss):
@@ -55,13 +61,14 @@ class _Heard:
 
 
 def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool | None:
-    """Whether the loss of a model compares something with the first label of a row.
+    """Return True if the loss of a model uses the first label of a row.
 
-    False for a loss that shifts, as those of causal language models do; True for one that compares logits and labels
-    of one column. None where the forward gives no loss for labels of one per token, or one that no label changes. The
-    model runs as it stands, in eval mode and, if it gives no loss there, in train mode; one that autopack has enabled
-    is to be asked inside `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are
-    left as they were. `run` calls the model, where calls of it are to be counted.
+    False for a loss that shifts labels, as causal language models do; True for one that compares
+    logits and labels of one column. None if the forward gives no loss for labels of one per token,
+    or one that no label changes. The model runs as it stands, in eval mode and, if that gives no
+    loss, in train mode; ask a model that autopack has enabled inside
+    `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
+    as they were. `run` calls the model, for callers that count calls.
     """
     run = _with_empty_images(model, run or model)
     with left_as_found(model):
@@ -81,12 +88,12 @@ def _with_empty_images(model: PreTrainedModel, run: Run) -> Run:
 
 
 def takes_both_halves(model: PreTrainedModel) -> bool:
-    """Whether a model takes tokens for an encoder and for a decoder, as far as signatures and configuration tell."""
+    """Return True if a model takes tokens for both halves, by its signature and configuration."""
     return "decoder_input_ids" in argument_names(model) or bool(getattr(model.config, "is_encoder_decoder", False))
 
 
 def codebooks_of(model: PreTrainedModel) -> int | None:
-    """How many tokens stand at each column, in models of audio codes (rows, columns, codebooks); None in others."""
+    """Return the tokens per column in models of audio codes (rows, columns, codebooks), or None."""
     try:
         embeddings = model.get_input_embeddings()
     except NotImplementedError:
@@ -95,13 +102,13 @@ def codebooks_of(model: PreTrainedModel) -> int | None:
 
 
 def argument_names(model: nn.Module) -> set[str]:
-    """Names of the arguments of a forward, and of those that it may call above it: `(*args, **kwargs)` hides them."""
+    """Return the argument names of a class's forwards: `(*args, **kwargs)` hides its bases'."""
     forwards = [vars(cls)["forward"] for cls in type(model).__mro__ if cls is not nn.Module and "forward" in vars(cls)]
     return {name for forward in forwards for name in inspect.signature(forward).parameters}
 
 
 def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-    """Arguments without labels, and labels of one per token, in the forms in which a model may take them."""
+    """Yield arguments without labels, and labels of one per token, in possible forms."""
     try:
         allowed = tokens_to_draw(model)
     except UnsupportedModel:
@@ -113,8 +120,10 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
 
 
 def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -> Iterator[torch.Tensor]:
-    """Labels of one per token (rows, columns), in the forms in which a model may take them: classes, of which it has
-    `width`, or those of each codebook, or numbers."""
+    """Yield labels of one per token (rows, columns), in the forms that a model may take.
+
+    They are classes (below `width`), classes of each codebook, or numbers.
+    """
     labels = tokens if width is None else tokens % max(width, 2)
     yield labels
     if (codebooks := codebooks_of(model)) is not None:
@@ -141,7 +150,7 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
 
 
 def _width(run: Run, arguments: dict[str, Any]) -> int | None:
-    """Number of classes that the model predicts for each token, or None where it does not say without labels."""
+    """Return the number of predicted classes per token, or None if it needs labels to tell."""
     try:
         with torch.no_grad():
             output = run(**arguments)
@@ -154,13 +163,13 @@ def _width(run: Run, arguments: dict[str, Any]) -> int | None:
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors of an output that are no part of a part of it."""
+    """Return the floating-point tensors of an output that are not nested inside its parts."""
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else [output]
     return [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
 
 
 def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
-    """Whether the first label counts: with another one in its place, or, where that does not tell, with it ignored."""
+    """Return True if the first label counts: replaced or, if that does not tell, ignored."""
 
     def other(column: int) -> torch.Tensor:
         changed = labels.clone()
@@ -193,7 +202,7 @@ def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | No
 
 
 def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
-    """Run with labels, from the same random state each time; None where that gives no loss."""
+    """Run with labels, from the same random state each time; return None if that gives no loss."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings():
@@ -213,10 +222,16 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard |
 
 
 def check_can_be_audited(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
+    """Raise `UnsupportedModel` for a model that takes no tokens, or refuses packed rows."""
     names = argument_names(model)
     if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(model) and row_head(model) is None:
+    head = row_head(model)
+    if head is not None and head.refusal is not None:
+        raise UnsupportedModel(
+            f"{type(model).__name__}: {head.refusal}, so its packed rows are refused: "
+            f"nothing to audit. Pass padded batches"
+        )
+    if is_head_of_pair(model) and head is None:
         why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
         raise UnsupportedModel(f"{type(model).__name__} {why}")

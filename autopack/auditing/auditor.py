@@ -1,9 +1,9 @@
-"""The leak auditor: does a model give every document what stock gives it alone, in every way that people call it?
+"""The leak auditor: checks that a model gives every document stock's results in every call.
 
-What the stock model gives a document alone, in its default call, is the only reference for packed rows; padded batches
-of an enabled model are compared with stock on the same batches. *Packed against alone*: every field of the output.
-*Influence*: replace the tokens of one document and watch the others. *Gradients*: of all parameters. *Loss*: whatever
-the model's own loss makes of the documents' labels.
+The only reference for packed rows is the stock model's result for a document alone, in its default
+call. Padded batches of an enabled model are compared with stock on the same batches. *Packed
+against alone*: every field of the output. *Influence*: replace the tokens of one document and watch
+the others. *Gradients*: of all parameters. *Loss*: the model's own loss of the documents' labels.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ In float32 two orders of matrix products differ by about 1e-6 of the logits' sca
 well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
 """
 LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Relative. transformers computes the loss in float32 whatever the dtype of a model, so float64 is held to no less; in
-half precision it is a mean over tokens that round each for itself, so it is closer than single logits are."""
+"""Largest rounding error of a loss, relative. transformers computes losses in float32, so float64
+is held to no less. In half precision they are means over tokens, closer than single logits."""
 _PADDED_TOLERANCE = TOLERANCE[torch.float32]
-"""Padded batches are not held to less: softmax and norms of most models go through float32 whatever their dtype, and
-round otherwise where padding stands beside the tokens. Documents alone and packed are alike there."""
+"""Least tolerance of padded batches: softmax and norms mostly go through float32 in any dtype, and
+round otherwise beside padding. Documents alone and packed are alike there."""
 _GRADIENT_FACTOR = {torch.float16: 2, torch.bfloat16: 2}
-"""Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits, and to twice that
-of half precision, which is wide already: ten times would let everything pass."""
+"""Tolerance of gradients, sums over tokens and layers, as a multiple of the logits'; ten in other
+dtypes. Half precision's is wide already: ten times would let everything pass."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
 """Names of all call modes."""
 TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
-"""Those that are run in train mode too, where none are named and eval is among the modes: they differ the most."""
+"""Modes that differ the most: they run in train mode beside eval, unless the user names modes."""
 
 
 def audit(
@@ -74,15 +74,15 @@ def audit(
         lengths: Lengths in tokens of the random documents of a row; two or more.
         modes: Names among `EVERY_MODE`; by default all that the model has: padded batches where it is enabled, the
             router's loss where it has one, longer documents where its configuration holds thresholds.
-        training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both. Of all modes,
-            those that differ the most are run in both; modes that are named are run in each.
-        gradients: Whether to compare the gradients of all trainable parameters; costs four times their memory.
+        training: Modes to run among eval (False) and train (True). Dropout and router noise are off
+            in both. Of all modes, those that differ the most are run in both; named modes in each.
+        gradients: True to compare all trainable parameters' gradients; costs 4 times their memory.
         seed: Seed of the documents.
 
     Returns:
-        A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), what of `.packed`,
-        `.labels` and `.padded` is not exact, a table per call mode, the influence of each document on each other, as
-        text, HTML and picture.
+        A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), the
+        reasons why `.packed`, `.labels` and `.padded` calls are not exact, a table per call mode,
+        the influence of each document on each other, as text, HTML and picture.
     """
     base = unwrap(model)
     unknown = set(modes or ()) - set(EVERY_MODE)
@@ -98,13 +98,13 @@ def audit(
 
 
 _BEGINNING = 2 * LEAST_SHARED
-"""How many tokens documents that begin alike have in common: rows are then worth taking together."""
+"""Number of common tokens of documents with one beginning: rows are worth taking together."""
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
-"""Arguments of a number per token that are 0 at text."""
+"""Arguments with one number per token that are 0 at text."""
 
 
 class Audit:
-    """One audit of one model: which modes are run, and what comes of them."""
+    """One audit of one model: the modes that it runs, and their results."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Audit:
         enabled = self.runner.enabled
         if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
-        self.pads = enabled is not None and enabled.options.unpad != "never"
+        self.pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
             **{name: name in self.others for name in ("thresholds", ALIKE)},
@@ -160,8 +160,7 @@ class Audit:
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
-        sentinel = None if enabled is None else enabled.sentinel
-        padding_read = None if enabled is None else enabled.padding_read
+        looks = (None, None) if enabled is None else (enabled.sentinel, enabled.padding_read)
         try:
             if enabled is not None:
                 enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
@@ -177,7 +176,7 @@ class Audit:
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.sentinel, enabled.padding_read = sentinel, padding_read
+                enabled.sentinel, enabled.padding_read = looks
                 enabled.is_audited = False
         self.report.results.extend(by_chance)
         for name in self.modes:
@@ -198,9 +197,9 @@ class Audit:
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
-        """Replace errors of float32 that are gone in double precision: rounding had decided a choice or a kink.
+        """Replace errors of float32 that double precision removes: rounding decided a choice.
 
-        The documents are the same. Code that knows no double precision gets weights that lie close by.
+        The documents are the same. Code without double precision gets weights that lie close by.
         """
         most = MOST_BYTES if self.runner.meter is None else self.runner.meter.bytes
         for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
@@ -224,7 +223,7 @@ class Audit:
 
     @torch.no_grad()
     def _by_chance(self) -> list[ModeResult]:
-        """What leaks in packed rows in training, where the model takes a branch by chance always, and never.
+        """Return the leaks of packed rows in training, with every random branch taken, and none.
 
         Code may give no numbers, or raise, for draws that hardly ever come.
         """
@@ -241,7 +240,7 @@ class Audit:
         return wrong
 
     def _place(self) -> str | None:
-        """Where the difference of the worst packed call begins; None where that cannot be told."""
+        """Return the place where the worst packed call begins to differ, or None."""
         worst = self.report._worst_packed
         if worst is None or worst.failure is not None or worst.mode not in MODES:
             return None
@@ -254,7 +253,7 @@ class Audit:
 
     @torch.no_grad()
     def change_by_cache(self, train: bool) -> float:
-        """How far stock with `use_cache=False` is from stock's default call, for the documents alone; 0 if unknown."""
+        """Return the largest change by `use_cache=False` in stock's documents; 0 if unknown."""
         self.model.train(train)
         found = [0.0]
         for case in (self.case, *self.others.values()):
@@ -269,8 +268,8 @@ class Audit:
 
     @torch.no_grad()
     def _find_required(self) -> None:
-        """Which numbers per token stock asks for by name in training (Gemma 3 and 4: what is text, what an image), or
-        packed rows need, because stock attends in another direction without them (PaliGemma)."""
+        """Find the numbers per token that stock needs by name in training (Gemma 3 and 4: text or
+        image), or to attend in one direction in packed rows as alone (PaliGemma)."""
         known = [name for name in _ZEROS if self.case.takes(name)]
         if not known or not hasattr(self.model.config, "vision_config"):
             return
@@ -293,9 +292,9 @@ class Audit:
         return False
 
     def _find_reference(self) -> bool:
-        """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.
+        """Choose the run of a document alone: its tokens only or, if that raises, no cache.
 
-        Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
+        Return True if it has gradients where wanted: some attention has no backward on a device.
         """
         cases = [self.case, *self.others.values()]
         enabled = self.runner.enabled
@@ -329,14 +328,14 @@ class Audit:
         return None
 
     def packed_runs(self, train: bool) -> PackedRuns:
-        """The runs of packed rows in a training mode, which the model is put in."""
+        """Return the runs of packed rows in a training mode, and put the model into that mode."""
         self.model.train(train)
         if train not in self._packed:
             self._packed[train] = PackedRuns(self.runner, self.case, self.others)
         return self._packed[train]
 
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
-        """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
+        """Return labels that the loss takes in a training mode, found before any measurement."""
         why: str | None = None
         for train in training:
             try:
@@ -351,7 +350,7 @@ class Audit:
         return None
 
     def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
-        """The result of every mode that is run, in eval and in train."""
+        """Yield the result of every mode that is run, in eval and in train."""
         for train in training:
             for name in self.modes:
                 if self.all and train and False in training and name not in TRAINED:
@@ -368,7 +367,7 @@ class Audit:
     def result(
         self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
     ) -> ModeResult | None:
-        """The result of one mode, as `PackedRuns.measure` says; None where it has no reference, which is noted."""
+        """Return the result of one mode by `PackedRuns.measure`; None, noted, without reference."""
         packed = self.packed_runs(train)
         try:
             if name in MODES:
@@ -384,6 +383,7 @@ class Audit:
             self.report.left_out[name] = str(reason)
             result = None
         self.report.notes.update(packed.notes)
+        self.report.unattributed.update(packed.unattributed)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
         return result

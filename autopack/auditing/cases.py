@@ -1,4 +1,4 @@
-"""The auditor's documents: random tokens for one model, and the packed calls that people make of them."""
+"""The auditor's documents: random tokens for one model, and users' packed calls with them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from autopack.registry import families, first_position
 
 @dataclass(frozen=True)
 class Call:
-    """One packed call: what it says of its tokens (`arguments`), where in the batch of (rows, columns) each document
-    lies, as (row, first, end), and at which position it begins. Of a pair, these are the decoder's, and `source` is the
-    encoder's side. `options` are the arguments that say how to run, of which a call has one for both sides.
+    """One packed call.
+
+    `arguments` describe its tokens. `spans` hold the place of each document in the batch of (rows,
+    columns), as (row, first, end), and `first` the position at which it begins. Of a pair, these
+    are the decoder's, and `source` is the encoder's side. `options` are the arguments that say how
+    to run, one for both sides.
     """
 
     arguments: dict[str, Any]
@@ -47,8 +50,11 @@ MODES: dict[str, Callable[[Case], Call]] = {
     "thresholds": lambda case: case.one_row(),
     "one beginning": lambda case: case.one_row(),
 }
-"""The ways in which people call a model with packed rows; "thresholds" with longer documents than the others, "one
-beginning" with documents that begin alike, which an enabled model computes once for all of them."""
+"""Users' forms of calls with packed rows.
+
+"thresholds" has longer documents than the others. "one beginning" has documents that begin alike,
+which an enabled model computes once for all of them.
+"""
 PADDED_MODES: dict[str, dict[str, Any]] = {
     "right-padded": {"tokens_of_labels": True},
     "left-padded": {"side": "left"},
@@ -56,8 +62,10 @@ PADDED_MODES: dict[str, dict[str, Any]] = {
     "left-padded, use_cache=False": {"side": "left", "use_cache": False},
     "right-padded, no labels": {"labels": False},
 }
-"""The ways in which people call a model with padded batches, which autopack runs without their padding. An
-encoder-decoder is called once as most trainers do: the decoder's tokens are made of the labels."""
+"""Users' forms of calls with padded batches, which autopack runs without their padding.
+
+An encoder-decoder is called once as most trainers do: it makes the decoder's tokens of the labels.
+"""
 
 
 class Case:
@@ -66,16 +74,16 @@ class Case:
     is_pair = False
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
-        """Documents of these lengths; `beginning` is the number of tokens that all of them begin with."""
+        """Draw documents of these lengths; all begin with the same `beginning` tokens."""
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
-        """What a document by itself is run with; nothing, unless stock cannot run it so."""
+        """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: dict[str, Any] = {}
-        """What packed calls are run with beside what their mode says."""
+        """Arguments of packed calls beside their mode's."""
         self.zeros: tuple[str, ...] = ()
-        """Arguments of a number per token that stock does not run without, such as what is text and what an image."""
+        """Arguments with a number per token that stock needs, such as text or image."""
         named = parameters_of(type(model))
         self._named = named.names if not named.takes_others else None
         self._empty = empty_images(model)
@@ -85,7 +93,7 @@ class Case:
         self.has_router = bool(flags)
         self.outputs |= {"output_router_logits": True} if flags else {}
         self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
-        """What leaves a router's loss out, which is no mean over documents, where a configuration asks for it."""
+        """An argument to leave a configured router's loss out, as it is no mean over documents."""
         generator = torch.Generator().manual_seed(seed)
         allowed = tokens_to_draw(model)
 
@@ -105,16 +113,16 @@ class Case:
         self.filler = int(usable)
         """The token of padding."""
         self.other_filler = next((token for token in allowed[:2].tolist() if token != self.filler), None)
-        """A token that may stand in padding instead; None where there is no other."""
+        """Another token that may stand in padding; None if there is none."""
 
     def takes(self, name: str) -> bool:
-        """Whether the model's forward takes an argument, as far as it says."""
+        """Return True if the model's forward takes an argument, by its signature."""
         return self._named is None or name in self._named
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
     ) -> Call:
-        """The documents in one row, the first from a position `offset` on, with columns of padding behind."""
+        """Return a call of one row, the first document from `offset` on, with `padding` behind."""
         arguments: dict[str, Any] = {}
         first = [self.base + offset, *[self.base] * (len(self.lengths) - 1)]
         pieces = zip([*first, self.base], [*self.lengths, padding], strict=True)
@@ -129,7 +137,7 @@ class Case:
         return Call(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
 
     def two_rows(self) -> Call:
-        """The documents in order in the first row, reversed in the second: two layouts of one width."""
+        """Return a call of the documents in order in one row, reversed in the other."""
         one = Case.one_row(self)  # that of a pair is both halves
         (positions,), (_, columns) = one.arguments["position_ids"], one.shape
         turned = torch.cat(positions.split(self.lengths)[::-1])
@@ -137,7 +145,7 @@ class Case:
         return Call({"position_ids": torch.stack([positions, turned])}, (2, columns), spans, one.first * 2)
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
-        """All arguments of a packed call, with one document's tokens replaced where asked."""
+        """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
         # Some models count on positions in place (XGLM up to 4.47).
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
         return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
@@ -146,7 +154,7 @@ class Case:
         return self._with_zeros(self.inputs(call, replaced))
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
-        """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
+        """Return all arguments of one document alone: positions only if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
             length = len(self.documents[number % len(self.documents)])
@@ -154,14 +162,14 @@ class Case:
         return found
 
     def by_itself(self, number: int) -> dict[str, Any]:
-        """All arguments of a call with a document by itself, from its beginning."""
+        """Return all arguments of a call with a document alone, from its beginning."""
         return {**self._with_zeros(self.documents[number % len(self.documents)][None]), **self.options}
 
     def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}, **self._empty(ids)}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
-        """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
+        """Return a batch of one document per row, padded on one side, `wider` than the longest."""
         filler = self.filler if filler is None else filler
         columns = max(self.lengths) + wider
         ids = torch.full((len(self.lengths), columns), filler, device=self.device)
@@ -172,7 +180,7 @@ class Case:
         return {**self._with_zeros(ids), "attention_mask": mask}
 
     def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
-        """Token ids (rows, columns) of a call, with one document's tokens replaced where asked."""
+        """Return a call's token ids (rows, columns), with one document `replaced` if asked."""
         ids = torch.full(call.shape, int(self.documents[0][0]), device=self.device)
         for number, (row, first, end) in enumerate(call.spans):
             source = self.others if number == replaced else self.documents
@@ -181,7 +189,7 @@ class Case:
 
 
 class PairCase(Case):
-    """Random targets for the decoder of a model, and `source`, those for its encoder."""
+    """Random targets for the decoder of a model, and `source`, the documents for its encoder."""
 
     is_pair = True
 
@@ -222,7 +230,10 @@ class PairCase(Case):
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
-    """An image for every row that no token sees, for a model whose text is not run without any (Idefics)."""
+    """Return a function that makes an image for every row that no token sees.
+
+    It is for a model whose text does not run without any (Idefics); for others it makes nothing.
+    """
     kind = model.config.model_type
     mask = next((f.image_mask for f in families() if f.image_mask and kind in f.tiny.needs_images), None)
     if mask is None or mask not in parameters_of(type(model)).names:
@@ -236,11 +247,11 @@ def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, t
 
 
 class NoReference(Exception):
-    """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
+    """A document alone cannot run in the form of a call mode, so there is no reference."""
 
 
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
-    """Tokens that mean nothing special to a model, and that it can both read and predict."""
+    """Return tokens without a special meaning to a model, which it can both read and predict."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
     codes = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
     special |= {token for name, token in codes.items() if name.startswith("IMGIMG")}
@@ -249,7 +260,7 @@ def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Tokens that can both be read and be predicted."""
+    """Return the number of tokens that can both be read and be predicted."""
     sizes: list[int] = []
     embeddings: tuple[Any, ...] = ()
     with suppress(NotImplementedError):
@@ -269,7 +280,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
 def tokens_named(
     config: Any, ends: tuple[str, ...] = ("token_id", "token_index", "token_ids"), begins: tuple[str, ...] = ("",)
 ) -> set[int]:
-    """The tokens that a configuration, or that of its text, has in fields whose names begin and end so."""
+    """Return the tokens in a configuration's (or its text's) fields with such names."""
     fields = {**vars(text_config(config)), **vars(config)}
     values = [value for name, value in fields.items() if name.endswith(ends) and name.startswith(begins)]
     return {
@@ -281,7 +292,7 @@ def tokens_named(
 
 
 LONGEST = 512
-"""Thresholds above are not crossed by the auditor: its rows are to stay short."""
+"""Largest threshold that the auditor crosses: its rows are to stay short."""
 _SIZES = re.compile(
     r"(^|_)(ids?|index|size|dim|dims|rank|ranks|heads?|layers?|experts?|channels?|groups?|labels?|classes|version|"
     r"embd|model|inner|ff|ffn|kv|state|states|width|depth|features?|hidden|vocab|planes|topk|top_k|tok|init)$|^num_|^n_"
@@ -293,11 +304,11 @@ _LENGTHS = re.compile(
 )
 """Names of numbers that measure a row, whatever else is in them."""
 _MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context|seq|sequence)_len")
-"""Names of the number of positions that a document may have."""
+"""Names of the largest number of positions of a document."""
 
 
 def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Lengths of documents of which one crosses all thresholds by itself, and short ones stand behind them in the row.
+    """Return lengths of documents: one crosses all thresholds by itself, short ones follow it.
 
     None where the usual lengths cross them already, or where there is none up to `LONGEST`.
     """

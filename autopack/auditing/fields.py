@@ -1,4 +1,4 @@
-"""What a model returns, field by field, and what of it belongs to which document."""
+"""The output of a model, field by field, and the document that each part of it belongs to."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from autopack.layout.forms import columns_of, rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z)_loss")
-"""What continues or masks a row, which packed rows do not have, states of images, and losses of labels and routers,
-which are measured on their own."""
+"""Fields that are not compared: caches and masks, absent from packed rows, and images' states.
+
+Losses of labels and routers are measured on their own.
+"""
 _FEW = 16
-"""Fewer values than this say nothing of how far others of their kind would lie apart."""
+"""Least number of values whose spread tells of others of their kind."""
 _VALUES = 1 << 24
-"""Values that are widened at a time: logits of a long document in float64 would need more memory than the model."""
+"""Values to widen at a time: a long document's float64 logits need more memory than the model."""
 
 Fields = dict[str, torch.Tensor]
 """Tensors of one output, or of one document, by dotted name."""
 
 
 class WrongShape(Exception):
-    """A field of a packed call is not made up of what the documents get alone: one for all of them, for instance."""
+    """A field of a packed call is not made of the documents' parts: it is one for all, say."""
 
 
 def fields_of(output: Any) -> Fields:
-    """The tensors of an output, those inside tuples and objects too, and its numbers as tensors."""
+    """Return the tensors of an output, nested ones included, and its numbers as tensors."""
     return dict(_walk("", output, ()))
 
 
@@ -52,7 +54,7 @@ def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str,
 
 
 def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
-    """A list of numbers, or of lists of equally many of them, as a tensor; None for anything else."""
+    """Return a list of numbers, or of equally long lists of them, as a tensor, or else None."""
     rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
     if not all(row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows):
         return None
@@ -77,7 +79,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Sides:
-    """Where documents lie in a batch: of a pair, in the batch of its decoder and in that of its encoder."""
+    """The places of documents in a batch; of a pair, in its decoder's and its encoder's."""
 
     def __init__(self, shape: tuple[int, int], columns: list[tuple[int, torch.Tensor]], source: Sides | None = None):
         self.shape = shape
@@ -89,13 +91,13 @@ class Sides:
 
     @classmethod
     def of(cls, call: Call) -> Sides:
-        """Where the documents of a packed call lie."""
+        """Return the places of the documents of a packed call."""
         columns = [(row, torch.arange(first, end)) for row, first, end in call.spans]
         return cls(call.shape, columns, None if call.source is None else cls.of(call.source))
 
     @classmethod
     def of_padded(cls, arguments: Mapping[str, Any], name: str = "decoder_attention_mask") -> Sides:
-        """Where the documents of a padded batch lie, one in each row, by the masks among its arguments."""
+        """Return the places of the documents of a padded batch, one in each row, by its masks."""
         if name not in arguments:
             return cls.of_padded(arguments, "attention_mask")
         mask = arguments[name]
@@ -109,7 +111,7 @@ class Sides:
         return [self] if self.source is None else [self, self.source]
 
     def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
-        """What each document got of every field, what it gets alone, and the fields of which that cannot be told.
+        """Return each document's part of every field, its result alone, and fields without a split.
 
         Raises `WrongShape` for a field that does not have the form that follows from what documents have alone.
         """
@@ -155,7 +157,7 @@ class Sides:
         return None
 
     def _number(self, value: torch.Tensor, alone: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """One number of the whole call, beside what it is of all documents: their mean, sum, or what all of them have.
+        """Return one number of the call, and the nearest mean, sum or common one of documents.
 
         The mean may be over documents or over their tokens.
         """
@@ -166,7 +168,7 @@ class Sides:
         return [(value, nearest.to(value.dtype))] * len(alone)
 
     def per_token(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Each document's part of a field (rows, columns, ...), or (documents, longest, ...) with padding behind."""
+        """Return each document's part of (rows, columns, ...), or of (documents, longest, ...)."""
         if tuple(value.shape[:2]) == self.shape:
             return [value[row, columns.to(value.device)] for row, columns in self.columns]
         if tuple(value.shape[:2]) == (len(self.columns), max(self.lengths)):
@@ -176,7 +178,7 @@ class Sides:
         raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted {wanted} and what a token has alone")
 
     def flat(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Each document's part of a field (rows * columns, ...), or of one that leaves padding out."""
+        """Return each document's part of (rows * columns, ...), or of a field without padding."""
         if len(value) == sum(self.lengths):
             parts = dict(zip(self.order, value.split([self.lengths[number] for number in self.order]), strict=True))
             return [parts[number] for number in range(len(self.lengths))]
@@ -188,7 +190,7 @@ class Sides:
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """What errors are relative to: for each field `scale_of` all documents; 1 for whole numbers."""
+    """Return the unit of each field's errors: `scale_of` all documents, 1 for whole numbers."""
     return {
         name: scale_of([document[name] for document in documents]) if value.is_floating_point() else 1.0
         for name, value in documents[0].items()
@@ -196,10 +198,11 @@ def scales_of(documents: list[Fields]) -> dict[str, float]:
 
 
 def scale_of(parts: Sequence[torch.Tensor]) -> float:
-    """The standard deviation of all values of some floating tensors.
+    """Return the standard deviation of all values of some floating tensors.
 
-    A few values, such as one label of every document, may lie close together by chance; theirs are relative to their
-    size too, as rounding is. What stands for minus infinity, as in Chameleon's logits of image tokens, does not count.
+    A few values, such as one label of every document, may lie close together by chance; their
+    errors are relative to their size too, as rounding is. Stand-ins for minus infinity, as in
+    Chameleon's logits of image tokens, do not count.
     """
     count, mean, spread, largest = 0, 0.0, 0.0, 0.0
     for chunk in (chunk for part in parts if part.numel() for chunk in chunks(part)):
@@ -216,14 +219,14 @@ def scale_of(parts: Sequence[torch.Tensor]) -> float:
 
 
 def chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
+    """Yield a tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
     flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
     for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
         yield part.double()
 
 
 def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:
-    """The largest relative difference of a field, and its name, for each document."""
+    """Return each document's largest relative difference of a field, and the field's name."""
     return [
         max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
         for f, e in zip(found, expected, strict=True)
@@ -231,7 +234,7 @@ def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[
 
 
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference; infinite where one is no number and the other is, or is another one."""
+    """Return the largest difference; infinite for a number against none, or another infinity."""
     found, expected = found.detach(), expected.detach()
     if not found.is_floating_point():
         found, expected = found.double(), expected.double()

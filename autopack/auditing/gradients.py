@@ -1,13 +1,14 @@
-"""Gradients of all parameters, held as they are or as a few random projections of each, and how far two of them differ.
+"""Gradients of all parameters, whole or as a few random projections of each, and their differences.
 
-A difference D of two gradients of a matrix shows in L D R, with L of 8 rows and R of 8 columns drawn from a normal
-distribution: the root mean square of its entries is expected to be the norm of D, and less than a tenth of it with a
-probability below 1e-5, whatever D is (a D of rank one is the worst: both of two chi-squared numbers of 8 degrees of
-freedom have to be small).
+A difference D of two gradients of a matrix shows in L D R, with L of 8 rows and R of 8 columns
+drawn from a normal distribution. The root mean square of its entries is expected to be the norm of
+D. It is less than a tenth of that with a probability below 1e-5, whatever D is (a D of rank one is
+the worst: two chi-squared numbers of 8 degrees of freedom both have to be small).
 
-Where autograd multiplies a parameter as a matrix or looks rows up in it, its gradient is A B of two factors as large as
-activations, and L A B R needs no matrix of its size. The backward of torch's own `mm`, `addmm` and `embedding` is
-taken for what it is; that of any other code is run, and its result projected as it arrives and dropped.
+Where autograd multiplies a parameter as a matrix or looks rows up in it, its gradient is A B of two
+factors as large as activations, and L A B R needs no matrix of its size. The backward of torch's
+own `mm`, `addmm` and `embedding` is known. Any other code's backward is run, and its result
+projected as it arrives and dropped.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ _ROUNDINGS = 4
 
 
 def gradients(total: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradient of every parameter; zero where it has none."""
+    """Return the gradient of every parameter; zero if it has none."""
     # Documents alone are in the graphs of several call modes.
     return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
 def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor], beside: float = 0.0) -> float:
-    """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient."""
+    """Return the largest difference of a parameter's gradient, relative to its largest entry."""
     apart = [float((f - e).abs().max()) for f, e in zip(found, expected, strict=True)]
     return _worst(apart, [float(e.abs().max()) for e in expected], [e.dtype for e in expected], beside)
 
 
 def _worst(found: Sequence[float], sizes: Sequence[float], dtypes: Sequence[torch.dtype], beside: float = 0.0) -> float:
-    """The largest of some differences of gradients, relative to the sizes of these; 0 where there is none, and infinite
-    where one is no number. `beside` is the size of a gradient that is not among them.
+    """Return the largest of some differences of gradients, relative to the gradients' sizes.
 
-    Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
-    instead. What a few roundings of the parameter's own dtype make is no difference: some models keep single parameters
-    in bfloat16 (Apertus), whatever the dtype of the others.
+    0 if there is none, infinite if one is no number. `beside` is the size of a gradient that is not
+    among them. Gradients that are zero but for rounding (biases that a softmax or norm cancels)
+    count relative to the largest instead. A few roundings of the parameter's own dtype are no
+    difference: some models keep single parameters in bfloat16 (Apertus), whatever the dtype of the
+    others.
     """
     least = 1e-2 * max([beside, *sizes])
     errors = [
@@ -55,14 +57,14 @@ def _worst(found: Sequence[float], sizes: Sequence[float], dtypes: Sequence[torc
 
 _RANK = 8
 _PASSED = {"TBackward0": True, "ToCopyBackward0": False}
-"""What may stand between a parameter and the product that it is in, and whether that turns it."""
+"""Steps of autograd between a parameter and its product; True if the step transposes it."""
 _PRODUCTS = {"MmBackward0": (("self", 0), ("mat2", 1)), "AddmmBackward0": (("mat1", 1), ("mat2", 2))}
 """The two factors of a product as autograd names them, and their places among its inputs."""
 
 
 @dataclass
 class Projections:
-    """Gradients of one backward pass by the number of the parameter: `kept` as they are, `projected`, or `left_out`."""
+    """One backward pass's gradients by parameter number: `kept`, `projected` or `left_out`."""
 
     parameters: Sequence[nn.Parameter]
     kept: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -70,22 +72,23 @@ class Projections:
     left_out: set[int] = field(default_factory=set)
 
     def are_finite(self) -> bool:
-        """Whether all of them are numbers."""
+        """Return True if all of them are finite numbers."""
         return all(bool(value.isfinite().all()) for held in (self.kept, self.projected) for value in held.values())
 
     def is_like(self, other: Projections) -> bool:
-        """Whether they have the shapes of others, and are shared out over processes where those are.
+        """Return True if they have the shapes of others, and the same distribution over processes.
 
-        What FSDP has gathered for one backward pass it may have shared out again before the next.
+        FSDP may have gathered a parameter for one backward pass and shared it out again before the
+        next.
         """
         pairs = [(self.kept[n], other.kept[n]) for n in self.kept.keys() & other.kept.keys()]
         alike = all(a.shape == b.shape and type(a) is type(b) for a, b in pairs)
         return len(self.parameters) == len(other.parameters) and alike
 
     def error(self, expected: Projections) -> float:
-        """How far they are from what is expected, as `gradient_error` says; those that are projected by their norm.
+        """Return the error against expected gradients, as `gradient_error`; projections by norm.
 
-        What either has left out is not compared.
+        A gradient that either has left out is not compared.
         """
         kept = sorted(self.kept.keys() & expected.kept.keys())
         projected = sorted(self.projected.keys() & expected.projected.keys())
@@ -98,7 +101,7 @@ class Projections:
 
 @dataclass(frozen=True)
 class _Use:
-    """A product or look-up with a parameter in it: at which input, and whether the parameter is turned before."""
+    """A product or look-up with a parameter: its input, and True if it is transposed before."""
 
     node: Any
     place: int
@@ -106,10 +109,10 @@ class _Use:
 
 
 def projections(total: torch.Tensor, parameters: Sequence[nn.Parameter], kept: int, most: int) -> Projections:
-    """The gradients of `parameters` of a sum, those that are small as they are: up to `kept` bytes of all.
+    """Return the gradients of a sum by `parameters`; small ones whole, up to `kept` bytes in all.
 
-    A gradient that has to be made whole and has more than `most` bytes is left out. Gradients that parameters hold,
-    and what is called after those are summed up, are left alone.
+    A gradient that has to be made whole and has more than `most` bytes is left out. The parameters'
+    `.grad` and hooks that run after accumulation are left alone.
     """
     found, uses = Projections(parameters), _uses(total, parameters)
     numbers = sorted(range(len(parameters)), key=lambda n: (_bytes(parameters[n]), n))
@@ -163,7 +166,7 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 
 def _uses(total: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[list[_Use]]:
-    """Where each parameter is used on the way to a sum."""
+    """Return each parameter's uses on the way to a sum."""
     above: dict[Any, list[tuple[Any, int]]] = {}
     leaves: dict[int, Any] = {}
     waiting: list[Any] = [total.grad_fn]
@@ -200,7 +203,7 @@ def _is_known(use: _Use) -> bool:
 
 
 def _sides(shape: Sequence[int], number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a gradient of this shape is multiplied with: from the left (rank, rows), from the right (columns, rank)."""
+    """Return a gradient's projections by its shape: left (rank, rows), right (columns, rank)."""
     (rows, columns), generator = shape, torch.Generator().manual_seed(number)
     left, right = normal_numbers((_RANK, rows), generator), normal_numbers((columns, _RANK), generator)
     return left.to(like.device, _wide(like)), right.to(like.device, _wide(like))
@@ -227,7 +230,7 @@ def _of_whole(gradient: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _of_factors(use: _Use, gradient: torch.Tensor, parameter: torch.Tensor, number: int) -> torch.Tensor:
-    """The projection of the gradient that a parameter gets from one use, by the gradient of what came of that use."""
+    """Return the projection of a parameter's gradient from one use, given the result's gradient."""
     node = use.node
     left, right = _sides(parameter.shape, number, parameter)
     gradient = gradient.to(left.dtype)

@@ -22,7 +22,7 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def left_as_found(model: PreTrainedModel) -> Iterator[None]:
-    """Run without noise, with gradients, in the model's own precision, and put all back as `without_noise` does."""
+    """Run without noise, with gradients, in the model's precision; restore as `without_noise`."""
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
     device = next(model.parameters()).device.type
     with (
@@ -37,7 +37,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
 
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """The rates of dropout and its like that are not zero: module, name of its attribute, value."""
+    """Return the nonzero rates of dropout and its like: module, name of its attribute, value."""
     words = ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha")
     attributes = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
     return [
@@ -50,9 +50,9 @@ def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextlib.contextmanager
 def without_noise(model: PreTrainedModel) -> Iterator[None]:
-    """Run without dropout or router noise, and put modes, rates, buffers, numbers, config and random state back.
+    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs.
 
-    Parameters too, where a module's code may write to them: of others no copy is made, for they are large.
+    Parameters too, if a module's code may write to them: others are not copied, for they are large.
     """
     modules = list(model.modules())
     modes = [(module, module.training) for module in modules]
@@ -105,7 +105,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
-    """Parameters of modules whose own code writes to weights as it runs (Gemma 3n, in training), and their parts'."""
+    """Return parameters of modules (and parts) that write to weights in training (Gemma 3n)."""
     writing = {kind for kind in {*map(source.class_of, modules)} if source.writes_to_weights(kind)}
     found = [module for module in modules if type(module) in writing]
     held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
@@ -121,13 +121,13 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
 
 
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
-    """Where a module keeps its forward hooks. transformers puts some on when hidden states are first asked for."""
+    """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
     names = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
     return [vars(module)[name] for name in (*names, "_forward_hooks_always_called")]
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
-    """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise.
+    """Restore numbers and tensors that a module keeps: states of its last batch, rates of noise.
 
     FSDP puts gathered parameters there, and takes them away itself.
     """

@@ -1,4 +1,4 @@
-"""Labels that the loss of a model takes, found by trying, and what the loss of several documents together must be."""
+"""Labels that a model's loss takes, found by trying, and the required loss of several documents."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from autopack.layout import IGNORED_LABEL
 
 LABELS = ("labels", "start_positions", "end_positions")
 Run = Callable[[dict[str, Any]], Any]
-"""Runs stock with arguments; raises whatever it raises."""
+"""A function that runs stock with arguments; raises whatever it raises."""
 
 
 @dataclass
 class Labels:
-    """Labels of each document by itself, (1, ...) by argument, and how many terms the loss of each is the mean of."""
+    """Labels of each document, (1, ...) by argument, and the terms in each one's mean loss."""
 
     alone: list[dict[str, torch.Tensor]]
     counts: list[int]
     per_token: bool
     ignore_first: bool = False
-    """Whether the first label of every document is to be ignored where it stands in a packed row."""
+    """True if the first label of every document is ignored in a packed row."""
     shifts: bool = False
-    """Whether the loss compares each label with what the token before it predicts."""
+    """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
-        """The labels of a packed call; where they are one per token, those of one document `only` if asked."""
+        """Return the labels of a packed call; per-token ones of one document `only` if asked."""
         sides = Sides.of(call)
         if not self.per_token:
             return {
@@ -43,10 +43,10 @@ class Labels:
         return self._of_tokens(sides, int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
-        """The labels of a padded batch of the documents; those of padding are ignored.
+        """Return the labels of a padded batch of the documents; labels of padding are ignored.
 
-        If only those that are `predicted` are asked for, those that a loss would compare with what padding predicts
-        are ignored too.
+        With `predicted`, labels that a loss would compare with a prediction at padding are ignored
+        too.
         """
         if not self.per_token:
             starts = torch.stack([columns[0] for _, columns in sides.columns])
@@ -57,7 +57,7 @@ class Labels:
         return self._of_tokens(sides, int(predicted and self.shifts))
 
     def _of_tokens(self, sides: Sides, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Labels where the tokens of documents, or of one, lie in a batch, but for the first `skipped` of each."""
+        """Return labels at documents' tokens in a batch, but for each one's first `skipped`."""
         (name,) = self.alone[0]
         example = self.alone[0][name]
         labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
@@ -69,7 +69,7 @@ class Labels:
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
-    """What the loss of several documents may be: the mean over all terms, or their sum where a loss sums them up."""
+    """Return the possible losses of several documents: the mean over all terms, or the sum."""
     terms = [(loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0]
     total = sum(count for _, count in terms)
     mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
@@ -77,7 +77,7 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative difference of two losses; 0 where both are no number, as those of documents without a term are."""
+    """Return the relative difference of two losses; 0 if neither is a number (no terms)."""
     one, other = float(found.detach()), float(expected.detach())
     if one == other or (one != one and other != other):
         return 0.0
@@ -92,10 +92,11 @@ def find_labels(
     ignore_boundaries: bool,
     call: Callable[..., Any] | None = None,
 ) -> tuple[Labels | None, str | None]:
-    """Labels that the loss of stock takes for documents alone, or why there are none (None for a model without a loss).
+    """Return labels that stock's loss takes for documents alone, or the reason why there are none.
 
-    `alone` is what the documents get alone; `ignore_boundaries` says that the caller masks the first labels of packed
-    documents, as collators do for stock. `call` calls the model, where calls of it are to be counted.
+    The reason is None for a model without a loss. `alone` holds the documents' results alone.
+    `ignore_boundaries` says that the caller masks the first labels of packed documents, as
+    collators do for stock. `call` calls the model, for callers that count calls.
     """
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
@@ -123,7 +124,7 @@ def find_labels(
 
 
 def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
-    """What stock says of a call with labels; None where it gives a loss."""
+    """Return stock's objection to a call with labels; None if it gives a loss."""
     before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
@@ -140,7 +141,7 @@ def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
 
 
 def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | None:
-    """Number of classes that are predicted for each token, or for each row."""
+    """Return the number of classes that are predicted for each token, or for each row."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     for name in named:
         parts = [fields[name] for fields in alone]

@@ -1,4 +1,4 @@
-"""Give a model other weights for a while: the same in double precision, or some that lie close by."""
+"""Give a model other weights for a while: its own in double precision, or some close by."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch import nn
 from autopack.inspection.randomness import afterwards, normal_numbers, put_into
 
 MOST_BYTES = 2**31
-"""Memory that other weights may take beside a model's own, where no budget says less."""
+"""Largest memory, in bytes, of other weights beside a model's own, if no budget says less."""
 _APART = 1e-3
-"""Relative distance of weights that lie close by: a thousand roundings of float32, so a choice that rounding
-turned is clear, and one document's influence on another stays what it was."""
+"""Relative distance of weights that lie close by.
+
+It is a thousand roundings of float32: a choice that rounding turned becomes clear, and one
+document's influence on another stays the same.
+"""
 
 
 def in_double(weight: torch.Tensor) -> torch.Tensor:
@@ -24,14 +27,14 @@ def in_double(weight: torch.Tensor) -> torch.Tensor:
 
 
 def close_by(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight of which each entry is moved by about a thousandth of its size."""
+    """Return a weight with each entry moved by about a thousandth of its size."""
     generator = torch.Generator().manual_seed(weight.numel())
     noise = normal_numbers(weight.shape, generator).to(weight)
     return weight.detach() * (1 + _APART * noise)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """The floating-point dtype that most of the parameters of a model have, by their elements."""
+    """Return the floating-point dtype of most of a model's parameters, by their elements."""
     sizes: Counter[torch.dtype] = Counter()
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -40,7 +43,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def can_have_others(model: nn.Module, most: int) -> bool:
-    """Whether all weights are plain ones of this process, and need at most so many bytes in double precision."""
+    """Return True if all weights are plain, of this process, and fit in double precision."""
     weights = list(model.parameters())
     plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
     wrapped = (cls.__module__ for module in model.modules() for cls in type(module).__mro__)
@@ -50,7 +53,7 @@ def can_have_others(model: nn.Module, most: int) -> bool:
 
 @contextlib.contextmanager
 def other_weights(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Run with other parameters and buffers in the places of the model's own, which are not touched and come back."""
+    """Run with other parameters and buffers in place of the model's own, which come back."""
     modules = list(model.modules())
     held = [(m, dict(m._parameters), dict(m._buffers)) for m in modules]
     found: dict[int, torch.Tensor] = {}

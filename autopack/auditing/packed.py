@@ -1,4 +1,4 @@
-"""Packed rows of a model in every way that people call it, against what stock gives each document alone."""
+"""Packed rows of a model in every form of call, compared with stock's documents alone."""
 
 from __future__ import annotations
 
@@ -21,49 +21,54 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.source import parameters_of
 
 INFLUENCE = {"default", "two rows", "one beginning"}
-"""Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone.
+"""Modes in which documents are replaced one at a time.
 
-Of several rows, one document of each is replaced."""
+In the others, every document is compared with itself alone. Of several rows, one document of each
+is replaced.
+"""
 WITHOUT_LABELS = {"default", "two rows"}
-"""Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
+"""Modes that also run without labels; in the others one call tells of results and loss."""
 GRADIENTS = {"default", "padding mask", "two rows"}
-"""Modes whose gradients are compared, where these are among those that were asked for: in train mode if it is run."""
+"""Modes whose gradients are compared, if they are asked for: in train mode if it is run."""
 _ITEMS = "num_items_in_batch"
 
 
 class PackedRuns:
-    """One model in one training mode. What stock gives is run once for all call modes that need it."""
+    """One model in one training mode. Stock runs once for all call modes that need it."""
 
     def __init__(self, runner: Runner, case: Case, others: Mapping[str, Case]):
-        """`others` are the documents of modes that have some of their own, by the names of these."""
+        """Take the model's `runner` and documents; `others` are modes' own documents, by mode."""
         self.runner, self.case, self.others = runner, case, others
         self.training = runner.model.training
         self.unknown: set[str] = set()
-        """Fields of which nobody can tell which part belongs to which document."""
+        """Fields whose parts cannot be assigned to documents."""
+        self.unattributed: set[str] = set()
+        """Those of them that calls return without being asked for more, by the names that the output has for them."""
         self.notes: dict[str, str] = {}
-        """What else was not measured, and why."""
+        """Other omissions from the measurements, with the reason."""
         self.asks_both: tuple[Labels, set[str]] | None = None
-        """Labels that documents alone are run with, and the fields for which they are run again without, if need be."""
+        """Labels for documents alone, and the fields that call for another run without."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
         self._gradients: dict[Any, Any] = {}
 
     def find_labels(self) -> tuple[Labels | None, str | None]:
-        """Labels that stock's loss takes, or why there are none; None for a model without a loss."""
+        """Return labels that stock's loss takes, or why there are none; None without a loss."""
         runner, alone = self.runner, self.alone()
         with runner.as_stock():
             return find_labels(runner.model, self.case, alone, runner.stock, runner.enabled is None, runner.run)
 
     def alone(self) -> list[Fields]:
-        """What stock gives every document by itself."""
+        """Return stock's results for every document by itself."""
         return [fields_of(output) for output in self._alone(self.case, MODES["default"](self.case))]
 
     def measure(
         self, name: str, labels: Labels | None, differentiate: bool, replace: bool, apart: bool = True
     ) -> ModeResult:
-        """Run one call mode; raises `NoReference` where it has documents begin where stock cannot run them.
+        """Run one call mode; raise `NoReference` if stock cannot run documents that begin there.
 
-        With `replace` documents are replaced one at a time, with `apart` labels are given in every way.
+        With `replace` documents are replaced one at a time, with `apart` labels are given in every
+        way.
         """
         case = self.others.get(name, self.case)
         call = MODES[name](case)
@@ -94,7 +99,7 @@ class PackedRuns:
             return ModeResult(name, self.training, failure=said)
 
     def _is_not_taken(self, said: str, case: Case, call: Call) -> bool:
-        """Whether a call has failed for an argument that stock does not take beside a document alone either."""
+        """Return True if a call failed for an argument that stock does not take alone either."""
         found = re.search(r"unexpected keyword argument '(\w+)'", said)
         given = {**call.arguments, **call.options}
         if found is None or found[1] not in given:
@@ -137,11 +142,14 @@ class PackedRuns:
             raise UnsupportedModel("no field of its output can be compared with what documents get alone")
         self.unknown |= set(unknown)
         if unknown and not call.options:
-            raise UnsupportedModel(
-                f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which document. "
-                f"Enable the model with leave_out={sorted(unknown)}, and packed calls do not return it, or run the "
-                f"documents one per row"
-            )
+            names = {re.split(r"[.\[]", field)[0] for field in unknown}
+            # What is proven now may leave them out later.
+            if "" in names or self.runner.enabled is None or not self.runner.enabled.is_settling:
+                raise UnsupportedModel(
+                    f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which "
+                    f"document. Run the documents one per row"
+                )
+            self.unattributed |= names
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
         influence = None
@@ -155,17 +163,20 @@ class PackedRuns:
 
     @staticmethod
     def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
-        """Whether an output with labels has the fields of one without, in their form: some models predict labelled
-        tokens alone, (labelled, classes), where there are labels (ModernBERT's `sparse_prediction`)."""
+        """Return True if an output with labels has the fields of one without, in their form.
+
+        Some models predict labelled tokens alone, (labelled, classes), if there are labels
+        (ModernBERT's `sparse_prediction`).
+        """
         if not outputs or not alone[0].keys() <= outputs.keys():
             return False
         return all(value.dim() == outputs[name].dim() for name, value in alone[0].items())
 
     def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None, apart: bool = False) -> list[Any]:
-        """The outputs of stock for each document of a call, in its default call, with their graph.
+        """Return stock's outputs for each document of a call, by default, with their graph.
 
-        With `apart` a document that stands in two rows has a graph for each: where upstream goes through float32,
-        gradients of two uses round otherwise than the sum of each.
+        With `apart` a document that stands in two rows has a graph for each: where upstream goes
+        through float32, gradients of two uses round otherwise than the sum of each.
         """
         kept, number_of = options or {}, len(call.first) if apart else len(case.documents)
         keys = [(id(case), number % number_of, first, bool(kept)) for number, first in enumerate(call.first)]
@@ -177,18 +188,18 @@ class PackedRuns:
         return [self._outputs[key] for key in keys]
 
     def _held(self, output: Any) -> Any:
-        """What is kept of an output: within a budget, no graph where no gradients are asked for."""
+        """Return the part of an output to keep: within a budget, no graph unless for gradients."""
         if self.runner.meter is None or self.training:
             return output
         return {name: value.detach() for name, value in fields_of(output).items()}
 
     def forget(self) -> None:
-        """Drop what stock has given for documents alone, and the graphs of it."""
+        """Drop stock's results for documents alone, and their graphs."""
         self._outputs.clear()
         self._gradients.clear()
 
     def _alone_with_labels(self, call: Call, number: int) -> Any:
-        """The output for a document with its labels, where one call is to tell of both and does; its loss is kept."""
+        """Return a document's output with labels, if that one call does for both; keep its loss."""
         if self.asks_both is None:
             return None
         labels, wanted = self.asks_both
@@ -200,7 +211,7 @@ class PackedRuns:
         return output
 
     def _labelled(self, call: Call, labels: Labels, number: int) -> dict[str, Any]:
-        """All arguments of a call with one document of another one, and its labels."""
+        """Return all arguments of a call with one document of another call, and its labels."""
         of_one = labels.alone[number % len(labels.alone)]
         return {**self.case.alone(call, number), **of_one, **self.case.without_router}
 
@@ -214,11 +225,12 @@ class PackedRuns:
         scales: dict[str, float],
         labels: Labels | None,
     ) -> tuple[np.ndarray, float, str | None]:
-        """influence[i, j]: change of document i's results when document j is replaced, relative.
+        """Return `influence[i, j]`: the relative change of document i when j is replaced.
 
-        NaN on the diagonal, and where a document is not replaced. With labels of one per token, those of the document
-        behind j are given meanwhile, and no others: whatever a loss makes of several, it must be the loss of that
-        document alone. The largest relative difference from it comes second, and why such labels are refused third.
+        NaN on the diagonal, and where a document is not replaced. With labels of one per token,
+        only the document behind j has labels meanwhile: however a loss combines several, it must be
+        the loss of that document alone. The largest relative difference from it comes second, and
+        the reason why such labels are refused third.
         """
         matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
         rows = call.shape[0]
@@ -266,8 +278,9 @@ class PackedRuns:
     def _with_labels(
         self, name: str, call: Call, labels: Labels, apart: bool
     ) -> tuple[Fields, float | None, str | None]:
-        """What the call with labels returns, the relative difference of its loss from that of the documents alone, and
-        why there is none where it is refused.
+        """Return the output with labels, its loss's relative error, and why it is refused.
+
+        The error is the difference from the loss of the documents alone.
         """
         counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
         if not any(count > 0 for count in counts):
@@ -291,7 +304,10 @@ class PackedRuns:
 
     @torch.no_grad()
     def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float | None:
-        """The same for an encoder-decoder that makes the decoder's tokens of the labels; None where stock does not."""
+        """Return that error for an encoder-decoder that makes its decoder's tokens of labels.
+
+        None if stock does not.
+        """
 
         def without(arguments: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
@@ -314,9 +330,9 @@ class PackedRuns:
     def _error_of_items(
         self, call: Call, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
     ) -> float:
-        """The same where the call says by what a sum of losses is to be divided, as trainers do; 0 where none can.
+        """Return that error for calls that divide summed losses, as trainers do; 0 if none can.
 
-        Whether the loss takes notice of that, stock tells by a document alone.
+        A run of stock on a document alone tells if the loss heeds it.
         """
         named = parameters_of(type(self.runner.model))
         if not named.takes_others and _ITEMS not in named.names:

@@ -1,4 +1,4 @@
-"""Padded batches of an enabled model against stock on the very same batches: every field, the losses, all gradients."""
+"""Padded batches of an enabled model against stock's: all fields, losses and gradients."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
 @dataclass
 class _Answer:
-    """What a padded batch gave: fields, those of each document, and the loss, with their graph."""
+    """A padded batch's results: all fields, each document's, and the loss, with their graph."""
 
     fields: Fields
     documents: list[Fields]
     loss: torch.Tensor | None
     gradients: Projections | None = None
-    """Those of the total, where they have been made."""
+    """Gradients of the total, once they have been made."""
 
     def total(self, scales: dict[str, float]) -> torch.Tensor | None:
-        """What is differentiated: the loss, or a weighted sum of all results where there is none."""
+        """Return the loss to differentiate, or else a weighted sum of all results."""
         return weighted_sum(self.documents, scales) if self.loss is None else self.loss
 
     def drop_graph(self) -> None:
@@ -60,7 +60,7 @@ class PaddedRuns:
         self.notes: dict[str, str] = {}
 
     def measure(self, name: str, differentiate: bool) -> ModeResult:
-        """Run one kind of padded batch as the model stands and as stock; `NoReference` where stock cannot run it."""
+        """Run one kind of padded batch, also as stock; raise `NoReference` if stock cannot."""
         form, training = PADDED_MODES[name], self.runner.model.training
         arguments, sides = self._given(form)
         expected = self._reference(arguments, sides, differentiate)
@@ -91,7 +91,7 @@ class PaddedRuns:
         return result
 
     def _reference(self, arguments: dict[str, Any], sides: Sides, differentiate: bool) -> _Answer:
-        """What stock gives. Raises `NoReference` where it cannot run that, or gives no numbers."""
+        """Return stock's results, or raise `NoReference` if it raises or gives no numbers."""
         try:
             found = self._answer(self.runner.stock(arguments), sides)
         except Exception as error:
@@ -103,7 +103,7 @@ class PaddedRuns:
         return found
 
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
-        """The arguments of a form of padded batch, and where the documents lie in it."""
+        """Return the arguments of a form of padded batch, and the places of its documents."""
         arguments: dict[str, Any] = {**self.case.padded(form.get("side", "right"), filler)}
         sides = Sides.of_padded(arguments)
         arguments |= self.case.without_router | {name: form[name] for name in form if name == "use_cache"}
@@ -141,7 +141,7 @@ class PaddedRuns:
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
     def _gradients_of_stock(self, expected: _Answer) -> Projections | None:
-        """None where stock has none: some write to what their own backward needs (Splinter)."""
+        """Return stock's gradients; None if its backward fails after its own writes (Splinter)."""
         if expected.gradients is None and self.runner.parameters():
             total = expected.total(scales_of(expected.documents))
             if total is not None and total.requires_grad and bool(total.isfinite()):
@@ -151,7 +151,7 @@ class PaddedRuns:
 
     @torch.no_grad()
     def _stock_reads_padding(self, form: dict[str, Any], expected: _Answer, alone: _Answer) -> bool:
-        """Whether stock's own results change with what stands in padding, or with padding behind a document at all."""
+        """Return True if stock's results change with tokens in padding, or padding behind."""
         filler = self.case.filler if self.case.other_filler is None else self.case.other_filler
         for before, other_form, other_filler in ((expected, form, filler), (alone, {**form, "side": "right"}, None)):
             arguments, sides = self._given(other_form, other_filler)
@@ -168,7 +168,7 @@ class PaddedRuns:
         return False
 
     def _alone(self, arguments: dict[str, Any], sides: Sides, with_loss: bool) -> _Answer | None:
-        """What the documents get by themselves, in the form of the answer of a padded batch."""
+        """Return the documents' results alone, in the form of a padded batch's answer."""
         loss = None
         if self.labels is None or not with_loss:
             by_itself = self.alone()
@@ -198,12 +198,12 @@ class PaddedRuns:
 
 
 def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without the decoder's tokens where another call leaves them to be made of its labels."""
+    """Return arguments without decoder tokens if another call has them made of its labels."""
     return {name: value for name, value in arguments.items() if name not in _OF_DECODER or name in like}
 
 
 def _documents(fields: Fields, sides: Sides) -> list[Fields]:
-    """What of each field belongs to each document; padding is left out, and the rest goes to the first document."""
+    """Return each document's part of fields, without padding; the first gets all the rest."""
     documents: list[Fields] = [{} for _ in sides.columns]
     for name, value in fields.items():
         if value.dim() == 0:
@@ -231,10 +231,10 @@ _WANTED = {"output_router_logits": True}
 
 @torch.no_grad()
 def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool) -> ModeResult:
-    """Every number that a model gives beside its results, packed with padding and without, and padded where it `pads`.
+    """Compare all numbers beside results: packed with and without padding, and padded.
 
-    A router is balanced over all tokens of a batch, so documents alone say nothing of it. Raises `NoReference` where
-    stock counts padding in it.
+    Padded batches are compared if it `pads`. A router is balanced over all tokens of a batch, so
+    documents alone say nothing of it. Raises `NoReference` if stock counts padding in it.
     """
     training = runner.model.training
     if labels is None:
@@ -269,7 +269,7 @@ def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, 
 
 
 def _numbers(output: Any) -> dict[str, torch.Tensor]:
-    """The loss of an output, and all other single numbers in it."""
+    """Return the loss of an output, and all other single numbers in it."""
     pairs = output.items() if isinstance(output, dict) else enumerate(output) if isinstance(output, tuple) else ()
     found = {
         str(name): value

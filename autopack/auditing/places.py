@@ -1,5 +1,8 @@
-"""Where in the source of a model something is: the first module that gives a document something else in a packed row
-than alone, or the line that raised."""
+"""The place in a model's source where results differ or an error arose.
+
+It is the first module that gives a document something else in a packed row than alone, or the line
+that raised.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ _LIBRARY = "transformers."
 
 
 def first_difference(runner: Runner, case: Case, call: Call, bound: float) -> str | None:
-    """The first module, in the order in which they end, of which a document gets more than `bound` else than alone.
+    """Return the first module that changes a document's results by more than `bound`.
 
-    Where it is given something else already, that is the module around it. In words, with the place of its forward;
-    None where no module can be compared.
+    Modules come in the order in which they end. If the module's inputs differ already, the module
+    around it counts. In words, with the place of its forward; None if no module can be compared.
     """
     with torch.no_grad():
         packed = _Heard(runner.model, lambda: runner.model(**case.given(call)))
@@ -57,13 +60,13 @@ def first_difference(runner: Runner, case: Case, call: Call, bound: float) -> st
 
 
 def place_of(module: nn.Module) -> str | None:
-    """Where the forward of a module stands, as the name of a Python module and a line; None where it has no source."""
+    """Return a module's forward's place as a Python module and line; None without source."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return None if code is None else f"{type(module).forward.__module__}, line {code.co_firstlineno}"
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The innermost line of transformers that an error came by, as the name of a Python module and its number."""
+    """Return transformers' innermost line in a traceback, as Python module and line number."""
     found, step = None, error.__traceback__
     while isinstance(step, TracebackType):
         name = step.tb_frame.f_globals.get("__name__", "")
@@ -74,10 +77,10 @@ def raised_at(error: BaseException) -> str | None:
 
 
 class _Heard:
-    """What the modules of a model are given and give in a run, by their names and numbers of calls.
+    """The inputs and outputs of a model's modules in a run, by their names and numbers of calls.
 
-    `given_back` is in the order in which they end. The hooks are those of the process: a hook on a module of an enabled
-    model would be looked at as somebody else's.
+    `given_back` is in the order in which they end. The hooks are global ones of the process: a hook
+    on a module of an enabled model would be treated as third-party.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[], Any]):

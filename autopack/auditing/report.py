@@ -1,4 +1,4 @@
-"""What the auditor found, as text, HTML and picture."""
+"""The auditor's report, as text, HTML and picture."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ from typing import Any
 import numpy as np
 
 from autopack.pages import parts
-from autopack.pages.figure import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, NO_FIGURES, PACKED, PADDED, drawn
+from autopack.pages.figure import Errors, Influence, figures, on_axes, picture
 
 __all__ = ["LeakReport"]
 
 _PADDED_GRADIENT_TOLERANCE = 1e-3
-"""Gradients of padded batches are not held to less: softmax and norms round otherwise beside padding, in float32. Nor
-are those of documents that begin alike, of which a token that is computed once gets the sum before it is rounded."""
+"""Least tolerance of gradients of padded batches and of documents that begin alike.
+
+Softmax and norms round otherwise beside padding, in float32. A token that is computed once for
+documents that begin alike gets the sum of gradients before it is rounded.
+"""
 ALIKE = "one beginning"
-"""The mode with such documents."""
+"""The mode with documents that begin alike."""
 ROUTER = "router loss"
-"""The mode in which routers are asked for theirs: a call that autopack refuses for it says nothing of labels alone."""
+"""The mode that asks for routers' losses: its refusal says nothing of labels alone."""
+KINDS = ("vs alone, or stock", "influence", "gradients", "loss")
+"""What is measured, in the order of the columns of the table."""
 _SIDES = "<<>>>><"
-"""The sides that the columns of the table keep to: < for texts, > for numbers."""
+"""Alignment of the table's columns: < for texts, > for numbers."""
 
 
 @dataclass(frozen=True)
 class ModeResult:
-    """Measurements of one call mode, in train or eval; errors are relative, None stands for not measured.
+    """Measurements of one call mode, in train or eval; errors are relative, None stands for not
+    measured.
 
-    `error` is the largest difference of a result packed and alone, relative to the standard deviation of its field
-    alone, and `field` the name of that field; `influence` (documents, documents) the same for document i when document
-    j is replaced; `gradient` the largest difference of a parameter's gradient relative to that parameter's largest;
-    `loss` the relative difference of the loss. Of padded batches (`kind`), they are differences from stock on the same
-    batch, and `unpadded` says whether the batch ran without its padding. `failure` holds the message where the call
-    raised, `loss_refused` where it raised with labels (its loss is infinite unless the error is one of autopack).
+    `error` is the largest difference of a result packed and alone, relative to the standard
+    deviation of its field alone, and `field` the name of that field. `influence` (documents,
+    documents) is the same for document i when document j is replaced. `gradient` is the largest
+    difference of a parameter's gradient relative to that parameter's largest. `loss` is the
+    relative difference of the loss. Of padded batches (`kind`), they are differences from stock on
+    the same batch, and `unpadded` is True if the batch ran without its padding. `failure` holds the
+    message if the call raised, `loss_refused` if it raised with labels (its loss is infinite unless
+    the error is one of autopack).
     """
 
     mode: str
@@ -51,27 +59,28 @@ class ModeResult:
 
     @property
     def name(self) -> str:
-        """Mode and train or eval."""
+        """The mode, and train or eval."""
         return f"{self.mode}, {'train' if self.training else 'eval'}"
 
     @property
     def worst_influence(self) -> float:
-        """Largest influence of one document on another."""
+        """The largest influence of one document on another."""
         return math.nan if self.influence is None else _largest(self.influence)
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """An error of each kind, as `MARKS` names them."""
+        """An error of each kind, as `KINDS` names them."""
         return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
     def says_as_much_as(self, other: ModeResult) -> bool:
-        """Whether all that was compared in another measurement was compared here, where padding ran the same way."""
+        """Return True if all comparisons of another result were made, with padding run alike."""
         compared = zip(self.errors, other.errors, strict=True)
         return self.unpadded == other.unpadded and all(b is None or a is not None for a, b in compared)
 
     @property
     def worst(self) -> float:
-        """Largest of the forward errors: packed against alone, and influence; infinite where one is no number."""
+        """The largest of the forward errors: packed against alone, and influence; infinite if one
+        is no number."""
         measured = [] if self.error is None else [self.error]
         if self.influence is not None:
             measured.append(self.worst_influence)
@@ -82,7 +91,7 @@ class ModeResult:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """The result of an audit. `exact` says whether all is within rounding; printing it shows the table."""
+    """The result of an audit; `exact` is True if all is within rounding; print it for a table."""
 
     model: str
     implementation: str
@@ -96,17 +105,19 @@ class LeakReport:
     left_out: dict[str, str] = dataclass_field(default_factory=dict)
     """Call modes that have no reference, with the reason, such as documents that stock cannot run so."""
     notes: dict[str, str] = dataclass_field(default_factory=dict)
-    """What else was not measured, with the reason."""
+    """Other omissions from the measurements, with the reason."""
+    unattributed: set[str] = dataclass_field(default_factory=set)
+    """Fields of the output of which nobody can tell what belongs to which document, where a model is proven."""
     padded_tolerance: float = 0.0
-    """What `tolerance` is for padded batches, where that is more; gradients may be off by ten times as much."""
+    """`tolerance` of padded batches, if it is larger; gradients may be off by ten times as much."""
 
     @property
     def exact(self) -> bool:
-        """Whether all that was measured is what stock gives, within the rounding of the dtype."""
+        """True if all measurements agree with stock, within the rounding of the dtype."""
         return bool(self.results) and all(self.is_exact(result) for result in self.results)
 
     def is_exact(self, result: ModeResult) -> bool:
-        """Whether one call mode is within rounding, forward and backward."""
+        """Return True if one call mode is within rounding, forward and backward."""
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
@@ -114,7 +125,7 @@ class LeakReport:
         return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
 
     def _tolerances(self, result: ModeResult) -> tuple[float, float]:
-        """The largest forward error of a call mode that is rounding, and the largest error of its gradients."""
+        """Return a mode's largest errors that count as rounding: forward, and of gradients."""
         tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
         if result.kind == "padded":
             tolerance = max(tolerance, self.padded_tolerance)
@@ -124,7 +135,7 @@ class LeakReport:
 
     @property
     def packed(self) -> str | None:
-        """Why packed calls without labels are not exact, in words; None where they are."""
+        """The reason, in words, why packed calls without labels are not exact; None if they are."""
         worst = self._worst_packed
         if worst is None:
             return None
@@ -134,13 +145,14 @@ class LeakReport:
 
     @property
     def _worst_packed(self) -> ModeResult | None:
-        """The worst of the packed calls that are not exact, whatever their loss is; None where all are."""
+        """The worst of the inexact packed calls, whatever their loss is; None if all are exact."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
         return max(wrong, key=lambda r: r.worst) if wrong else None
 
     @property
     def labels(self) -> str | None:
-        """Why packed calls with labels are not known to be exact, in words; None where they are, or have no loss."""
+        """The reason, in words, why packed calls with labels are not known to be exact; None if
+        they are, or have no loss."""
         wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
         raised = next((r for r in wrong if r.loss_refused is not None), None)
         if wrong and raised is None:
@@ -155,13 +167,14 @@ class LeakReport:
 
     @property
     def padded(self) -> str | None:
-        """Why padded batches are not what they are in stock, in words; None where they are, or were not run."""
+        """The reason, in words, why padded batches differ from stock's; None if they do not, or
+        were not run."""
         wrong = [r for r in self._of("padded") if not self.is_exact(r)]
         return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
 
     @property
     def runs_without_padding(self) -> bool:
-        """Whether padded batches ran without their padding, and all of them gave what they give in stock."""
+        """True if padded batches ran without their padding, all with stock's results."""
         return self.padded is None and any(result.unpadded for result in self._of("padded"))
 
     def _of(self, kind: str) -> list[ModeResult]:
@@ -169,17 +182,19 @@ class LeakReport:
 
     @property
     def worst(self) -> float:
-        """Largest relative forward error over all call modes with packed rows, if any; infinite where a call raised."""
+        """The largest relative forward error over all call modes with packed rows, if any; infinite
+        if a call raised."""
         return max(result.worst for result in self._of("packed") or self.results)
 
     @property
     def worst_gradient(self) -> float:
-        """Largest relative gradient error over all call modes; 0 where gradients were not measured."""
+        """The largest relative gradient error over all call modes; 0 if gradients were not
+        measured."""
         return max((r.gradient for r in self.results if r.gradient is not None), default=0.0)
 
     @property
     def worst_result(self) -> ModeResult:
-        """The call mode that is worst."""
+        """The worst call mode."""
         return max(self.results, key=lambda r: (not self.is_exact(r), r.worst))
 
     @property
@@ -201,7 +216,8 @@ class LeakReport:
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on document i (documents, documents) in the worst call mode that measured all."""
+        """Influence of document j on document i (documents, documents) in the worst call mode that
+        measured all."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
         return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[1]
@@ -240,7 +256,7 @@ class LeakReport:
         return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *self._scale(), *self._not_measured()])
 
     def _scale(self) -> tuple[str, str]:
-        """What errors are relative to, and how large they may be, in two lines."""
+        """Return the unit of errors, and the limits of rounding, in two lines."""
         documents = ", ".join(map(str, self.lengths))
         return (
             f"Documents of {documents} tokens. "
@@ -252,26 +268,34 @@ class LeakReport:
     __repr__ = __str__
 
     def to_html(self) -> str:
-        """Table, influence matrix and errors as an HTML fragment without scripts or outside references.
+        """Return the table, influence and errors as HTML without scripts or outside references.
 
         The errors are drawn where matplotlib is installed.
         """
         head, *rows = self._table()
         numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
-        errors = drawn(lambda axes: draw_errors(axes, self), (5.2, 0.9 + 0.22 * len(self.results)))
         shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
-        if errors is not None:
-            shown.append(("Errors; rounding ends at the red line, of gradients and losses at the grey one", errors))
         return parts.joined(
             parts.lines([self._headline()], strong=True),
             parts.table(head, rows, _SIDES),
             parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            parts.figures(shown),
-            parts.lines([NO_FIGURES] if errors is None else []),
+            figures([self._errors()], shown),
+        )
+
+    def _errors(self) -> Errors:
+        """All errors, and beside each where rounding ends."""
+        ran = [mode.errors if mode.failure is None else (None,) * len(KINDS) for mode in self.results]
+        return Errors(
+            "Errors; rounding ends at the red line, of gradients and losses at the grey one",
+            [mode.name for mode in self.results],
+            {name: [errors[number] for errors in ran] for number, name in enumerate(KINDS)},
+            # Of the loss, which is that of gradients or near it, and over it of results.
+            [(self._tolerances(mode)[0], self.loss_tolerance) for mode in self.results],
+            [mode.failure is not None for mode in self.results],
         )
 
     def _cell(self, influence: float) -> tuple[str, float]:
-        """An influence as text, and how dark it is: from the tolerance to 1, by orders of magnitude."""
+        """Return an influence as text, and its darkness, by magnitude from tolerance to 1."""
         if math.isnan(influence):
             return "", 0.0
         if influence <= self.tolerance:
@@ -286,80 +310,22 @@ class LeakReport:
 
         Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
         """
-        try:
-            from matplotlib.colors import LogNorm
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('LeakReport.plot needs matplotlib: pip install "autopack[plot]"') from error
-        if ax is None:
-            ax = Figure(figsize=(5.6, 4.6), layout="constrained").subplots()
-        matrix = np.clip(self.influence, 1e-8, 10.0)
-        image = ax.imshow(matrix, norm=LogNorm(1e-8, 10.0), cmap="magma_r")
-        ax.set_facecolor("#dddddd")
-        numbers = np.arange(1, len(matrix) + 1)
-        ax.set_xticks(numbers - 1, numbers)
-        ax.set_yticks(numbers - 1, numbers)
-        ax.set(xlabel="document that was changed", ylabel="document that was watched")
-        largest = _number(_largest(self.influence))
-        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: largest influence {largest}")
-        for (i, j), value in np.ndenumerate(self.influence):
-            if not np.isnan(value):
-                colour = "white" if value > 1e-3 else "black"
-                ax.text(j, i, _number(value, digits=0), ha="center", va="center", color=colour, fontsize=8)
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.85)
-        bar.set_label("change of logits / their standard deviation")
-        bar.ax.axhline(self.tolerance, color="black", linewidth=1)
-        return ax.figure
+        state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
+        chart = Influence(
+            f"{self.model}\n{state}: largest influence {largest}",
+            self.influence,
+            self.tolerance,
+            ("document that was changed", "document that was watched"),
+            "change of logits / their standard deviation",
+        )
+        return picture([chart]) if ax is None else on_axes(chart, ax)
 
 
 def _largest(influence: np.ndarray) -> float:
     return math.nan if np.isnan(influence).all() else float(np.nanmax(influence))
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def _number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
-    return "0" if value == 0 else f"{value:.{digits}e}"
-
-
-LEAST, MOST = 1e-9, 10.0
-"""Errors below and above these are drawn at the edge; 0 is below."""
-MARKS = {"vs alone, or stock": ("o", PACKED), "influence": ("D", LEAKS), "gradients": ("^", GROUPED),
-         "loss": ("s", PADDED)}  # fmt: skip
-"""What is measured, its marker and its colour; the order is that of the columns of the table."""
-
-
-def draw_errors(axes: Any, report: LeakReport) -> None:
-    """A line of markers for each mode, and beside each kind of error where rounding ends."""
-    modes = report.results
-    rows = range(len(modes))
-    axes.hlines(rows, LEAST, MOST, color=LINE, linewidth=1, zorder=0)
-    for row, mode in enumerate(modes):
-        # Of the loss, which is that of gradients or near it, and over it of results.
-        for limit, color in ((report.loss_tolerance, FAINT), (report._tolerances(mode)[0], LIMIT)):
-            axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=1)
-    for number, (name, (marker, color)) in enumerate(MARKS.items()):
-        errors = [mode.errors[number] if mode.failure is None else None for mode in modes]
-        measured = [row for row, error in enumerate(errors) if error is not None]
-        found = [_drawn(errors[row]) for row in measured]
-        shown = {"color": color, "edgecolor": INK, "linewidth": 0.5, "zorder": 2 + number, "clip_on": False}
-        axes.scatter(found, measured, 26, marker=marker, label=name, **shown)
-    for row, mode in enumerate(modes):
-        if mode.failure is not None:
-            axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
-    axes.set_yticks(rows, [mode.name for mode in modes])
-    ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
-    axes.minorticks_off()
-    axes.set(xlim=(LEAST, MOST), ylim=(max(len(modes), 1) - 0.5, -0.5))
-    axes.tick_params(axis="y", length=0, pad=8)
-    axes.spines["left"].set_visible(False)
-    axes.figure.legend(loc="outside upper right", ncols=len(MARKS), handletextpad=0.1, columnspacing=0.9, fontsize=9)
-
-
-def _drawn(error: float | None) -> float:
-    """Where an error is drawn; one that is no number is as bad as any."""
-    if error is None or math.isnan(error):
-        return MOST
-    return min(max(error, LEAST), MOST)
+    return "0" if value == 0 else f"{value:.1e}"

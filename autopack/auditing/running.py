@@ -1,4 +1,4 @@
-"""Run a model for the auditor: as it stands, as stock has it, and with all that it draws by chance the same."""
+"""Run a model for the auditor: as it stands, as stock, and with fixed random draws."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from autopack.runtime.scope import enabled_in
 
 
 class Runner:
-    """One model, and what autopack has made of it if it has."""
+    """One model, and its enabled form if autopack has enabled it."""
 
     def __init__(self, model: PreTrainedModel, meter: Meter | None = None):
         self.model, self.meter = model, meter
         self.enabled: EnabledModel | None = enabled_in(model)
         self.sharded = meter is not None and any(map(_is_sharded, model.modules()))
-        """Whether parameters, or modules around them, are not plain: other code makes and shares out gradients."""
+        """True if parameters, or wrappers, are not plain: other code distributes gradients."""
         self.left_out: set[int] = set()
         """The numbers of the parameters whose gradients need more memory than the budget has."""
         self._rotaries = row_dependent_rotaries(model)
 
     def as_stock(self) -> contextlib.AbstractContextManager[None]:
-        """What runs inside runs as it would without autopack. To be entered where it is made: it belongs to a frame."""
+        """Return a context that runs the model as stock. Enter it in the frame that makes it."""
         return contextlib.nullcontext() if self.enabled is None else scope.stock(self.enabled)
 
     def run(self, **arguments: Any) -> Any:
-        """What the model gives for a call as it stands, or as stock inside `as_stock`. Raises `OverBudget`."""
+        """Return the model's output of a call as it stands, or as stock inside `as_stock`. Raises
+        `OverBudget`."""
         if self.meter is not None:
             self.meter.count()
         return self.model(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """What stock gives for a call, whatever ran before it."""
+        """Return stock's output of a call, whatever ran before it."""
         with self.as_stock():
             forget_lengths(self._rotaries)
             return self.run(**arguments)
 
     def gradients(self, total: torch.Tensor) -> Projections:
-        """The gradients of a sum in all parameters that are trained: as they are, or within a budget projected."""
+        """Return the gradients of a sum by all trained parameters: whole, or projected."""
         meter, parameters = self.meter, self.parameters()
         if meter is None or self.sharded:
             return Projections(parameters, dict(enumerate(gradients(total, parameters))))
@@ -58,7 +59,7 @@ class Runner:
         return found
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that are trained."""
+        """Return the trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
 
 
@@ -69,7 +70,7 @@ def _is_sharded(module: torch.nn.Module) -> bool:
 
 
 def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
-    """Have rotary modules whose frequencies depend on the longest position forget that of earlier calls."""
+    """Make rotary modules forget earlier calls' longest position, which sets frequencies."""
     for rotary in rotaries:
         one = torch.zeros(1, 1, dtype=torch.long, device=next(rotary.buffers()).device)
         kinds = rotary.__dict__.get("rope_type")
@@ -78,7 +79,7 @@ def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
-    """A sum over all results that can be differentiated, with the same random weights for the same documents."""
+    """Return a differentiable sum over all results, with fixed random weights per document."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:
@@ -93,4 +94,4 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
 
 
 DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
-"""The share of draws below the one that is drawn, by the words for it."""
+"""The share of draws below the fixed draw, by its description."""

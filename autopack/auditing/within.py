@@ -1,4 +1,4 @@
-"""An audit of a model of any size within a budget: what matters most first, then as much as the budget allows."""
+"""An audit of a model of any size within a budget: the most important first, then all it allows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from autopack.auditing.padded import ROUTER
 from autopack.auditing.report import LeakReport, ModeResult
 
 ESSENTIAL = (("default", False), ("default", True), ("right-padded", True))
-"""Mode, and whether in training: packed rows against documents alone in both, with labels and one document replaced in
-evaluation and gradients in training, and one padded batch with its gradients. Without these nothing is said."""
+"""The essential runs, as mode and True for training; without them nothing is said.
+
+They are packed rows against documents alone in both, with labels and one document replaced in
+evaluation and gradients in training, and one padded batch with its gradients.
+"""
 FURTHER = (
     "two rows",
     "thresholds",
@@ -35,14 +38,14 @@ FURTHER = (
     "right-padded, use_cache=False",
     "every output",
 )
-"""What is run beyond these, in evaluation, in this order."""
+"""Modes beyond these, run in evaluation, in this order."""
 _IN_TRAINING = 7
-"""Forwards of what is essential in training."""
+"""Forwards of the essential runs in training."""
 
 
 @dataclass
 class Found:
-    """What an audit within a budget has found: the report, and what is not in it, with the reason."""
+    """The result of an audit within a budget: the report, and its omissions with the reason."""
 
     report: LeakReport
     left_out: dict[str, str] = field(default_factory=dict)
@@ -50,10 +53,11 @@ class Found:
 
 
 def audit_within(model: PreTrainedModel, budget: Budget, lengths: tuple[int, ...]) -> Found:
-    """Audit a model as `audit` does, within a budget. Raises `OverBudget` where not even what is essential was done.
+    """Audit a model as `audit` does, within a budget; raise `OverBudget` if essentials are missing.
 
-    Gradients are compared by projections, one parameter at a time, so that they need no memory of the size of weights;
-    those of parameters that are shared out over processes are held, as `audit` does.
+    Gradients are compared by projections, one parameter at a time, so that they need no memory of
+    the size of weights; gradients of parameters that are distributed over processes are held, as
+    `audit` does.
     """
     check_can_be_audited(model)
     meter = Meter(budget, model)
@@ -64,17 +68,17 @@ def audit_within(model: PreTrainedModel, budget: Budget, lengths: tuple[int, ...
 
 
 class _Short(Audit):
-    """An audit in the order of what matters, until its meter says that no more is to be begun."""
+    """An audit in the order of importance, until its meter ends it."""
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], meter: Meter):
         super().__init__(model, lengths, meter=meter)
         self.meter = meter
         self._not_run: dict[str, str] = {}
         self._wrong = False
-        """Whether something essential was found not exact."""
+        """True if an essential run was not exact."""
 
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
-        """Labels as `Audit` finds them; none where that would leave too little for what is essential."""
+        """Return labels as `Audit` finds them; None if that leaves too little for essentials."""
         self.meter.halve()
         try:
             return super().labels(training)
@@ -148,7 +152,7 @@ class _Short(Audit):
             return 0.0
 
     def not_done(self) -> dict[str, str]:
-        """What was not measured for the budget, with the reason."""
+        """Return the runs that the budget left out, with the reason."""
         left = dict(self._not_run)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         numbered = self.runner.parameters()
@@ -160,7 +164,7 @@ class _Short(Audit):
 
 
 def words_of(left_out: dict[str, str]) -> str:
-    """What was left out, in a clause; what has one reason together."""
+    """Return the omissions, in a clause, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)

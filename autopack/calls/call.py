@@ -1,4 +1,4 @@
-"""One call at one entry: its arguments by name, what they declare of documents and padding, and who calls."""
+"""One call at one entry: its arguments by name, its declarations, and its caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 
 DROPPED = ("attention_mask", "cache_position", *CACHES)
-"""Arguments that a packed row has no use for: the model gets None."""
+"""Arguments that the model gets as None for a packed row."""
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
@@ -40,7 +40,7 @@ _SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", 
 
 
 class Call:
-    """A call that has arrived at an entry, before anything is decided about it."""
+    """A call that has arrived at an entry, before any decision about it."""
 
     def __init__(
         self,
@@ -57,50 +57,50 @@ class Call:
         self.unnamed = max(0, len(args) - len(entry.names))
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
-        """The activation of an entry further out that has left this call to decide, if there is one."""
+        """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
         self.prefixes: Prefixes | None = None
-        """What the rows of the batch begin with in common, where that is to run once; found out with `declared`."""
+        """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
         self.found: Found | None = None
-        """What the model held when the call began, where the call will be checked by itself."""
+        """The model's state at the beginning of a call that will be checked by itself."""
 
     @property
     def name(self) -> str:
-        """Name of the class that is called."""
+        """The name of the called class."""
         return type(self.module).__name__
 
     @property
     def config(self) -> Any:
-        """The configuration of what is called."""
+        """The configuration of the called module."""
         return self.entry.config
 
     @property
     def documents(self) -> HeadDocuments | None:
-        """The documents of packed rows that an entry further out has made the rows of this batch, if it has."""
+        """The packed documents that an outer entry has made this batch's rows, if any."""
         return None if self.outer is None else self.outer.plan.documents
 
     @cached_property
     def inputs(self) -> torch.Tensor | None:
-        """The tokens or embeddings (rows, columns, ...); None where there are none of that form."""
+        """The tokens or embeddings (rows, columns, ...); None if the call has none of that form."""
         found = (self.arguments.get(name) for name in ("input_ids", "inputs_embeds"))
         return next((value for value in found if isinstance(value, torch.Tensor) and value.dim() >= 2), None)
 
     @property
     def brings_choices(self) -> bool:
-        """Whether its tokens or embeddings are choices of questions, (questions, choices, columns, ...)."""
+        """True if it brings choices of questions: (questions, choices, columns, ...)."""
         head, given = self.entry.head, self.arguments
         if head is None or not head.of_choices:
             return False
         return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Arguments of choices with one value per token as such a head hands them on: as rows of a batch."""
+        """Return the per-token arguments of choices as rows of a batch, as such a head does."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
 
     @property
     def declared(self) -> Declared:
-        """What the arguments say of documents and padding."""
+        """The documents and padding that the arguments declare."""
         # No cached property: up to Python 3.11 one waits for that of another call, and a twin may be asked meanwhile.
         if self._declared is None:
             self._declared = self._read()
@@ -137,8 +137,11 @@ class Call:
 
     @property
     def _numbered_on_the_way(self) -> bool:
-        """Whether a model further out has made positions of three sections of a call that brought none: they say where
-        tokens of images lie, and no documents, although several tokens may be at 0 (MiniCPM-V 4.7)."""
+        """True if an outer model has made positions of three sections for a call that brought none.
+
+        They tell the places of images' tokens, and declare no documents, although several tokens
+        may be at 0 (MiniCPM-V 4.7).
+        """
         here = self.arguments.get("position_ids")
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
@@ -147,14 +150,14 @@ class Call:
 
     @property
     def _takes_any_positions(self) -> bool:
-        """Whether tokens get the positions of the call as they are, whatever those are, and nothing else reads them."""
+        """True if tokens get any positions of the call as they are, and nothing else reads them."""
         traits, entry = self.model.traits, self.entry
         as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
         return as_they_are and entry.head is None and entry.inner_head is None and not media.given(self.arguments)
 
     @cached_property
     def noted(self) -> np.ndarray | None:
-        """Where its tokens are no padding, (rows, columns), as whoever padded them without a mask has noted."""
+        """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
         anatomy = self.model.anatomy
         if not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
             return None  # tokens would see padding that no mask hides
@@ -164,17 +167,19 @@ class Call:
 
     @cached_property
     def is_scored(self) -> bool:
-        """Whether the caller ignores the cache that the model would return."""
+        """True if the caller ignores the cache that the model would return."""
         return self.noted is not None or is_only_scored(self.model)
 
     @cached_property
     def continues(self) -> bool:
-        """Whether a cache is given that holds tokens, which those of this call go on from."""
+        """True if a given cache holds tokens, which the tokens of this call continue."""
         return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Why documents may not get what they get alone with media of this kind, of code that no run has measured with
-        them; None where they do."""
+        """Return the reason why media of this kind may mix documents' results; None if not.
+
+        It concerns code that no run has measured with such media.
+        """
         values = (self.arguments[name] for name in media.given(self.arguments))
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
         layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
@@ -184,7 +189,7 @@ class Call:
 
     @property
     def has_labels(self) -> bool:
-        """Whether the model is to compute a loss."""
+        """True if the model is to compute a loss."""
         return any(value is not None for name, value in self.arguments.items() if name in LABELS)
 
     @property
@@ -195,14 +200,14 @@ class Call:
 
     @cached_property
     def padding(self) -> Padding:
-        """Where the real tokens of a padded batch lie."""
+        """The places of a padded batch's real tokens."""
         assert self.declared.real is not None
         assert self.inputs is not None
         return Padding(self.declared.real, self.inputs.device)
 
     @property
     def volume(self) -> Volume | None:
-        """How much the call holds as it came; None where that is not known on the host."""
+        """The size of the call as it came; None if the host does not know it."""
         if self.declared.layout is not None:
             return Volume.of_layout(self.declared.layout)
         if self.declared.real is not None:
@@ -213,7 +218,7 @@ class Call:
         return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
-        """Count what runs of the call, in place of what was counted before."""
+        """Count the part of the call that runs, in place of an earlier count."""
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
@@ -221,42 +226,42 @@ class Call:
         self.model.tally.ran(volume, trains, instead_of)
 
     def ran_without_padding(self) -> None:
-        """Note that it does, for checkpoints that run it again."""
+        """Note that the call ran without its padding, for checkpoints that run it again."""
         if self.model.padding_read is not None:
             self.model.padding_read.forget(self.inputs)
 
     @property
     def labelled_padding(self) -> bool:
-        """Whether labels of a padded batch count padding into the loss."""
+        """True if labels of a padded batch count padding into the loss."""
         return self.declared.labelled_padding
 
     @property
     def wants_last_logits(self) -> bool:
-        """Whether logits of some tokens only are asked for."""
+        """True if the call asks for the logits of some tokens only."""
         return any(isinstance(value := self.arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
 
     @property
     def wants_weights(self) -> bool:
-        """Whether attention weights are asked for."""
+        """True if the call asks for attention weights."""
         return self._wants("output_attentions", self.config)
 
     @property
     def wants_states(self) -> bool:
-        """Whether the states of layers are asked for."""
+        """True if the call asks for the states of layers."""
         return self._wants("output_hidden_states", self.config)
 
     @property
     def wants_router_loss(self) -> bool:
-        """Whether the model may add a loss of its routers."""
+        """True if the model may add a loss of its routers."""
         return self._wants("output_router_logits", self.config, *self.model.anatomy.configs)
 
     @property
     def wants_tuple(self) -> bool:
-        """Whether a plain tuple is asked for, and not an output with names."""
+        """True if the call asks for a plain tuple, not an output with names."""
         return not self._wants("return_dict", self.config, otherwise=True)
 
     def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
-        """What the argument of this name says, or else a configuration."""
+        """Return the value of the argument of this name, or else of a configuration."""
         told = self.arguments.get(name)
         return bool(told if told is not None else any(getattr(config, name, otherwise) for config in configs))
 
@@ -271,7 +276,7 @@ def _holds_tokens(cache: Any) -> bool:
 
 
 def generates(model: EnabledModel) -> bool:
-    """Whether this model is called by transformers' generation of its own tokens, and not inside that of another.
+    """Return True if transformers' generation calls this model for its own tokens, no other's.
 
     Positions of generation go on past padding, and restart there, without a document that begins.
     """
@@ -279,7 +284,7 @@ def generates(model: EnabledModel) -> bool:
 
 
 def is_only_scored(model: EnabledModel) -> bool:
-    """Whether sentence-transformers, or the step of a pipeline that runs models, calls this one: both drop its cache.
+    """Return True if sentence-transformers or a pipeline's model step calls: both drop the cache.
 
     Generation in a pipeline is `generates`.
     """
@@ -287,12 +292,12 @@ def is_only_scored(model: EnabledModel) -> bool:
 
 
 def came_through(around: Around, model: EnabledModel) -> bool:
-    """Return whether a forward around this model is running, or may be: Lightning calls another method."""
+    """Return True if a forward around this model is, or (for Lightning) may be, running."""
     return around.place is None or _is_called_from(around.place, model, around.function)
 
 
 def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:
-    """Whether a function of a module under `place` that is running holds this model."""
+    """Return True if a running function of a module under `place` holds this model."""
     if torch.compiler.is_compiling():
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -308,7 +313,7 @@ def _is_called_from(place: str, model: EnabledModel, function: str | None = None
 
 
 def _holds(caller: Any, model: EnabledModel) -> bool:
-    """Whether the caller is the model, has it as a part, or keeps the one or the other as its `model`."""
+    """Return True if the caller is the model, has it as a part, or keeps either as its `model`."""
     held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
     if not isinstance(held, nn.Module):
         return False

@@ -1,4 +1,4 @@
-"""What becomes of a call: the policy, read from top to bottom."""
+"""The decision about a call: the policy, read from top to bottom."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from autopack.runtime.scope import Activation
 logger = logging.getLogger(__name__)
 
 _ALL_OF = 16
-"""So many calls are all looked at for padding that no mask hides; after them those whose number is a power of two."""
+"""Number of first calls searched for unmasked padding; then only those at powers of two."""
 
 
 def call_at(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
 ) -> Call:
-    """A call that has arrived at an entry."""
+    """Return the call that has arrived at an entry."""
     return (PairCall if entry.kind is Kind.PAIR else Call)(entry, module, args, kwargs, outer)
 
 
 def decide(call: Call) -> Plan:
-    """What becomes of a call."""
+    """Return the plan of a call."""
     if generates(call.model):
         return Untouched(call.model, "transformers generates")
     if isinstance(call, PairCall):
         return _choose_pair(call)
     plan = _choose(call)
-    if plan.scope.layout is None and call.outer is None and call.model.options.unpad != "never":
+    if plan.scope.layout is None and call.outer is None and call.model.options.unpad:
         keep_images_to_rows(call, plan)
     return plan
 
 
 def _choose(call: Call) -> Plan:
-    """What becomes of a call of a model with one kind of tokens."""
+    """Return the plan of a call of a model with one kind of tokens."""
     rows = rows_shared_by(call)
     if rows is not None:
         return SharedRows(call, rows)
@@ -99,18 +99,18 @@ def _choose(call: Call) -> Plan:
 
 
 def _why_not_asked(call: Call) -> str | None:
-    """Why a call is no padded batch that the user wants to run without its padding; None where it is one."""
+    """Return the reason why a call is no padded batch to run without padding, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if not call.declared.pads:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
-    return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
+    return "unpad=False" if not call.model.options.unpad and call.documents is None else None
 
 
 def _say_what_is_around(around: Around, call: Call) -> None:
-    """Warn, once for each model, where a third-party forward around the model gets what it gives for packed rows."""
+    """Warn, once per model, if a third-party forward around it gets packed rows' results."""
     model = call.model
     if "around" in model.logged or model.is_settling or call.outer is not None or not came_through(around, model):
         return
@@ -144,7 +144,7 @@ def _say_that_documents_are_kept_apart(name: str) -> None:
 
 
 def _choose_pair(call: PairCall) -> Plan:
-    """What becomes of a call of an encoder-decoder."""
+    """Return the plan of a call of an encoder-decoder."""
     refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
@@ -156,8 +156,8 @@ def _choose_pair(call: PairCall) -> Plan:
         return Untouched(call.model, "it declares neither documents nor padding", call.volume)
     if pair.packs:
         call.check_packed()
-    elif call.model.options.unpad == "never":
-        return Untouched(call.model, "unpad='never'", call.volume)
+    elif not call.model.options.unpad:
+        return Untouched(call.model, "unpad=False", call.volume)
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
@@ -172,12 +172,13 @@ def _choose_pair(call: PairCall) -> Plan:
 
 
 def _point_out(call: Call) -> None:
-    """Warn, once for each model, where most rows of a batch without a mask end or begin with padding tokens.
+    """Warn, once per model, if most rows of an unmasked batch begin or end with padding tokens.
 
-    Looks at tokens that are on the host already, and waits for no device; of many calls at ever fewer.
+    Looks only at tokens that are on the host already, without waiting for a device; at ever fewer
+    calls.
     """
     tally, model = call.model.tally, call.model
-    if tally.unmasked or call.outer is not None or model.is_silent or model.options.unpad == "never":
+    if tally.unmasked or call.outer is not None or model.is_silent or not model.options.unpad:
         return
     before = tally.training.calls + tally.evaluation.calls
     if before > _ALL_OF and before & (before - 1):

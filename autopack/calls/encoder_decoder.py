@@ -1,7 +1,8 @@
-"""Calls of encoder-decoders: the documents of both halves are found at the whole, and each half runs as one row.
+"""Calls of encoder-decoders: the whole finds both halves' documents; each half runs as one row.
 
-The whole runs in a scope without a layout, in which nothing may mix tokens; the encoder and the decoder, models of
-their own, each have one with theirs. Cross-attention finds both layouts in the decoder's.
+The whole runs in a scope without a layout, in which nothing may mix tokens. The encoder and the
+decoder, models of their own, each have a scope with their layout. Cross-attention finds both
+layouts in the decoder's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
 
 DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
-"""Arguments that rows of documents have no use for: declarations, masks and caches."""
+"""Arguments that rows of documents cannot use: declarations, masks and caches."""
 _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "encoder_outputs")
 
 
@@ -47,12 +48,12 @@ class PairCall(Call):
     _found: pairs.Found | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
-        """The packed documents of a head with one result per row that makes the decoder's tokens of the encoder's."""
+        """Return the documents of a per-row head that makes decoder tokens of the encoder's."""
         given = any(self.arguments.get(name) is not None for name in _OF_DECODER)
         return None if self.entry.head is None or given else self.declared.layout
 
     def find_pair(self) -> Pair | None:
-        """The documents of both halves; None for a call that neither packs nor pads any."""
+        """Return the documents of both halves; None for a call that neither packs nor pads any."""
         if self._found is None:
             self._found = self._read_halves()
         return self._found.pair
@@ -79,20 +80,20 @@ class PairCall(Call):
 
     @property
     def labelled_padding(self) -> bool:
-        """Whether labels of a padded batch count padding of the decoder into the loss."""
+        """True if labels of a padded batch count the decoder's padding into the loss."""
         return self.pair.labelled_padding
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Where real tokens are, (rows, columns), in parts of the output whose names begin so."""
+        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
 
     def hides_labels(self, given: tuple[str, ...]) -> bool:
-        """Whether the model hides tokens of its decoder that it makes of labels, those that are padding tokens.
+        """Return True if the model hides padding among decoder tokens that it makes of labels.
 
-        Where one of the arguments `given` is there, it makes none, or no mask.
+        If the call brings one of the arguments `given`, the model makes no tokens, or no mask.
         """
         labels, config = self.arguments.get("labels"), self.config
         if labels is None or any(self.arguments.get(name) is not None for name in given):
@@ -106,7 +107,7 @@ class PairCall(Call):
         return bool((hidden[:, :-1] & real[:, 1:]).any())  # the last label is no token of the decoder
 
     def obstacle_anywhere(self) -> str | None:
-        """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
+        """Return the reason why a padded batch has to stay padded at every entry, or None."""
         if self._takes_tokens_of_encoder:
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
@@ -118,7 +119,7 @@ class PairCall(Call):
         return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
 
     def obstacle_here(self) -> str | None:
-        """Why this entry cannot run the halves as rows, although one further in may."""
+        """Return the reason why this very entry cannot run the halves as rows, or None."""
         if self.entry.has_other_head:
             return "the head takes the padded form"
         if self.entry.foreign is not None:
@@ -128,11 +129,11 @@ class PairCall(Call):
 
     @property
     def _takes_tokens_of_encoder(self) -> bool:
-        """Whether the model makes the decoder's tokens of the encoder's, whatever labels there are."""
+        """True if the model makes the decoder's tokens of the encoder's, with any labels."""
         return self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2])
 
     def check_packed(self) -> None:
-        """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+        """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
         refusals.refuse_unproven(self)
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
@@ -171,7 +172,7 @@ class PairCall(Call):
             )
 
     def _without_a_place(self) -> str | None:
-        """The first argument of which it is not known what belongs to which document."""
+        """Return the first argument whose parts cannot be assigned to documents."""
         for name, value in self.arguments.items():
             if name in DECLARED or value is None or value is False or name == "encoder_outputs":
                 continue
@@ -187,8 +188,11 @@ class PairCall(Call):
         return None
 
     def holds_covered_media(self, name: str, value: Any) -> bool:
-        """Whether an argument holds media that the leak test has covered: their features take the places of
-        placeholders in the order of the documents, which the row of the encoder's tokens has too."""
+        """Return True if an argument holds media that the leak test has covered.
+
+        Their features take the places of placeholders in the order of the documents, which the row
+        of the encoder's tokens has too.
+        """
         return bool(media.given({name: value})) and media.kinds(name, value) <= self.model.traits.media
 
 
@@ -203,14 +207,14 @@ class PairAsRows(Plan):
         self.reason = "it declares documents" if self.pair.packs else "its masks hide padding"
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
-            "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
+            "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
         )
         super().__init__(Scope(call.model, refusal=refusal))
         places = [half.places for half in self.pair.halves]
         self.volume = Volume.of_row(len(self.pair.decoder.layout.lengths), *places)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
-        """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
+        """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
         self.arguments = _arguments(call, call.pair)
 
     def count(self, tally: Tally) -> None:
@@ -225,7 +229,7 @@ class PairAsRows(Plan):
 
 
 class HalfAsRow(Plan):
-    """One half of an encoder-decoder's call: the documents of its row; a decoder reads those of the encoder too."""
+    """One half of an encoder-decoder's call as a row; a decoder's reads the encoder's too."""
 
     what = "runs as the packed row of its half"
     reason = "the call around it declares documents or hides padding"
@@ -238,7 +242,7 @@ class HalfAsRow(Plan):
             raise UnsupportedModel(
                 f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
                 f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
-                f"unpad='never')."
+                f"unpad=False)."
             )
         arguments = without_what_packing_drops(call, call.arguments)
         if arguments.get("encoder_attention_mask") is not None:
@@ -254,13 +258,16 @@ class HalfAsRow(Plan):
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """What an encoder that ran as it is has made of its recordings or images, one per document, as one row."""
+    """Return the states of recordings or images, one per document, as one row.
+
+    Their encoder ran as it is.
+    """
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
             f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
-            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad=False)."
         )
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
@@ -269,12 +276,12 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
-    """The half that an argument is of, None for an encoder that runs as it is."""
+    """Return the half that an argument belongs to; None for an encoder that runs as it is."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
 def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
-    """The arguments of the call on both rows."""
+    """Return the arguments of the call on both rows."""
     entry = call.entry
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -300,14 +307,14 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
 
 
 def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
-    """The tokens that the model makes of the labels of each document alone: (1, tokens)."""
+    """Return the decoder tokens made of each document's labels alone: (1, tokens)."""
     batch = DocumentBatch.without_padding(decoder.layout)
     alone = batch.spread(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
     return batch.real(_shift_of(call.module)(alone))[None]
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How a model makes its decoder's tokens of labels: by its method, or by the function that its forward calls."""
+    """Return the model's method, or its forward's function, that makes decoder tokens of labels."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
         return method

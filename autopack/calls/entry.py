@@ -19,7 +19,7 @@ _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
 
 class Kind(Enum):
-    """What is called at an entry."""
+    """The kind of module that is called at an entry."""
 
     MODEL = "a model that takes one kind of tokens"
     PAIR = "an encoder-decoder, which takes tokens for both halves"
@@ -28,43 +28,45 @@ class Kind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What is known beforehand of the calls at one entry."""
+    """Facts about the calls at one entry, known beforehand."""
 
     link: Link
-    """The way to the enabled model that it is an entry of."""
+    """The reference to the enabled model that it is an entry of."""
     config: Any
-    """Its configuration, or that of the whole, where it has none of its own."""
+    """Its configuration, or the whole model's if it has none of its own."""
     level: int
-    """Place among the entries of the model: 0 for the whole, 1 for what it holds."""
+    """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
     kind: Kind
     decodes: bool | None
-    """Whether a half is the decoder."""
+    """True if a half is the decoder."""
     names: tuple[str, ...]
-    """Names of the parameters of its forward, in order."""
+    """Names of its forward's parameters, in order."""
     takes_others: bool
-    """Whether its forward takes other arguments by `**kwargs`."""
+    """True if its forward takes other arguments by `**kwargs`."""
     shifts_labels: bool
-    """Whether its loss compares the prediction at each token with the label of the next one."""
+    """True if its loss compares the prediction at each token with the next token's label."""
     head: RowHead | None
-    """Its head, where that gives one result per row."""
+    """Its head, if that gives one result per row."""
     runs_alone: str | None
-    """Why such a head has to run the documents of packed rows alone, whatever the call."""
+    """The reason why such a head always has to run the documents of packed rows alone, or None."""
     inner_head: RowHead | None
-    """Such a head of an entry further in."""
+    """Such a head of an inner entry."""
     has_other_head: bool
-    """Whether it has a head that takes labels but does not predict the next token."""
+    """True if it has a head that takes labels but does not predict the next token."""
     reads_one_token_per_row: bool
-    """Whether a pooler or head reads one token of every row."""
+    """True if a pooler or head reads one token of every row."""
     numbering: Numbering
-    """How it numbers tokens where a call brings no positions."""
+    """Its rule for positions that a call does not bring."""
     first_position: int
     """Position of the first token of a document."""
     foreign: str | None
-    """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
+    """Third-party forwards and losses here and further in, which need the padded form, or None."""
     guarded: bool
-    """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, that
-    of a whole whose tokens have other names, or a forward that takes positions by `**kwargs` and may lose them, where
-    frequencies depend on them."""
+    """True if code that runs before it in a call may give it other documents than the call has.
+
+    Such code is third-party, a whole whose tokens have other names, or a forward that takes
+    positions by `**kwargs` and may lose them, where frequencies depend on them.
+    """
     earliest_position: int
     """The least position at which a document may begin."""
 
@@ -72,10 +74,10 @@ class Entry:
     def of(
         cls, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
     ) -> Entry:
-        """Look at one of the entries of a model, which numbers tokens in this way.
+        """Make the entry of a model at `level`, with its rule for positions.
 
-        `foreign` says of every entry what in it is somebody else's code; `shifts` whether the loss shifts labels, where
-        the model was asked.
+        `foreign` names the third-party code in each entry, or None; `shifts` is True if the loss
+        shifts labels, None if the model was not asked.
         """
         entries = model.anatomy.entries
         module, inner = entries[level], entries[level + 1 :]
@@ -121,32 +123,33 @@ class Entry:
 
     @property
     def model(self) -> EnabledModel:
-        """The enabled model that it is an entry of; there is one for every call that passes the hook."""
+        """The enabled model that it is an entry of; every call that passes the hook has one."""
         assert self.link.model is not None
         return self.link.model
 
     @property
     def inner(self) -> list[PreTrainedModel]:
-        """The entries further in."""
+        """The inner entries."""
         return self.model.anatomy.entries[self.level + 1 :]
 
     @property
     def takes_positions(self) -> bool:
-        """Whether its forward takes `position_ids`."""
+        """True if its forward takes `position_ids`."""
         return "position_ids" in self.names or self.takes_others
 
     @property
     def uses_positions(self) -> bool:
-        """Whether positions have to restart at every document of a call here."""
+        """True if positions have to restart at every document of a call here."""
         # A document that is run alone needs none where the model takes none.
         traits = self.model.traits
         return traits.uses_positions and (traits.whole_model_reason is None or "position_ids" in self.names)
 
 
 def why_alone(model: EnabledModel, level: int) -> str | None:
-    """Why a head with one result per row has to run the documents of packed rows alone; None where it need not.
+    """Return the reason why a per-row head has to run packed documents alone, or None.
 
-    Such a head reads padding although a mask says where it lies, or its backbone cannot run without the padding.
+    Such a head reads padding although a mask tells its place, or its backbone cannot run without
+    padding.
     """
     module, inner = model.anatomy.entries[level], model.anatomy.entries[level + 1 :]
     if model.traits.whole_model_reason is not None:
@@ -163,6 +166,6 @@ def _names_positions(model: PreTrainedModel) -> bool:
 
 
 def _is_backbone(model: PreTrainedModel) -> bool:
-    """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
+    """Return True if a model that takes labels has no head, as in some image-text backbones."""
     name = type(model).__name__
     return name.endswith("Model") and "Head" not in name and heads.row_head(model) is None

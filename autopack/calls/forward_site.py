@@ -1,6 +1,7 @@
-"""The replacement that stands at the forward of models: `model.forward(...)` is `model(...)`.
+"""The replacement at models' forwards: it makes `model.forward(...)` the same as `model(...)`.
 
-Libraries call it (sentence-transformers, PEFT's tuners), past the hooks by which a call enters an enabled model.
+Libraries call `forward` (sentence-transformers, PEFT's tuners), past the hooks by which a call
+enters an enabled model.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from autopack.patching import Site
 
 
 class ForwardGuard(ABC):
-    """A forward pre-hook that also has to see calls of `model.forward(...)`, which go past hooks."""
+    """A forward pre-hook that also sees calls of `model.forward(...)`, which go past hooks."""
 
     @abstractmethod
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call: None leaves its arguments as they are; otherwise those that the forward gets."""
+        """Handle a call; return None to keep its arguments, or the forward's new ones."""
 
     @abstractmethod
     def is_past(self, module: nn.Module) -> bool:
-        """Whether the forward that begins now was called without this hook; asked once in every forward."""
+        """Return True if this forward began without this hook; called once in every forward."""
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A model's forward that calls the model where it was reached past the entry."""
+    """Return a model's forward that calls the model if it was reached past the entry."""
 
     @functools.wraps(original, updated=())
     def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -41,9 +42,10 @@ def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any
 
 
 def _is_past_entry(module: nn.Module, forward: Any) -> bool:
-    """Whether this forward was called by itself, and is all that a call of the module would run after its hooks.
+    """Return True if this forward was called directly, and is all that a call would run.
 
-    The forward of a subclass, or one on the instance, that goes on to this one would run twice; what it reaches raises.
+    A forward of a subclass, or on the instance, that calls this one would run twice; the sites that
+    it reaches raise.
     """
     doors = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, ForwardGuard)]
     is_past = [door.is_past(module) for door in doors]  # all of them: one that was passed forgets it here

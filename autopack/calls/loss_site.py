@@ -1,7 +1,8 @@
-"""The replacement at transformers' loss of language models, for labels that come to it by ways that no entry sees.
+"""The replacement at transformers' loss of language models, for labels that no entry sees.
 
-A forward of transformers gets `labels`, and the entry ignores those at boundaries. Somebody else's forward may call
-them otherwise, make them itself, or declare documents after they came: then this is where they are met.
+A forward of transformers gets `labels`, and the entry ignores those at boundaries. A third-party
+forward may call them otherwise, make them itself, or declare documents after they came: this site
+handles those.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from autopack.runtime.scope import Activation
 
 
 def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A cross entropy that ignores labels at the boundaries of documents, for foreign code in a packed call.
+    """Return a cross entropy without labels at boundaries, for third-party code in packed rows.
 
-    It stands at what the loss of language models calls with shifted labels, and not at that loss: trainers compare
-    `model.loss_function` with it to see what a loss counts.
+    It replaces the function that the loss of language models calls with shifted labels, not that
+    loss: trainers compare `model.loss_function` with it to see which labels a loss counts.
     """
 
     @functools.wraps(original, updated=())
@@ -44,7 +45,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def meet(target: Any) -> None:
-    """Note that a loss counts these labels, where ranks share the rows of the call that is under way."""
+    """Note that a loss counts these labels, if ranks share the rows of the current call."""
     activation = scopes.ambient.activation
     if activation is not None and activation.scope.shared is not None and activation.plan is not None:
         activation.plan.meet(target)
@@ -66,7 +67,7 @@ def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
 
 
 def _is_shifted() -> bool:
-    """Whether the labels come from the loss of language models; other losses hand theirs on as they are."""
+    """Return True if the labels come from the loss of language models; others do not shift."""
     loss: Any = releases.shifting_loss()
     frame: FrameType | None = sys._getframe(1)
     for _ in range(12):  # this module, and what torch puts around functions that are not traced
@@ -77,6 +78,6 @@ def _is_shifted() -> bool:
 
 
 def documents_of(activation: Activation) -> list[PackedLayout]:
-    """The layouts of the packed rows that have run in a forward."""
+    """Return the layouts of the packed rows that have run in a forward."""
     layout = activation.scope.layout
     return activation.inside if layout is None else [layout]

@@ -1,4 +1,4 @@
-"""Packed rows, normalised: no mask, no cache, positions that restart, no label at the boundaries of documents."""
+"""Packed rows, normalised: no mask, no cache, restarting positions, no label at boundaries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autopack.runtime.tally import Volume
 
 
 class Packed(Plan):
-    """Packed rows run as the rows that they are."""
+    """Packed rows that run as they are."""
 
     what = "runs as packed rows, each document by itself"
     reason = "it declares documents"
@@ -55,15 +55,15 @@ class Packed(Plan):
         self.arguments = self._as_rows = arguments
         self.layout = layout
         self.most = 2 if call.wants_last_logits or media.given(arguments) else 9
-        """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
+        """Most dimensions of a per-row output: some logits, and images, may be as many as rows."""
         images = images_of_documents(call, layout)
         self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
         self._once: SharedPadding | None = None
-        """The way into the row that runs, where that holds once what documents begin with."""
+        """The mapping to the row that runs, if it holds common beginnings once."""
         super().__init__(self._scope_of_rows if once is None else self._taken_together(call, once))
 
     def _taken_together(self, call: Call, once: Prefixes) -> Scope:
-        """Run once what the documents begin with: here, or in the model inside where a head needs every token."""
+        """Compute common beginnings once: here, or in the inner model for heads on all tokens."""
         real = real_tokens(self.layout)
         padding = SharedPadding(real, once.device, once)
         self.volume = Volume.of_row(len(once.documents.lengths), Padding(real, once.device), saved=once.saved)
@@ -76,7 +76,7 @@ class Packed(Plan):
 
     @torch._dynamo.disable
     def _restored(self, module: nn.Module, output: Any) -> Any:
-        """What the row that ran gives, as packed rows."""
+        """Return the output of the row that ran, as packed rows."""
         assert self._once is not None
         model, level = self.scope.model, self.call.entry.level
         names = per_row_outputs.of_each_row(output, 1, self._once.tokens, model.widths, self.most)
@@ -98,9 +98,10 @@ class Packed(Plan):
 
 
 class PrefixesInside(Plan):
-    """The backbone of a call whose loss is the model's: what its documents begin with runs once, in it alone.
+    """The backbone of a call with the model's own loss: it alone computes common beginnings once.
 
-    Labels differ where documents part, so head and loss get every token of every document, as they would without this.
+    Labels differ where documents part, so head and loss get every token of every document, as
+    usual.
     """
 
     what = "runs what its documents begin with once"
@@ -112,7 +113,7 @@ class PrefixesInside(Plan):
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> PrefixesInside | None:
-        """The plan for a call inside one that was decided about, if this is where it is to be."""
+        """Return the plan for a call inside a planned one that runs common beginnings once."""
         padding = None if outer.plan is None else outer.plan.prefixes_inside
         if padding is None or call.entry.inner or outer.scope.layout is None:
             return None
@@ -128,7 +129,7 @@ class PrefixesInside(Plan):
 
 
 def _gathered(arguments: dict[str, Any], padding: SharedPadding) -> dict[str, Any]:
-    """The arguments of the row that holds once what documents begin with."""
+    """Return the arguments of the row that holds common beginnings once."""
     frame = Frame(*padding.shape)
     return {name: frame.changed(name, value, padding.gather) for name, value in arguments.items()}
 
@@ -136,7 +137,7 @@ def _gathered(arguments: dict[str, Any], padding: SharedPadding) -> dict[str, An
 def without_mask(
     entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a model further in without the mask that its top has kept; None where it got none."""
+    """Return an inner model's arguments without the mask that its top has kept, or None."""
     place = entry.names.index("attention_mask") if "attention_mask" in entry.names else len(args)
     if place < len(args):
         return (*args[:place], None, *args[place + 1 :]), kwargs
@@ -144,7 +145,7 @@ def without_mask(
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a packed row, without declarations, masks and caches."""
+    """Return the arguments of a packed row, without declarations, masks and caches."""
     entry = call.entry
     kept = {name: value for name, value in arguments.items() if name not in LAYOUT_KWARGS}
     if not entry.uses_positions:
@@ -160,7 +161,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
 
 
 def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add positions that restart at every document, where they have to and the call gives none."""
+    """Add positions that restart at every document, if needed and not in the call."""
     if not call.entry.uses_positions or arguments.get("position_ids") is not None:
         return
     if not call.entry.takes_positions:
@@ -175,10 +176,10 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
 
 
 def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
-    """Add the kinds of tokens that the model has in a buffer as long as a document may be, where rows are longer.
+    """Add token types to long rows from the model's buffer, which is as long as documents may be.
 
-    Its forward would take as many of them as the row has columns; `columns` are those of one that holds once what
-    documents begin with.
+    Its forward would take as many of them as the row has columns; `columns` are the columns of a
+    row that holds common beginnings once.
     """
     if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
         return
@@ -190,7 +191,7 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout,
 
 
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
-    """What a model gets that somebody else's code has called with the rows of the packed call that is under way."""
+    """Return the arguments of an inner model that third-party code called with packed rows."""
     arguments = without_what_packing_drops(call, call.arguments)
     add_positions(call, arguments, layout)
     add_token_types(call, arguments, layout)

@@ -1,7 +1,8 @@
-"""Which padded batches stay as they came, and why.
+"""The padded batches that stay padded, with the reasons.
 
-What cannot be told to give the same without its padding is left alone: a padded batch is an ordinary call, and exact
-without autopack. Reasons are given one at a time, in the order in which they are written here; the first one counts.
+A batch that may give other results without its padding is left alone: a padded batch is an ordinary
+call, and exact without autopack. Reasons are given one at a time, in the order in which they are
+written here; the first one counts.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from autopack.layout.ways import LAYOUT_KWARGS
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 PASSED_ON |= {"output_router_logits", "ignore_index"}
-"""Arguments that forwards take by `**kwargs` and that mean what they mean everywhere."""
+"""Arguments that forwards take by `**kwargs` and whose meaning is the same everywhere."""
 UNREAD = {"margin"}
-"""Arguments that trainers hand over with a batch and models do not read: a margin per pair, by TRL's reward trainer."""
+"""Arguments that trainers pass and models do not read: a margin per pair (TRL's rewards)."""
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
-"""Names of fields that say how far attention looks; a feed-forward layer in chunks sees every token by itself."""
+"""Names of fields with attention's reach; a chunked feed-forward layer sees each token alone."""
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 
 def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
-    """Why a batch has to stay padded, whatever entry could run it without its padding."""
+    """Yield the reasons why a batch has to stay padded at every entry."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
-    always = call.model.options.unpad == "always"
     if call.entry.head is not None and call.entry.head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
@@ -51,17 +51,17 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    if not (always or call.module.training or given.get("labels") is not None) and _may_want_cache(call):
-        yield "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
+    if not (call.module.training or given.get("labels") is not None) and _may_want_cache(call):
+        yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
     if given.get("encoder_hidden_states") is not None:
         yield "it attends to encoder states"
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
-    if not always and call.labelled_padding:
+    if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if not always and _compares_columns(call):
+    if _compares_columns(call):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -100,7 +100,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
 
 
 def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
-    """Why one entry cannot run a batch without its padding, although one further in may."""
+    """Yield the reasons why one entry cannot run a batch unpadded, although an inner one may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
     if entry.level in call.model.pooling:
         yield per_row_outputs.REASON
@@ -138,7 +138,10 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
 
 
 def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
-    """Why a batch has to stay padded for those who may read its results at padding: a head may have none there."""
+    """Yield the reasons why a batch stays padded for code that may read results at padding.
+
+    A head may have none there.
+    """
     read = call.model.padding_read
     if read is None or call.inputs is None:
         return
@@ -158,7 +161,7 @@ def _compares_columns(call: Call) -> bool:
 
 
 def _hidden_tokens(call: Call, padding: Padding) -> list[int]:
-    """Some tokens under the mask that are not the pad token of the configuration, of a batch that is no pair's."""
+    """Return some masked tokens other than the configuration's pad token, of no pair's batch."""
     pad = getattr(text_config(call.config), "pad_token_id", None)
     ids = call.arguments.get("input_ids")
     if not isinstance(pad, int) or not isinstance(ids, torch.Tensor) or ids.shape != padding.shape:
@@ -168,7 +171,7 @@ def _hidden_tokens(call: Call, padding: Padding) -> list[int]:
 
 
 def labels_after_padding(call: Call) -> str | None:
-    """Why a batch may not be left to an entry further in, for labels that only this entry could mask."""
+    """Return the reason why a batch may not go to an inner entry, which cannot mask its labels."""
     # A loss that is somebody else's may shift whatever it answered when it was asked.
     shifts = call.entry.shifts_labels or call.entry.foreign is not None
     if not (shifts and call.declared.labelled_after_padding):
@@ -177,7 +180,7 @@ def labels_after_padding(call: Call) -> str | None:
 
 
 def _reaches_the_end(call: Call, padding: Padding) -> bool:
-    """Whether the largest position of a batch is that of a token that goes on having it, and not of padding."""
+    """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions
     if positions is None and call.model.traits.recurs:  # its documents are numbered from their first tokens
         return bool(padding.real.all(axis=1).any())
@@ -195,10 +198,10 @@ def _may_want_cache(call: Call) -> bool:
 
 
 def _reads_padding(call: Call, padding: Padding) -> bool:
-    """Whether a head or pooler would read padding: of an encoder in the first column, of a decoder at the last token.
+    """Return True if a head or pooler would read padding: first column, or a decoder's last token.
 
-    An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that does not look for
-    padding may read one end or the other.
+    An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
+    does not look for padding may read one end or the other.
     """
     causal = call.model.anatomy.causal
     if getattr(call.model.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():

@@ -1,9 +1,9 @@
-"""Outputs with one result per row, made by a forward itself: towers that pick the state of one token of every row.
+"""Outputs with one result per row by a forward itself: towers that pick one token's state.
 
-A pooler is a module, and its hook hands it the rows of the batch or one document per row. A forward that picks a token
-by its own code sees one row of many documents, and what it makes of that is of none of them. That shows in the output:
-a tensor with something for each row, and not for each token. Then the padded batch is run as it came, or the documents
-alone, and the entry is remembered as one that does so.
+A pooler is a module, and its hook hands it the rows of the batch or one document per row. A forward
+that picks a token by its own code sees one row of many documents, and its result belongs to none of
+them. That shows in the output: a tensor has values per row, and not per token. Then the padded
+batch is run as it came, or the documents alone, and the entry is remembered.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ REASON = "the forward itself makes one result of every row"
 
 
 def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
-    """The names or places of the tensors of an output that may have a value for each row, as far as shapes can tell.
+    """Return the names or places of output tensors that may have a value per row, by shape.
 
-    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors of rows. Tensors of
-    more than `most` dimensions are none, nor is a loss, nor what stands in tuples, which have a part for each layer.
+    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
+    of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
+    tuples, which have one for each layer.
     """
 
     def may_be(name: Any, value: Any) -> bool:
@@ -44,7 +45,7 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
 
 
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
-    """Note that an entry makes results of rows, unless only a coincidence of sizes made it look so."""
+    """Note that an entry makes results per row, unless sizes coincide by chance."""
     parts = parts_of(output)
     if any(parts[name].dim() == 1 or parts[name].shape[1] != columns for name in names):
         model.pooling.add(level)
@@ -59,9 +60,10 @@ def of_documents(
     output: Any,
     names: list[Any],
 ) -> Any:
-    """The output of packed rows with what the model makes of each document alone in the places of `names`.
+    """Return packed rows' output, with the model's results for each document alone at `names`.
 
-    Documents of one length share a batch. Raises `UnsupportedModel` where that may not be told from the call.
+    Documents of one length share a batch. Raises `UnsupportedModel` if the call does not allow
+    that.
     """
     if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(
@@ -94,7 +96,7 @@ def of_documents(
 
 
 def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> Any:
-    """An argument of a packed row as that of documents as rows."""
+    """Return an argument of a packed row in the form with documents as rows."""
     layout = batch.layout
     frame = Frame(layout.rows, layout.columns, shared=True)
     form = frame.form_of(name, value)

@@ -1,4 +1,4 @@
-"""What becomes of one call: decided once, at the entry, and asked by everything that comes after."""
+"""The plan of one call: decided once, at the entry, and read by everything that comes after."""
 
 from __future__ import annotations
 
@@ -21,76 +21,76 @@ from autopack.runtime.tally import Tally, Volume
 
 @dataclass
 class HeadDocuments:
-    """Documents of packed rows that a head got as a padded batch, whose backbone has to run without the padding."""
+    """Packed documents as a head's padded batch; its backbone has to run without the padding."""
 
     head: str
     """Name of the head's class."""
     unpadded: bool = False
-    """Whether the backbone has run without the padding."""
+    """True if the backbone has run without the padding."""
 
 
 class Plan:
-    """What the model gets (`arguments`), what sites read (`scope`), what the caller gets (`finish`), and why."""
+    """The plan of a call: its `arguments`, sites' `scope`, the output (`finish`) and the reason."""
 
     what = "runs as it came"
-    """What becomes of the call, in words."""
+    """The outcome of the call, in words."""
     reason = ""
-    """Why, in words that go on after "since"."""
+    """The reason, in words that follow "since"."""
     arguments: dict[str, Any] | None = None
-    """The arguments of the call, all by name; None where they stay as they came."""
+    """The arguments of the call, all by name; None if they stay as they came."""
     defers = False
-    """Whether an entry further in may still run the batch without its padding."""
+    """True if an inner entry may still run the batch without its padding."""
     documents: HeadDocuments | None = None
-    """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
+    """The documents of packed rows that are this batch's rows, if they are and hold padding."""
     masks = False
-    """Whether the model keeps a mask of padding for a loss of its own, which models further in must not get."""
+    """True if the model keeps a padding mask for its own loss; inner models must not get it."""
     pooled = False
-    """Whether a pooler was handed rows of its own."""
+    """True if a pooler was handed rows of its own."""
     labelled = False
-    """Whether the packed rows of the call have labels that are known to be such."""
+    """True if the packed rows of the call have known labels."""
     packs = False
-    """Whether documents share a row because of it, or batches of them are made of packed rows."""
+    """True if this plan packs documents into rows, or makes batches of them from packed rows."""
     prefixes_inside: SharedPadding | None = None
-    """The way into a row that holds once what its documents begin with, and back, where the model inside runs it."""
+    """The mapping to a row with common beginnings once, and back, if the inner model runs it."""
     volume: Volume | None = None
-    """How much of the call runs, where that is counted here and not further in."""
+    """The size of the part of the call that runs, if it is counted here and not further in."""
     volume_apart: Volume | None = None
-    """How much would run if what documents begin with ran once for each of them."""
+    """The size of the part that would run if common beginnings ran once per document."""
     call: Any = None
-    """The call that it was made for (`autopack.calls.call.Call`)."""
+    """The call of this plan (`autopack.calls.call.Call`)."""
 
     def __init__(self, scope: Scope):
         self.scope = scope
 
     def count(self, tally: Tally) -> None:
-        """Count what becomes of a padded batch."""
+        """Count the outcome of a padded batch."""
 
     def leave_apart(self) -> None:
-        """Have what documents begin with run once for each of them after all."""
+        """Run common beginnings once per document after all."""
         self.prefixes_inside = None
         if self.volume is not None:
             before, self.volume = self.volume, self.volume_apart
             self.call.count(self.volume, instead_of=before)
 
     def finish(self, module: nn.Module, output: Any) -> Any:
-        """The output as the caller expects it; None where it stays as it is."""
+        """Return the output that the caller expects; None if it stays as it is."""
         return None
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
-        """Hidden states (rows, columns, ...) with one document per row, for a pooler that reads the first column.
+        """Return states (rows, columns, ...) with one document per row, for a pooler of column 0.
 
-        None where they have that form already.
+        None if they have that form already.
         """
         layout = self.scope.layout
         return None if layout is None else DocumentBatch.without_padding(layout).spread(states)
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
-        """Logits of starts and ends without those at padding; None where there is nothing to take out."""
+        """Return logits of starts and ends without padding's, or None if there are none."""
         return None
 
 
 class Untouched(Plan):
-    """The call goes through as it came: it packs nothing, or its padding stays."""
+    """A call that goes through as it came: it packs nothing, or its padding stays."""
 
     def __init__(self, model: EnabledModel, reason: str, volume: Volume | None = None, keeps_padding: bool = False):
         super().__init__(Scope(model))
@@ -102,7 +102,7 @@ class Untouched(Plan):
 
 
 class MaskedApart(Untouched):
-    """Packed rows whose own masks keep documents apart; what they hide by a number of their own is hidden for good."""
+    """Packed rows with masks between documents; finitely masked tokens are hidden for good."""
 
     def __init__(self, call: Any):
         super().__init__(call.model, "its prepared masks keep documents apart already", call.volume)
@@ -114,7 +114,7 @@ class MaskedApart(Untouched):
 
 
 class LookedAt(Untouched):
-    """A padded batch that goes through as it came, to see whether its results at padding are read or kept."""
+    """A padded batch that runs as it came, to see if its results at padding are read or kept."""
 
     def __init__(self, call: Any, reason: str, sides: list[tuple[str, np.ndarray]]):
         super().__init__(call.model, reason, call.volume, keeps_padding=True)
@@ -131,7 +131,7 @@ class LookedAt(Untouched):
 
 
 class Deferred(Plan):
-    """A padded batch that this entry cannot run without its padding, and one further in may."""
+    """A padded batch that this entry cannot run without its padding, but an inner one may."""
 
     what = "is left to the model inside"
     defers = True

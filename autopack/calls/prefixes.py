@@ -1,4 +1,4 @@
-"""Which batches have what their rows begin with computed once, and why others do not."""
+"""The batches whose common row beginnings are computed once, and reasons against others."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
 
 SHARE = 0.1
-"""The least share of a batch's real tokens to be saved, weighed by how much of the model computes each once."""
+"""Least share of a batch's real tokens to save, weighed by the model's part that runs once."""
 MIXING = 0.8
-"""The largest share of a model's weights in mixers, which compute every document by itself, that is worth it."""
+"""Largest share of weights in mixers, which compute every document alone, that is worth it."""
 _OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
 _OF_LOSSES = {"completion_mask", "assistant_masks", "special_tokens_mask", "loss_weights"}
-"""Values per token that collators make for losses: forwards of transformers take them, and do not read them."""
+"""Values per token that collators make for losses: transformers' forwards do not read them."""
 _OF_COLUMNS = {"logits_to_keep", "num_logits_to_keep"}
 _NAMES_OF_NOISE = ("drop", "noise")
 
 
 def why_not(model: EnabledModel) -> str | None:
-    """Why a model computes what rows begin with once for each of them, whatever the batch; None where it need not."""
-    anatomy, traits, share = model.anatomy, model.traits, model.options.share
-    if share == "never":
-        return "share='never'"
-    if share != "always" and model.unknown_code is not None:
+    """Return the reason why a model never computes common row beginnings once; None if it may."""
+    anatomy, traits = model.anatomy, model.traits
+    if not model.options.share:
+        return "share=False"
+    if model.unknown_code is not None:
         return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
         return "its tokens may see later ones, by which a prefix is another one in each row"
@@ -61,13 +61,12 @@ def why_not(model: EnabledModel) -> str | None:
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:
-    """What the documents of a call begin with in common, where it may be computed once for all of them.
+    """Return the common beginnings of a call's documents, if they may be computed once.
 
-    `call` is an `autopack.calls.call.Call`, and `declared` what it declares: packed rows, or rows of a batch with a
-    document each. On a device, tokens are looked at where the host has them anyway.
+    `call` is an `autopack.calls.call.Call`, and `declared` its declaration: packed rows, or rows of
+    a batch with a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
-    always = call.model.options.share == "always"
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or why_not(call.model) is not None or (layout is not None and not _shares_in_rows(call, layout)):
@@ -89,7 +88,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if known_ids is None:
             return None
         tokens = host_values(known_ids)
-    least, share = (1, 0.0) if always else (LEAST_SHARED, SHARE / (1 - call.model.traits.mixing_weights))
+    share = SHARE / (1 - call.model.traits.mixing_weights)
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
@@ -100,7 +99,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
-    found = prefixes.find(tokens[real], positions[real], lengths, row, least, share)
+    found = prefixes.find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
@@ -108,8 +107,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         reason = "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
     if reason is None and layout is not None and not _of_one_frequency(call, int(positions[real].max())):
         reason = "a document is so long that it has rotary frequencies of its own"
-    if reason is None and not always and _draws(call.module):
-        reason = "dropout or noise is on, which share='always' draws once"
+    if reason is None and _draws(call.module):
+        reason = "dropout or noise is on, which every row draws for itself"
     if reason is None and _is_looked_into(call.module):
         reason = "a hook looks into its layers, and would see the row that runs"
     reason = reason or call.model.why_prefixes_stay()
@@ -119,7 +118,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
 
 
 def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
-    """Whether packed rows may become others, which hold what their documents begin with once."""
+    """Return True if packed rows may become others that hold common beginnings once."""
     if call.entry.head is not None or call.wants_weights or call.entry.level in call.model.pooling:
         return False
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
@@ -128,27 +127,27 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
 
 
 def _of_one_frequency(call: Any, largest: int) -> bool:
-    """Whether documents up to this position have the same rotary frequencies."""
+    """Return True if documents up to this position have the same rotary frequencies."""
     if not call.model.anatomy.has_row_dependent_rotary:
         return True
     return largest < positions_of_one_frequency(row_dependent_rotaries(call.module))
 
 
 def _is_of_call(value: object) -> bool:
-    """Whether an argument is no tensor, or one number, so that it is the same for all tokens."""
+    """Return True if an argument is no tensor, or one number: the same for all tokens."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _is_looked_into(model: nn.Module) -> bool:
-    """Whether a hook that may read rows and columns is on a part of a model."""
+    """Return True if a hook that may read rows and columns is on a part of a model."""
     parts = (module for module in model.modules() if module is not model)
     return any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values())
 
 
 def _draws(model: nn.Module) -> bool:
-    """Whether dropout or noise is on: what is computed once draws once, where stock draws for each row."""
+    """Return True if dropout or noise is on: it is drawn once, but in stock for each row."""
     for module in model.modules():
         if not module.training:
             continue

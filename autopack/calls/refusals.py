@@ -1,4 +1,4 @@
-"""What packed rows are refused for: arguments that cannot be told apart by documents, and ways past the entry."""
+"""Refusals of packed rows: for arguments without a split by documents, for ways past the entry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from autopack.runtime.scope import Activation
 
 
 def refuse_bypassed_top(entry: Entry) -> None:
-    """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
+    """Raise `OutsideForward` for a backbone that its top's `forward` calls: labels pass the entry.
+
+    A backbone called on its own is fine.
+    """
     tops = entry.model.anatomy.entries[: entry.level]
     frame: FrameType | None = sys._getframe(1) if tops else None
     while frame is not None:
@@ -46,7 +49,7 @@ def refuse_bypassed_top(entry: Entry) -> None:
 
 
 def refuse_lost_documents(model: EnabledModel) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that loses what tells the documents of its packed rows apart."""
+    """Raise `InvalidPacking` in the step of a trainer that loses packed documents' boundaries."""
     trainer, _ = next(at_work(), (None, None))
     if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
         return
@@ -58,7 +61,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
 
 
 def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
+    """Raise `InvalidPacking` in a trainer's step that takes a row's documents for one sequence."""
     if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
         return
     trainer, adapter = next(at_work(), (None, None))
@@ -71,9 +74,9 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
 
 
 def refuse_split_rows(call: Call) -> None:
-    """Raise `UnsupportedModel` for a call with parts of rows, the rest of which other ranks hold.
+    """Raise `UnsupportedModel` for a call with parts of rows that ranks share.
 
-    Whether such a row is packed cannot be told from a part of it: one in which no position begins anew may hold the end
+    A part does not tell if its row is packed: one in which no position begins anew may hold the end
     of one document and the beginning of the next.
     """
     found = splits_rows(call.model.implementations(), call.module.training)
@@ -86,7 +89,7 @@ def refuse_split_rows(call: Call) -> None:
 
 
 def check_sites(model: EnabledModel) -> None:
-    """Raise `SiteDrift` where somebody has covered one of this model's sites, `UnsupportedModel` where a mixer."""
+    """Raise `SiteDrift` for a covered site of this model, `UnsupportedModel` for a mixer."""
     model.lease.check()
     covered = covered_mixer(model.anatomy.mixers)
     if covered is not None:
@@ -97,7 +100,7 @@ def check_sites(model: EnabledModel) -> None:
 
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
-    """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+    """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
     refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
@@ -126,7 +129,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 
 def refuse_unnamed(call: Call) -> None:
-    """Raise `UnsupportedModel` for arguments by position that nobody knows the names of."""
+    """Raise `UnsupportedModel` for positional arguments without a known name."""
     if call.unnamed:
         given = len(call.entry.names) + call.unnamed
         raise UnsupportedModel(
@@ -136,7 +139,7 @@ def refuse_unnamed(call: Call) -> None:
 
 
 def refuse_unproven(call: Call) -> None:
-    """Raise `UnsupportedModel` where packed calls of this kind were found not to be exact, or not found to be."""
+    """Raise `UnsupportedModel` if packed calls of this kind are not known to be exact."""
     if torch.jit.is_tracing():
         raise UnsupportedModel(
             f"packed rows of {call.name} were traced (torch.jit.trace), and a trace would cut all later rows where it "
@@ -146,7 +149,7 @@ def refuse_unproven(call: Call) -> None:
     if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
-            f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call itself."
+            f"{proof.how}. Declare them to the call itself."
         )
     if proof.packed is not None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")
@@ -158,9 +161,10 @@ def refuse_unproven(call: Call) -> None:
 
 
 def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` for a loss of packed rows, made by somebody else's code of labels that nobody has seen.
+    """Raise `UnsupportedModel` for a third-party loss of packed rows with unseen labels.
 
-    Labels that came by a known name had those at boundaries ignored; others may have met the site of the loss.
+    Labels that came by a known name had those at boundaries ignored; others may have met the site
+    of the loss.
     """
     seen = ended.met_loss or ended.plan.labelled
     if documents_of(ended) and not seen and loss_of(output) is not None:
@@ -172,7 +176,7 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
 
 
 def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
-    """Raise `UnsupportedModel` where the rows of a call further in are not those of the packed call that it is in."""
+    """Raise `UnsupportedModel` if an inner call has other rows than the packed call around it."""
     assert call.inputs is not None
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
@@ -186,7 +190,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 
 
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` for labels at padding in a model that runs documents alone, which leaves padding out."""
+    """Raise `InvalidPacking` for labels at padding in a model that runs documents alone."""
     labels = call.arguments.get("labels")
     if call.model.traits.whole_model_reason is None or real_documents(layout).all():
         return
@@ -200,11 +204,12 @@ def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
 
 
 def says_it_all(call: Call, layout: PackedLayout) -> bool:
-    """Whether a call of packed rows brings masks of its own that keep documents apart, and is to run as it came.
+    """Return True if a packed call's own masks keep documents apart, so that it runs as it came.
 
-    A mask that lets every document see what it would see alone is none of these: the documents are served then. One
-    that lets documents see each other contradicts what else is declared. Raises `InvalidPacking` for that, and
-    `UnsupportedModel` where something in the model mixes tokens that no mask reaches.
+    A mask that lets every document see all that it would see alone does not count: such documents
+    are served. A mask that lets documents see each other contradicts other declarations. Raises
+    `InvalidPacking` for that, and `UnsupportedModel` if a part of the model mixes tokens beyond any
+    mask's reach.
     """
     given: Any = call.arguments.get("attention_mask")
     masks = list(given.values()) if isinstance(given, dict) else [given]
@@ -238,7 +243,10 @@ def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
 
 
 def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
-    """Positions of RoBERTa's kind begin after that of padding; those before it are other rows of the table."""
+    """Raise `InvalidPacking` for positions of RoBERTa's kind that begin too early.
+
+    They begin after padding's position; those before it are other rows of the table.
+    """
     first, least = layout.first_positions, call.entry.earliest_position
     if first is None or not least or not call.entry.uses_positions:
         return
@@ -253,7 +261,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
-    """Raise `UnsupportedModel` for an argument that no call of this family may bring with packed rows."""
+    """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
     traits = call.model.traits
     given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
     for name, reason in traits.refused(bool(media.given(given))).items():
@@ -276,7 +284,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
                     f"with {kind}s in this very code and release: {apart}. Leave it out (text alone is served), run "
-                    f"the documents one per row, or enable the model with verify='never' if you know that they are "
+                    f"the documents one per row, or enable the model with verify=False if you know that they are "
                     f"kept apart."
                 )
     norm = _norm_over_batch(call.module) if media.given(given) else None
@@ -292,7 +300,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
 
 
 def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` where a sound of one document would change what that of another gives."""
+    """Raise `InvalidPacking` if a sound of one document would change another's results."""
     rule = call.model.traits.sounds_together
     sounds = [n for n in media.given(call.arguments) if media.kinds(n, call.arguments[n]) == {"sound"}]
     why = rule(call.config, call.arguments, layout) if rule is not None and sounds else None
@@ -304,7 +312,7 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
 
 
 def _images_of_others(call: Call) -> str | None:
-    """Why images are not those of the documents, where the text attends across to one image of each."""
+    """Return the reason why images do not match documents that attend across to one each."""
     pixels: Any = call.arguments.get("pixel_values")
     layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
@@ -313,7 +321,7 @@ def _images_of_others(call: Call) -> str | None:
 
 
 def _norm_over_batch(module: nn.Module) -> str | None:
-    """A module inside that normalizes over all media of a call, by which each would change the others."""
+    """Return an inner module that normalizes over all media of a call, which mixes them."""
     for name, norm in module.named_modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None):
             return f"{name} ({type(norm).__name__})"
@@ -321,7 +329,7 @@ def _norm_over_batch(module: nn.Module) -> str | None:
 
 
 def refuse_caches(call: Call) -> None:
-    """Raise `InvalidPacking` where packed rows are to fill or continue a cache."""
+    """Raise `InvalidPacking` if packed rows are to fill or continue a cache."""
     if call.arguments.get("use_cache"):
         raise InvalidPacking(
             "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
@@ -335,7 +343,7 @@ def refuse_caches(call: Call) -> None:
 
 
 def check_documents_can_stay_padded(call: Call, reason: str) -> None:
-    """Raise `UnsupportedModel` where the rows are documents of packed rows, which padding must not reach."""
+    """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
     if call.documents is not None:
         raise UnsupportedModel(
             f"{call.documents.head} cannot run the documents of packed rows without padding: {reason}. Run them one "

@@ -1,8 +1,8 @@
 """Packed rows for heads with one result per row: the call becomes one whose rows are the documents.
 
-Most heads get the documents as a right-padded batch; the backbone inside runs the real tokens as one packed row and
-hands the head the padded states, as it does for any padded batch. Where that cannot be the same as each document
-alone, the whole model runs on documents of one length at a time.
+Most heads get the documents as a right-padded batch; the backbone inside runs the real tokens as
+one packed row and hands the head the padded states, as it does for any padded batch. Where that may
+differ from each document alone, the whole model runs on documents of one length at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> Plan:
-    """What a call of such a head with packed rows is run as.
+    """Return the plan of such a head's call with packed rows.
 
-    Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for what cannot be told apart.
+    Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
+    arguments that cannot be split.
     """
     head = call.entry.head
     assert head is not None
@@ -50,10 +51,10 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
 
 
 def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
-    """The same for such a head of an encoder-decoder that makes the decoder's tokens of the encoder's.
+    """Return such a plan for an encoder-decoder that makes decoder tokens of the encoder's.
 
-    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for positions that such a
-    model cannot be told.
+    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
+    positions that such a model cannot take.
     """
     head = call.entry.head
     assert head is not None
@@ -74,7 +75,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
-    """Whether a head that looks for padding would find another token in a padded batch than in a document alone."""
+    """Return True if a head that looks for padding finds another token in a batch than alone."""
     ids = given.arguments.get("input_ids")
     if ids is None:
         return heads.looks_for_padding(module)  # it takes the last column of embeddings
@@ -85,7 +86,7 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 
 
 class DocumentArguments:
-    """The arguments of a call, each with what its first dimensions stand for: tokens of rows, or documents."""
+    """The arguments of a call, with their first dimensions' meaning: rows' tokens, or documents."""
 
     def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
         self.head = head
@@ -98,7 +99,7 @@ class DocumentArguments:
 
     @property
     def documents(self) -> int:
-        """Number of documents; padding is none."""
+        """The number of documents; padding is none."""
         return len(self.batch.documents)
 
     def _check_labels(self, name: str) -> None:
@@ -131,7 +132,8 @@ class DocumentArguments:
     def map(
         self, of_token: Callable[[str, torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, Any]:
-        """The arguments with `of_token` applied to (rows, columns, ...) and `of_document` to (documents, ...)."""
+        """Return the arguments with `of_token` applied to (rows, columns, ...) and `of_document` to
+        (documents, ...)."""
 
         frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
 
@@ -157,7 +159,7 @@ class DocumentArguments:
 
 
 class PaddedDocuments(Plan):
-    """The documents of a packed call as a right-padded batch, whose backbone is to run without the padding."""
+    """The documents of a packed call as a right-padded batch; the backbone runs without padding."""
 
     what = "becomes a batch of its documents, and is left to the model inside"
     reason = "it declares documents, and its head gives one result per row"
@@ -172,7 +174,7 @@ class PaddedDocuments(Plan):
         self.batch = given.batch
         self.defers = self.batch.is_padded
         self.masked = False
-        """Whether the head's logits of starts and ends at padding have been taken out."""
+        """True if the head's logits of starts and ends at padding have been taken out."""
         self.arguments = given.map(self._spread, lambda value: value)
         if not self.batch.is_padded:
             return
@@ -192,14 +194,17 @@ class PaddedDocuments(Plan):
         return rows.masked_fill(~real.reshape(*real.shape, *[1] * (rows.dim() - 2)), 0)
 
     def _left_out(self, positions: torch.Tensor | None) -> torch.Tensor | None:
-        """A position at the end of its document is ignored by the loss, and so must be at the end of the batch."""
+        """Move positions at a document's end, which the loss ignores, to the batch's end."""
         if positions is None:
             return None
         lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
         return positions.masked_fill(positions >= lengths, self.batch.shape[1])
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
-        """Logits of starts and ends (documents, longest, 2), the least of their dtype at padding; None for all else."""
+        """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
+
+        None for all other outputs.
+        """
         wanted = (*self.batch.shape, 2)
         if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
             return None
@@ -208,7 +213,7 @@ class PaddedDocuments(Plan):
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
-        """Raise `UnsupportedModel` where padding may have had a part in the output."""
+        """Raise `UnsupportedModel` if padding may have had a part in the output."""
         if self.batch.is_padded and not self.documents.unpadded:
             raise UnsupportedModel(
                 f"{self.documents.head} did not call its backbone, so the documents of packed rows were run with "
@@ -242,7 +247,7 @@ class DocumentsAlone(Plan):
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         self.reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
         self.groups: list[np.ndarray]
-        """Numbers of the documents of each batch; of one, where documents are not run `together`."""
+        """Numbers of the documents of each batch; of one each, unless documents run `together`."""
         if not together:
             self.groups = list(np.arange(given.documents)[:, None])
         elif self._as_one_batch(call):
@@ -257,7 +262,7 @@ class DocumentsAlone(Plan):
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
-        """How many documents of each batch its loss is the mean over."""
+        """Number of documents in each batch's mean loss."""
         self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
         for each, count in zip(self.calls, self.counts, strict=True):
             each |= items_of_share(each, count, sum(self.counts))
@@ -266,7 +271,10 @@ class DocumentsAlone(Plan):
 
     @staticmethod
     def _as_one_batch(call: Call) -> bool:
-        """Whether padding changes nothing: somebody's forward may read it, and weights have a column for each token."""
+        """Return True if padding changes nothing.
+
+        A third-party forward may read it, and weights have a column for each token.
+        """
         return call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None
 
     def _check_ignored(self) -> None:
@@ -298,7 +306,7 @@ class DocumentsAlone(Plan):
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
-        """Run what is left, and put the outputs of all documents in order."""
+        """Run the other batches, and put the outputs of all documents in order."""
         outputs = [output]
         # No call of its own for those who count calls.
         with in_force(Scope(self.call.model), self.call.entry.level):
@@ -336,7 +344,8 @@ class DocumentsAlone(Plan):
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
-    """Which documents have a label that counts in the loss, (documents,) on the host; all where none are given."""
+    """Return True for each document with a counted label, (documents,) on the host; all if none are
+    given."""
     if labels is None or labels.is_floating_point():
         return np.ones(documents, dtype=bool)
     known = recall({"labels": labels}).get("labels", labels)

@@ -1,8 +1,8 @@
-"""Packed rows that several ranks share: each calls the model with its part of the columns of every row.
+"""Packed rows that several ranks share: each calls the model with its columns of every row.
 
-What is declared is gathered from all ranks, so that every rank knows the documents of whole rows; attention exchanges
-tokens for heads (`autopack.attention.site`), and everything else in a model that packs exactly by
-attention alone looks at one token at a time.
+Declarations are gathered from all ranks, so that every rank knows the documents of whole rows.
+Attention exchanges tokens for heads (`autopack.attention.site`). Everything else in a model that
+packs exactly by attention alone looks at one token at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WITHOUT = "Train it without sequence parallelism."
 
 
 def rows_shared_by(call: Call) -> RowGroup | None:
-    """The processes that share the rows of a call: those that the model was enabled for, or DeepSpeed's."""
+    """Return the processes that share a call's rows: the user's own at `enable`, or DeepSpeed's."""
     model = call.model
     given = model.options.sequence_parallel
     if given is not None and not given.of_processes:
@@ -53,9 +53,9 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def _exchange_of(model: EnabledModel) -> Any:
-    """DeepSpeed's exchange around the model's attention function, with autopack around it and not inside; or None.
+    """Return DeepSpeed's exchange in the model's attention, with autopack outermost, or None.
 
-    Where it was registered after the model was enabled, all is as if it had been before.
+    If it was registered after the model was enabled, the result is as if it had been before.
     """
     for name in model.implementations():
         function = releases.attention_function(name)
@@ -71,7 +71,7 @@ def _exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(Plan):
-    """The part of packed rows that this rank has."""
+    """This rank's part of packed rows."""
 
     what = "runs as this rank's part of packed rows"
     reason = "ranks share its rows"
@@ -85,7 +85,7 @@ class SharedRows(Plan):
         self.labelled = call.has_labels
         arguments = without_what_packing_drops(call, call.arguments)
         self.shape = (layout.rows, layout.columns // rows.ranks)
-        """Of this rank's part."""
+        """Rows and columns of this rank's part."""
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         if arguments.get("position_ids") is None and call.entry.uses_positions:
@@ -95,7 +95,7 @@ class SharedRows(Plan):
         if call.arguments.get("token_type_ids") is None and kinds is not None:  # those of whole rows
             arguments["token_type_ids"] = kinds[:, mine].contiguous()
         self.targets: torch.Tensor | None = None
-        """The labels that the loss has to count, where it shifts its own otherwise."""
+        """The labels that the loss has to count; it would otherwise shift its own."""
         if counted is not None:
             _refuse_targets_across(call, layout, counted)
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
@@ -103,9 +103,9 @@ class SharedRows(Plan):
         self._counted = False
 
     def further_in(self, call: Call) -> dict[str, Any]:
-        """The arguments of a model that somebody else's code has called inside, with the columns of this rank.
+        """Return a third-party call's arguments of an inner model, with this rank's columns.
 
-        Raises `UnsupportedModel` where it brings other positions than this call has.
+        Raises `UnsupportedModel` if it brings other positions than this call has.
         """
         given, mine = call.arguments.get("position_ids"), self.arguments.get("position_ids")
         assert call.inputs is not None
@@ -118,7 +118,7 @@ class SharedRows(Plan):
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
     def meet(self, target: Any) -> None:
-        """See the labels that a loss counts."""
+        """Note the labels that a loss counts."""
         mine = self.targets
         if mine is not None and isinstance(target, torch.Tensor) and target.numel() == mine.numel():
             self._counted |= target.data_ptr() == mine.data_ptr()
@@ -139,9 +139,9 @@ class SharedRows(Plan):
 
 
 def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
-    """The documents of whole rows, and where shifted labels count, (rows, columns); None where there are none.
+    """Return whole rows' documents, and a mask of counted shifted labels (rows, columns), or None.
 
-    What one rank cannot serve is refused on all of them, so that none waits for another.
+    A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
     refused: AutopackError | None = None
     tensors: dict[str, torch.Tensor] = {}
@@ -190,7 +190,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
 
 
 def _check(call: Call) -> None:
-    """Raise `AutopackError` where this rank cannot serve parts of rows, whatever they declare."""
+    """Raise `AutopackError` if this rank cannot serve parts of rows with any declaration."""
     refusals.check_sites(call.model)
     refusals.refuse_unproven(call)
     reason = _why_not(call)
@@ -243,7 +243,7 @@ def _why_not(call: Call) -> str | None:
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:
-    """What this rank's part declares, and where its shifted labels count: each (rows, columns of the part)."""
+    """Return this part's declarations and counted shifted labels: each (rows, its columns)."""
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
     for name in (*OF_PARTS, "shift_labels"):
@@ -267,7 +267,7 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
 
 
 def _on_whole_rows(tensors: dict[str, torch.Tensor], rows: RowGroup, columns: int) -> dict[str, torch.Tensor]:
-    """The same on the host for whole rows, (rows, columns): one exchange and one copy from the device."""
+    """Return the same on the host for whole rows, (rows, columns): one exchange, one copy."""
     if not tensors:
         return {}
     parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
@@ -276,7 +276,7 @@ def _on_whole_rows(tensors: dict[str, torch.Tensor], rows: RowGroup, columns: in
 
 
 def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray) -> None:
-    """Raise `InvalidPacking` where the last token of a document has a label that counts: it is of the next document."""
+    """Raise `InvalidPacking` for a counted label at a document's last token, as the next one's."""
     last = np.zeros_like(counted).reshape(-1)
     last[layout.bounds[1:] - 1] = True
     crossing = np.argwhere(last.reshape(counted.shape) & counted)

@@ -1,7 +1,7 @@
-"""A padded batch run as one packed row of its real tokens, its outputs brought back into the form of the batch.
+"""A padded batch run as one packed row of its real tokens; its outputs return in the batch's form.
 
-A causal language model is unpadded at the top, so that head and loss see real tokens only; any other head gets the
-padded form that it always got, from a backbone that ran on the packed row.
+A causal language model is unpadded at the top, so that head and loss see real tokens only. Any
+other head gets the usual padded form, from a backbone that ran on the packed row.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Unpadded(Plan):
                     "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
                     "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "
                     "so losses differ from a run without it. Pad on the right or set these labels to -100, and both "
-                    "agree; unpad='never' keeps stock's loss.",
+                    "agree; unpad=False keeps stock's loss.",
                     self.call.name,
                 )
             tally.after_padding += 1
@@ -99,10 +99,10 @@ class Unpadded(Plan):
 
 
 def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
-    """The arguments of the packed row: what belongs to tokens is gathered, and positions are those of the batch.
+    """Return the packed row's arguments: values per token are gathered, positions the batch's.
 
-    Where the loss shifts, a token that no real token comes right before gets no label: its prediction would have been
-    made at padding.
+    If the loss shifts, a token without a real token right before it gets no label: its prediction
+    would have been made at padding.
     """
     frame = Frame(*padding.shape)
     arguments = dict(call.arguments)
@@ -128,7 +128,7 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
 
 
 def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
-    """The shape of the row, where a head hands on that of the batch (ModernBERT's, for masks that are made inside)."""
+    """Return the row's shape, if a head hands on the batch's (ModernBERT's, for inner masks)."""
     sizes = {"batch_size": (padding.rows, 1), "seq_len": (padding.columns, padding.tokens)}
     return {
         name: of_row
@@ -138,7 +138,7 @@ def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
 
 
 def has_a_place(name: str, value: Any, padding: Padding) -> bool:
-    """Whether it is known what becomes of an argument of a padded batch in the packed row of its tokens."""
+    """Return True if a padded batch's argument has a known form in the packed row."""
     if isinstance(value, list | tuple) and len(value) == padding.rows:
         return False  # a word or number for each row
     return _form_of(name, value, Frame(*padding.shape)).of in (Of.TOKEN, Of.CALL)

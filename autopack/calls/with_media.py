@@ -1,9 +1,10 @@
-"""Calls with images or other media: what a document gets of them alone, and would not get in a row or batch.
+"""Calls with images or other media: each document gets the results that it gets alone.
 
-Positions that a model computes from its tokens and media (M-RoPE) are computed for each document by itself. The models
-number the rows of a batch one by one, and take the sizes of their images in the order of the rows. So the documents are
-handed to the model's own function as right-padded rows: every document is numbered as it is alone, with its own images,
-and nothing needs to be known of the scheme. Where text attends to images across, which document sees which is read.
+Positions that a model computes from its tokens and media (M-RoPE) are computed for each document by
+itself. The models number the rows of a batch one by one, and take the sizes of their images in the
+order of the rows. So the documents are handed to the model's own function as right-padded rows:
+every document is numbered as it is alone, with its own images, under any scheme. For text that
+attends to images across, each document's images are read from the mask.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def positions_of_documents(
     layout: PackedLayout,
     counts_images: bool = False,
 ) -> torch.Tensor | None:
-    """The positions (axes, rows, columns) that the model computes for each document, or None where it computes none.
+    """Return the model's positions (axes, rows, columns) for each document, or None if none.
 
-    `entries` are the model that is being called and those inside it. Positions of three axes that the call gives are
-    left alone; positions of one axis only say where documents begin, as collators write them. A model that
-    `counts_images` over the rows of a batch is asked for one document at a time. Raises `InvalidPacking`
-    where the model cannot number the documents with the media that came along.
+    `entries` are the called model and its inner ones. Positions of three axes that the call gives
+    are left alone; positions of one axis only tell where documents begin, as collators write them.
+    A model that `counts_images` over the rows of a batch is asked for one document at a time.
+    Raises `InvalidPacking` if the model cannot number the documents with the media of the call.
     """
     told = arguments.get("position_ids")
     model = next((entry for entry in entries if hasattr(entry, _WHOLE) or hasattr(entry, _INDEX)), None)
@@ -86,7 +87,7 @@ def positions_of_documents(
 
 
 def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What Qwen-Omni hands on to where it numbers tokens by other names than those of its call."""
+    """Return the arguments that Qwen-Omni's token numbering takes under other names."""
     lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
     lengths = mask.sum(dim=1) if mask is not None else lengths
     found = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
@@ -96,7 +97,7 @@ def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any])
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
-    """The call for documents as right-padded rows, and how what it returns becomes the packed rows' again."""
+    """Return the call for documents as right-padded rows, and the way back to packed rows."""
     documents = DocumentBatch.of(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
@@ -118,8 +119,11 @@ def _as_rows(
 
 
 def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:
-    """The positions (axes, rows, columns) of a batch of one document per row, of a model that numbers the images over
-    all rows: each row gets those that it has alone. None where the call has no such images, or brings positions."""
+    """Return the positions (axes, rows, columns) of a batch of single documents, each as alone.
+
+    The model numbers the images over all rows. None if the call has no such images, or brings
+    positions.
+    """
     model = next((entry for entry in entries if hasattr(entry, _WHOLE)), None)
     if model is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
         return None
@@ -133,7 +137,7 @@ def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str
 
 @contextmanager
 def _state_kept(model: PreTrainedModel) -> Iterator[None]:
-    """What a model keeps for generation is of its latest batch, and rows of documents are none."""
+    """Restore the model's state for generation: it is the latest batch's, not of documents."""
     before = {name: value for name, value in vars(model).items() if name == _STATE}
     try:
         yield
@@ -143,7 +147,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> torch.Tensor:
-    """Positions of rows, each computed in a call with its own images alone, whose tokens are runs of type 1."""
+    """Return positions of rows, each computed with its own images, as runs of type 1 tokens."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
         return compute(**call)  # which says what is missing
@@ -161,7 +165,10 @@ def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> to
 
 
 def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> None:
-    """A document that goes on from an earlier row cannot be numbered: what its images have used up is not known."""
+    """Raise `InvalidPacking` for a document that continues from an earlier row.
+
+    It cannot be numbered: the positions that its images have used up are not known.
+    """
     first = layout.first_positions
     if first is None or not first.any():
         return
@@ -178,7 +185,7 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
 
 
 def keep_images_to_rows(call: Call, plan: Plan) -> None:
-    """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
+    """Give each row of a batch its results alone, where upstream mixes rows' images."""
     traits = call.model.traits
     if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
         return
@@ -194,7 +201,7 @@ def keep_images_to_rows(call: Call, plan: Plan) -> None:
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
-    """The images that documents of packed rows see; None for a model that does not attend to any, or text alone.
+    """Return the images that packed documents see; None for other models and text alone.
 
     Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
     weights are asked for.
@@ -224,7 +231,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 
 def images_of_rows(call: Call) -> SeenImages | None:
-    """The images of each row of a batch of one document per row; None where nothing tells, and all is upstream's."""
+    """Return the images of each row of a batch of single documents; None leaves it to upstream."""
     name, given = call.model.traits.image_mask, call.arguments
     mask = None if name is None or call.inputs is None else given.get(name)
     if call.inputs is None or not isinstance(mask, torch.Tensor) or call.continues or not media.given(given):

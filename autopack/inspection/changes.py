@@ -1,4 +1,4 @@
-"""Notice, at little cost, that a model is no longer what it was: its modules, its code, its loss, its configuration."""
+"""Notice cheaply that a model's modules, code, loss or configuration have changed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _FOLLOWED = frozenset(
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 _OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
-"""Options of torch's checkpoint function that change nothing of what a layer computes."""
+"""Options of torch's checkpoint function that do not change a layer's results."""
 _HOOKS = "its hooks"
 _RESTLESS = 4
-"""How often a value has to change until it is taken for state."""
+"""Number of changes after which a value counts as state."""
 
 
 class Watch:
-    """What a model was when it was looked at: `changed` says whether it is something else now.
+    """A model as it was at the last look; `changed` names the first difference from it.
 
-    It is asked at every call, so what concerns all modules is compared as a whole, and by identity.
+    Every call asks, so facts about all modules are compared as a whole, and by identity.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Watch:
         self._parameters = _Values(self._tensors)
 
     def changed(self) -> str | None:
-        """What has changed, in words, or None."""
+        """Return the first change, in words, or None."""
         if list(map(type, self._modules)) != self._classes or self._children.changed():
             return "its modules"
         if self._hooks_changed():
@@ -87,9 +87,10 @@ class Watch:
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
     def values_changed(self) -> bool:
-        """Return whether a value that third-party code reads differs from the last time that this was asked.
+        """Return True if a value that third-party code reads has changed since the last query.
 
-        A value that often differs (a counter) is the code's state, and is looked at a few times only.
+        A value that often differs (a counter) is the code's state, and is compared a few times
+        only.
         """
         values: list[Value] = []
         found = False
@@ -104,11 +105,11 @@ class Watch:
         return found
 
     def only_hooks(self) -> bool:
-        """Whether all that has changed is that somebody's hooks have been put on, or taken off."""
+        """Return True if nothing has changed but third-party hooks, put on or taken off."""
         return self.changed() == _HOOKS
 
     def only_looked_at(self, entries: Collection[nn.Module]) -> bool:
-        """Whether all that has changed is that parts other than `entries` have got hooks of somebody else's.
+        """Return True if only third-party hooks have changed, and on parts other than `entries`.
 
         Such a hook cannot declare documents, so a call that has none needs no new proof.
         """
@@ -119,7 +120,7 @@ class Watch:
         return known <= found and found - known <= {*_hooks(outside)}
 
     def _functions_added(self) -> bool:
-        """Whether modules hold functions that they did not. Those that they held are among the places of code."""
+        """Return True if modules hold new functions. Their old ones are places of code."""
         sizes = _sizes(self._modules)
         if sizes == self._sizes:
             return False
@@ -129,9 +130,9 @@ class Watch:
         return False
 
     def _hooks_changed(self) -> bool:
-        """Whether hooks have been taken off, or somebody else's have been put on.
+        """Return True if hooks have been taken off, or third-party hooks have been put on.
 
-        transformers puts on its own when somebody first asks for hidden states.
+        transformers puts on its own when a user first asks for hidden states.
         """
         hooks = _hooks(self._modules)
         if hooks == self._hooks:
@@ -150,7 +151,7 @@ class Watch:
 
 
 class _Values:
-    """What some dicts hold, by identity. Nothing of it is kept alive: what is gone is no longer in its dict."""
+    """The values of some dicts, by identity. None is kept alive: a lost one has left its dict."""
 
     def __init__(self, dicts: list[dict[str, Any]]):
         self._dicts = dicts
@@ -178,7 +179,9 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
 
 
 def _only_checkpoints(function: Any) -> bool:
-    """Whether a function is torch's own checkpoint function, which trainers put anew on layers between calls.
+    """Return True if a function is torch's own checkpoint function.
+
+    Trainers put it on layers anew between calls.
 
     autopack may have bound the documents of a forward around it.
     """
@@ -192,7 +195,10 @@ def _only_checkpoints(function: Any) -> bool:
 
 
 class _Config:
-    """A configuration, and the fields of it that decide what a model computes, as they were."""
+    """A configuration, and the values that its fields had when this object was made.
+
+    Fields that do not decide a model's results are left out.
+    """
 
     def __init__(self, config: PretrainedConfig):
         self.config = config
@@ -215,7 +221,7 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """A value that stays as it is when the collections in it are changed."""
+    """Return a copy of a value that changes of its collections do not reach."""
     if isinstance(value, Mapping):
         return {key: _kept(part) for key, part in value.items()}
     return tuple(map(_kept, value)) if isinstance(value, list | tuple) else value

@@ -1,8 +1,9 @@
-"""Whose code a model runs: transformers' own, in the places where transformers puts it, or somebody else's.
+"""The origin of a model's code: transformers' own, where transformers puts it, or third-party.
 
-Nothing is believed for its name. A class is transformers' own if it is the object that its module of transformers
-holds, a function if its code was compiled from a file of transformers (or of torch), stands where it was defined, and
-all that it calls in its module is so too. What is put on instances (forwards, hooks, losses) is judged alike.
+No name is trusted. A class is transformers' own if its module of transformers holds that very
+object. A function is if its code was compiled from a file of transformers (or of torch), it stands
+where it was defined, and all that it calls in its module is transformers' own too. Functions on
+instances (forwards, hooks, losses) are judged alike.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TOKEN_WISE: tuple[type, ...] = (
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity),
     *(nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
 )
-"""Modules of torch that do the same to every token, or only hold others."""
+"""Modules of torch that treat every token alike, or only hold other modules."""
 _OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
 _WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
 PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
@@ -44,17 +45,17 @@ PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attrib
 PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
 
 _MADE_BY_CODE = 1 << 9
-"""The flag of classes that Python code has made (`Py_TPFLAGS_HEAPTYPE`)."""
+"""The flag of classes made by Python code (`Py_TPFLAGS_HEAPTYPE`)."""
 
 Place = tuple[Any, str, Any]
-"""A mapping, or what has its `get`, a key, and the code that stands there."""
+"""A mapping (or an object with its `get`), a key, and the code that stands there."""
 
 
 # --- Files
 
 
 def file_of(module: str) -> str | None:
-    """The file of a Python module that has been imported, or None."""
+    """Return the file of an imported Python module, or None."""
     return getattr(sys.modules.get(module), "__file__", None)
 
 
@@ -64,18 +65,18 @@ def _is_in(name: str, package: str) -> bool:
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
+    """Return True for files of transformers, torch, the standard library, integrated packages."""
     known = name.startswith((MODELING, TORCH, HERE, "<frozen ")) or is_standard(name)
     return known or any(_is_in(name, package) for package in _INTEGRATED)
 
 
 def is_standard(name: str) -> bool:
-    """Whether a file is one of the standard library."""
+    """Return True if a file belongs to the standard library."""
     return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
 
 
 def _is_kernel_file(name: str) -> bool:
-    """Whether a file is one of a package of attention kernels that transformers loads."""
+    """Return True if a file belongs to a package of attention kernels that transformers loads."""
     found = ((package, file_of(package)) for package in _KERNELS)
     # Flash-attention 3 is a module of its own, not a package.
     return any(path and (name == path or (path.endswith("__init__.py") and _is_in(name, p))) for p, path in found)
@@ -85,14 +86,17 @@ def _is_kernel_file(name: str) -> bool:
 
 
 def original(value: Any) -> Any:
-    """What stood where autopack has put a function of its own; anything else is itself."""
+    """Return the object that autopack's function replaces; any other value as it is."""
     while is_of_autopack(value) and (inner := _held(value, "autopack_original")) is not None:
         value = inner
     return value
 
 
 def is_of_autopack(value: Any) -> bool:
-    """Whether a function is one of autopack, and not another that `functools.wraps` gave the attributes of one."""
+    """Return True if a function is autopack's.
+
+    A function to which `functools.wraps` gave the attributes of one is not.
+    """
     value = value.__func__ if isinstance(value, MethodType) else value
     if isinstance(value, FunctionType):
         return value.__code__.co_filename.startswith(HERE)
@@ -100,7 +104,10 @@ def is_of_autopack(value: Any) -> bool:
 
 
 def _held(value: Any, name: str) -> Any:
-    """An attribute that is really there: a mock has any that is asked for, and each of them has it again."""
+    """Return an attribute that really exists.
+
+    A mock has every attribute that is asked for, and each of them has it again.
+    """
     if isinstance(value, FunctionType):
         return vars(value).get(name)
     if isinstance(value, MethodType) and name != "__func__":
@@ -109,7 +116,7 @@ def _held(value: Any, name: str) -> Any:
 
 
 def layers(value: Any) -> Iterator[Any]:
-    """A function and all that it wraps, without those of autopack, the outermost first."""
+    """Yield a function and all that it wraps, the outermost first, without autopack's own."""
     waiting, seen = [value], set()
     while waiting:
         value = original(waiting.pop(0))
@@ -123,12 +130,12 @@ def layers(value: Any) -> Iterator[Any]:
 
 
 def innermost(value: Any) -> Any:
-    """What a function has been wrapped around."""
+    """Return the innermost function that a function wraps."""
     return list(layers(value))[-1]
 
 
 def is_own(value: Any) -> bool:
-    """Whether all layers of a function come from files of transformers, torch or what is integrated with them."""
+    """Return True if all layers of a function are transformers', torch's or integrated code."""
     for layer in layers(value):
         if isinstance(layer, FunctionType):
             if not is_own_file(layer.__code__.co_filename):
@@ -144,13 +151,13 @@ def is_own(value: Any) -> bool:
 
 
 def is_kernel(value: Any) -> bool:
-    """Whether a function is a package's of attention kernels, as that package has it."""
+    """Return True if a function comes unchanged from a package of attention kernels."""
     found = [layer.__code__.co_filename if isinstance(layer, FunctionType) else "" for layer in layers(value)]
     return any(map(_is_kernel_file, found)) and all(_is_kernel_file(name) or is_own_file(name) for name in found)
 
 
 def is_from(function: Any, place: tuple[str, ...]) -> bool:
-    """Whether a function, with all that it wraps, is code below a place in a package that has been imported."""
+    """Return True if a function, with all that it wraps, is code below `place` in a package."""
     package, *parts = place
     top = file_of(package)
     if top is None:
@@ -162,7 +169,7 @@ def is_from(function: Any, place: tuple[str, ...]) -> bool:
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether a function on a module is a library's own around what the class has under that name (accelerate's)."""
+    """Return True if a function on a module is a library's wrapper of its class's (accelerate)."""
     of_class = {id(layer) for layer in layers(getattr(type(module), name, None))}
     if not of_class & {id(layer) for layer in layers(value)}:
         return False
@@ -173,7 +180,7 @@ def passes_on(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def whose(function: Any) -> str:
-    """A function by its name and the place where it was written."""
+    """Return a function's name and the place where it was written."""
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
         if code is not None and not is_own_file(code.co_filename):
@@ -186,13 +193,13 @@ def whose(function: Any) -> str:
 
 
 def located(cls: type) -> bool:
-    """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
+    """Return True if a module of a known library holds this very class under its name."""
     path = file_of(cls.__module__)
     return path is not None and is_own_file(path) and found_by_name(cls)
 
 
 def found_by_name(cls: type) -> bool:
-    """Whether a class is the one that its module holds under its name, whosever it is."""
+    """Return True if a module, of any origin, holds this very class under its name."""
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -200,7 +207,7 @@ def found_by_name(cls: type) -> bool:
 
 
 def is_made_in_c(cls: type) -> bool:
-    """Return whether a class is one of Python itself: a builtin one, or one of functools.
+    """Return True if a class is part of Python itself: builtin, or from functools.
 
     A class that code made by `exec` says that it is of "builtins", too.
     """
@@ -210,17 +217,17 @@ def is_made_in_c(cls: type) -> bool:
 
 
 def located_class(module: nn.Module) -> Any:
-    """The class of a module without those that a library has derived from it at run time (FSDP, parametrizations)."""
+    """Return a module's class without run-time subclasses by libraries (FSDP, parametrizations)."""
     return next((cls for cls in type(module).__mro__ if located(cls)), None)
 
 
 def is_of(cls: type, package: str) -> bool:
-    """Whether a class is one of an installed package, and the one that it holds under that name."""
+    """Return True if an installed package holds this very class under its name."""
     return _is_in(file_of(cls.__module__) or "", package) and found_by_name(cls)
 
 
 def is_token_wise(cls: type) -> bool:
-    """Whether modules of a class of torch do the same to every token, or only hold others, wherever they stand."""
+    """Return True if modules of a class of torch treat every token alike, or only hold others."""
     return cls in _TOKEN_WISE or (_is_activation(cls) and located(cls))
 
 
@@ -229,7 +236,8 @@ def _is_activation(cls: type) -> bool:
 
 
 def out_of_place(cls: Any, above: Any) -> str | None:
-    """Why a module of class `cls` is not what the class of transformers that holds it puts there; None where it is."""
+    """Return the reason, in one clause, why a module of class `cls` is not the one that the class
+    of transformers above it makes; None if it is."""
     if cls is None:
         return "its class is not transformers' own"
     name = cls.__module__
@@ -248,7 +256,7 @@ def out_of_place(cls: Any, above: Any) -> str | None:
 
 
 def constructors(cls: type) -> Iterator[FunctionType]:
-    """The constructors of a class and of those that it derives from, without what wraps them."""
+    """Yield the constructors of a class and of its bases, without what wraps them."""
     for base in cls.__mro__:
         inner = innermost(vars(base)["__init__"]) if "__init__" in vars(base) else None
         if isinstance(inner, FunctionType):

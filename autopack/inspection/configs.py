@@ -1,4 +1,4 @@
-"""Which part of a configuration text models read."""
+"""The part of a configuration that text models read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _taken(function: Any) -> frozenset[str]:
 
 
 def text_config(config: Any, **which: bool) -> Any:
-    """The part of a config that text models read: the whole, where it has no parts.
+    """Return the part of a config that text models read; the whole config if it has no parts.
 
     `which` is `decoder` or `encoder`, for configs that have one for each.
     """

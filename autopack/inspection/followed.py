@@ -1,7 +1,8 @@
-"""What third-party code reads by name, so that a change of it is noticed.
+"""Names that third-party code reads, so that a change behind one of them is noticed.
 
-A function of a notebook is defined anew, a module is loaded again, a number or an entry of a dictionary beside it
-changes: the model that it is a part of is another one then, and nothing on the model itself shows it.
+A user redefines a function in a notebook, reloads a module, or changes a number or a dictionary
+entry beside it. The model that uses it is then another one, and nothing on the model itself shows
+it.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from autopack.inspection.put_on import HOOKS
 from autopack.inspection.source import names_in
 
 _MOST = 2000
-"""Places and values that are looked at again at each call."""
+"""Most places and values that are compared at each call."""
 _MEMBERS = 256
-"""Of a longer container the length counts alone."""
+"""Size of a container above which only its length is compared."""
 _BYTES = 4096
-"""Of a larger array of NumPy the object counts alone."""
+"""Bytes of a NumPy array above which only its identity is compared."""
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes of every module, which are compared by themselves where the module is a part of the model."""
+"""Attributes of every module; compared elsewhere for modules inside the model."""
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 Value = tuple[tuple[int, str], Callable[[], Any], Any]
-"""An owner by its identity and a name, how it is read, and what was read."""
+"""An owner's identity and a name, a function that reads the value, and the value as read."""
 
 
 class _Attribute:
@@ -65,7 +66,7 @@ class _Attribute:
 
 
 class _Identities(list[Any]):
-    """Some objects, by identity: weak references, which no other object gets once one of them is gone."""
+    """Some objects, by identity, as weak references: once an object is gone, no other equals it."""
 
     def __init__(self, objects: Iterable[Any]):
         super().__init__(weakref.ref(each) if type(each).__weakrefoffset__ else each for each in objects)
@@ -75,10 +76,11 @@ class _Identities(list[Any]):
 
 
 class Followed:
-    """The places of all code that third-party code reaches by name, and the values that stand there.
+    """The places of all code that third-party code reaches by name, and the values there.
 
-    `places` hold code and switches, by identity. `values` are numbers, strings, lengths and the like, by equality.
-    `names` are the words of all of that code. What is `inside` the model is not opened where it is only mentioned.
+    `places` hold code and switches, by identity. `values` are numbers, strings, lengths and the
+    like, by equality. `names` are the words of all that code. A module `inside` the model is not
+    opened where it is only mentioned.
     """
 
     def __init__(self, code: Iterable[Any], modules: Iterable[nn.Module], inside: Collection[nn.Module]):
@@ -134,7 +136,7 @@ class Followed:
             self._follow(held, "cell_contents", held.get("cell_contents"))
 
     def _named(self, known: dict[str, Any], names: frozenset[str]) -> None:
-        """Follow what a Python module, and third-party modules in it, hold under some names."""
+        """Follow the values of a Python module, and third-party modules in it, under some names."""
         for name in names:
             value = known.get(name)
             if name not in known:
@@ -149,7 +151,7 @@ class Followed:
                     self._named(vars(value), names.intersection(vars(value)))
 
     def _object(self, value: Any) -> None:
-        """Follow the functions of an object's class, and what it holds itself."""
+        """Follow the functions of an object's class, and the object's own attributes."""
         self._members(type(value))
         held = getattr(value, "__dict__", {})
         self._note_value(held, "its attributes", functools.partial(len, held))
@@ -199,7 +201,7 @@ class Followed:
             self._note_value(value, "its version", lambda: value._version)
 
     def _follow(self, mapping: Any, name: Any, value: Any, switches: bool = True) -> None:
-        """Note where something stands, and follow it: code and `switches` as code, other simple values as values."""
+        """Note a value's place, and follow it: code and `switches` as code, others as values."""
         if callable(value) or (switches and isinstance(value, bool)):
             self.places.append((mapping, name, original(mapping.get(name))))
         elif isinstance(value, _SIMPLE):
@@ -219,7 +221,7 @@ class Followed:
 
 
 def is_of_library(value: Any) -> bool:
-    """Return whether a module or class is one of the libraries that are known here, or of the standard library."""
+    """Return True if a module or class is from a known library or the standard library."""
     if isinstance(value, type) and not found_by_name(value):
         return is_made_in_c(value)
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__

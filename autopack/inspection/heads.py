@@ -1,4 +1,4 @@
-"""Heads that give one result per row of their batch, found by the names that transformers gives to their classes."""
+"""Heads that give one result per row of their batch, found by transformers' class names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _CHOICES = (
 
 @dataclass(frozen=True)
 class RowHead:
-    """What is known of a head with one result per row.
+    """Facts about a head with one result per row.
 
-    `spans` says that the result is a start and an end among the row's tokens, `picks` that it is that of a token which
-    the call names, beside those of all tokens. `labels` are the arguments with one value per row. `refusal` says why it
-    cannot be run on packed rows, or is None.
+    `spans` is True if the result is a start and an end among the row's tokens. `picks` is True if
+    the head also gives the result of a token that the call names, beside the results of all tokens.
+    `labels` are the arguments with one value per row. `refusal` is the reason why packed rows
+    cannot run, or None.
     """
 
     name: str
@@ -34,7 +35,7 @@ class RowHead:
 
     @property
     def of_choices(self) -> bool:
-        """Whether the rows of its batch are choices of questions."""
+        """True if the rows of its batch are choices of questions."""
         return self.refusal == _CHOICES
 
 
@@ -48,10 +49,10 @@ _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
 
 
 def row_head(model: Any) -> RowHead | None:
-    """The head of a model if it gives one result per row, or None; classes derived from one of transformers count.
+    """Return the head of a model if it gives one result per row, or None.
 
-    What a class of transformers is, a class derived from it is too, whatever it is called. A name counts only where
-    somebody has written such a head anew.
+    A class derived from one of transformers counts as that one, whatever its name. A name counts
+    only for a head that third-party code has written anew.
     """
     classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
     known = [cls for cls in type(model).__mro__ if located(cls)]
@@ -62,35 +63,36 @@ def row_head(model: Any) -> RowHead | None:
 
 
 def is_head_of_pair(model: Any) -> bool:
-    """Whether an encoder-decoder has a head with a result of another kind than its decoder's tokens."""
+    """Return True if an encoder-decoder's head gives other results than its decoder's tokens."""
     names = set(parameters_of(type(model)).names)
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
     return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens
 
 
 def looks_for_padding(model: Any) -> bool:
-    """Whether the head finds the last token of a row by the padding token, as those of decoders do."""
+    """Return True if the head finds a row's last token by the padding token, as decoders' do."""
     return "pad_token_id" in _names(model)
 
 
 def end_token(model: Any) -> int | None:
-    """The token that has to be in every row because the head's result is read off it, or None."""
+    """Return the token that every row must hold, as the head reads its result there, or None."""
     token = getattr(model.config, "eos_token_id", None)
     return token if row_head(model) is not None and "eos_token_id" in _names(model) and isinstance(token, int) else None
 
 
 def takes_first_padding(model: Any) -> bool:
-    """Whether it takes the token before the first padding token (up to 4.50), and not the last that is none."""
+    """Return True if the head takes the token before the first padding token (up to 4.50), not the
+    last real one."""
     return {"pad_token_id", "eq"} <= _names(model)
 
 
 def _names(model: Any) -> set[str]:
-    """The names that a head's forward reads, and those that it hands its arguments on to."""
+    """Return the names that a head's forward and those that take its arguments read."""
     return {name for code in forward_codes(type(model)) for name in code.co_names}
 
 
 def reads_whole_row(model: Any) -> str | None:
-    """What in the head reads padding although it is masked, or None."""
+    """Return the part of the head that reads padding although it is masked, in words, or None."""
     names = set(parameters_of(type(model)).names)
     for child in model.children():
         kind = getattr(child, "summary_type", "first")

@@ -1,7 +1,6 @@
-"""What a mask function says, found by calling it with indices that note what they are compared with.
+"""The rule of a mask function, found by calling it with indices that note their comparisons.
 
-Whatever a function does with its indices beyond what is known here makes it unknown. Dynamo can run this while it
-traces.
+A function that does anything else with its indices is unknown. Dynamo can run this while it traces.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from typing import Any
 
 
 class Unknown(Exception):
-    """The function does something with its indices that is not known here."""
+    """A mask function does something with its indices that autopack does not know."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which tokens of its document a token sees: none after it (causal), so many before and after, those of its chunk.
+    """The tokens of its document that a token sees.
 
-    None stands for unlimited.
+    `causal` hides later tokens; `before` and `after` count visible tokens on each side; `chunk` is
+    the size of the chunks that tokens see. None stands for unlimited.
     """
 
     causal: bool
@@ -29,12 +29,12 @@ class Pattern:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether it sees only so many tokens before or after itself."""
+        """True if a token sees only so many tokens before or after itself."""
         return self.before is not None or (not self.causal and self.after is not None)
 
     @property
     def device(self) -> None:
-        """Where transformers' functions that combine others move the answers of those to."""
+        """The device to which transformers' combining functions move the results combined."""
 
     def to(self, device: Any) -> Pattern:
         return self
@@ -47,7 +47,7 @@ class Pattern:
 
 
 class Index:
-    """`queries` times the index of the query plus `keys` times that of the key plus a number."""
+    """A linear index: `queries` × the query's index + `keys` × the key's index + `plus`."""
 
     def __init__(self, queries: int, keys: int, plus: int = 0):
         self.queries, self.keys, self.plus = queries, keys, plus
@@ -86,7 +86,7 @@ class Index:
         return (_index(other) - self).at_most(-1)
 
     def at_most(self, bound: int) -> Pattern:
-        """What is seen where this is no more than a number."""
+        """Return the pattern of tokens at which this index is at most `bound`."""
         reach, way = bound - self.plus, (self.queries, self.keys)
         if way in ((-1, 0), (0, -1)) and reach >= 0:
             return Pattern(causal=False)  # no index is negative
@@ -121,7 +121,7 @@ class Chunk:
 
 
 def pattern_of(function: Callable[..., Any]) -> Pattern | None:
-    """What a mask function of (row, head, query, key) lets a query see; None where that is not known."""
+    """Return the pattern of a mask function of (row, head, query, key); None if it is not known."""
     try:
         found = function(None, None, Index(1, 0), Index(0, 1))  # what rows or heads decide is not known
     except Exception:  # of somebody's function that expects tensors or numbers, anything

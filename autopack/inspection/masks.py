@@ -1,4 +1,4 @@
-"""How the installed transformers makes masks: the functions it registers, and what a rule of theirs says."""
+"""Masks of the installed transformers: its registered mask functions, and the rules in them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 """Module and path of the mapping from implementation name to mask function."""
 
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
-"""What is read of a call of a mask function of transformers'."""
+"""Arguments that autopack reads from a call of transformers' mask functions."""
 
 
 def has_mask_interface() -> bool:
-    """Whether masks are made by registered functions (4.53 and later)."""
+    """Return True if registered functions make masks (4.53 and later)."""
     return hasattr(masking, "AttentionMaskInterface")
 
 
 def mask_function(implementation: str) -> Callable[..., Any] | None:
-    """The mask function registered under a name; None where there is none."""
+    """Return the mask function registered under a name; None if there is none."""
     return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
-    """What a mask function lets a token of a document alone see, in numbers; None where that is not known.
+    """Return the tokens that a mask function lets a token of a document alone see, or None.
 
     Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
     """
@@ -44,14 +44,14 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
 
 
 class _NoPadding:
-    """How many tokens of a row its padding takes, for a document alone."""
+    """The number of padding tokens in each row of a document alone: 0."""
 
     def __getitem__(self, row: Any) -> int:
         return 0
 
 
 def _without_padding(function: Any) -> Any:
-    """A mask function, with those that it combines, whose `left_padding` of each row is none."""
+    """Return a mask function, and those that it combines, with a `left_padding` of 0 per row."""
     if not inspect.isfunction(function) or not function.__closure__:
         return function
     cells = []
@@ -73,7 +73,7 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def known_parts(function: Callable[..., Any]) -> list[Pattern]:
-    """The recognised functions among those that a mask function combines, by intersection or union."""
+    """Return the recognised functions among those that a mask function combines."""
     inner = [part for value in _closure(function).values() if isinstance(value, tuple | list) for part in value]
     if inner:
         return [pattern for part in inner if callable(part) for pattern in known_parts(part)]
@@ -82,7 +82,7 @@ def known_parts(function: Callable[..., Any]) -> list[Pattern]:
 
 
 def captured_tensors(function: Callable[..., Any]) -> list[Any]:
-    """All tensors that a mask function and the functions it combines have captured."""
+    """Return all tensors that a mask function and the functions it combines have captured."""
     values = list(_closure(function).values())
     inner = [part for value in values if isinstance(value, tuple | list) for part in value if callable(part)]
     inner += [value for value in values if inspect.isfunction(value)]
@@ -91,14 +91,14 @@ def captured_tensors(function: Callable[..., Any]) -> list[Any]:
 
 
 def plain_rule(causal: bool) -> Callable[..., Any]:
-    """The mask function of an unrestricted causal or bidirectional attention."""
+    """Return the mask function of unrestricted causal or bidirectional attention."""
     if causal:
         return masking.causal_mask_function
     return getattr(masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0)
 
 
 def length_arguments(length: int, device: Any) -> dict[str, Any]:
-    """How the installed mask functions are told the number of queries and keys, for a call without a cache."""
+    """Return the installed mask functions' arguments for a length of queries and keys, uncached."""
     keys = {"kv_length": length, "kv_offset": 0}
     if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
         return {**keys, "cache_position": torch.arange(length, device=device)}
@@ -106,7 +106,7 @@ def length_arguments(length: int, device: Any) -> dict[str, Any]:
 
 
 def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The arguments of a mask function for one document alone: one row of `length` tokens, no cache, no padding."""
+    """Return a mask function's arguments for one row of `length` tokens, no cache, no padding."""
     alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
     if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
         alone["cache_position"] = alone["cache_position"][:length]

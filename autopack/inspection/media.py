@@ -1,7 +1,7 @@
-"""Images, videos, sounds and other media that come along with tokens: which arguments of a call hold them.
+"""Arguments of a call that hold media: images, videos, sounds and others that accompany tokens.
 
-Media have no place in a row of tokens. Their features take the places of placeholder tokens, in the order in which both
-come, so media in the order of the documents reach the documents that they belong to.
+Media have no place in a row of tokens. Their features replace placeholder tokens, both in order, so
+media in the order of the documents reach their own documents.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 PICTURES = ("images", "image")
-"""Columns of pictures of data sets: one, several or none for each document; those of a packed row in a list."""
+"""Picture columns of data sets: one, several or none per document; a list for each packed row."""
 STATES = "image_hidden_states"
-"""What models name the states of images among their results: in the order of the images, however tokens lie."""
+"""The output field with the states of images, in the order of the images, not the tokens."""
 _NAMES = re.compile(
     r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
     r"|^aspect_ratio_|cross_attention_mask"
@@ -22,7 +22,7 @@ _NAMES = re.compile(
 _OTHERS = re.compile(
     r"^(vision_feature|output_|use_|num_(?!local_patches|frames_per_video))|token_type|position_mask|patches_indices|codes"
 )
-"""Arguments that only choose how media are read, or say something of every token."""
+"""Arguments that only choose how media are read, or describe every token."""
 _KINDS = {
     "sound": r"audio|input_features|input_values|feature_attention|chunk_sample|padding_mask",
     "protein": "protein",
@@ -31,12 +31,12 @@ _KINDS = {
 
 
 def holds_media(name: str) -> bool:
-    """Whether an argument of this name holds media, or says of what size they are, rather than something of tokens."""
+    """Return True if an argument of this name holds media, or their sizes, not facts on tokens."""
     return bool(_NAMES.search(name)) and not _OTHERS.search(name)
 
 
 def given(arguments: Mapping[str, Any]) -> list[str]:
-    """Names of the arguments that hold media in this call."""
+    """Return the names of the arguments that hold media in this call."""
     return [
         name
         for name, value in arguments.items()
@@ -45,7 +45,10 @@ def given(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def kinds(name: str, value: Any) -> set[str]:
-    """What an argument holds: "image", "video", "sound" or "protein"; encoder outputs by kind may hold several."""
+    """Return the kinds of media in an argument: "image", "video", "sound" or "protein".
+
+    Encoder outputs by kind may hold several.
+    """
     if isinstance(value, Mapping):
         return {kind for key in value for kind in kinds(key, None)}
     return {next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "image")}

@@ -1,4 +1,4 @@
-"""What a model is made of, as far as packing is concerned: found by what its code says, hardly ever by names."""
+"""The parts of a model that matter for packing, found by their code, hardly ever by names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"
 _ROPES = ("rope_parameters", "rope_scaling")
 _LIMITS = ("original_max_seq_len", "original_max_position_embeddings", "max_position_embeddings")
-"""Names of the largest number of positions, in modules and configurations, that keeps the frequencies as they are."""
+"""Names, in modules and configurations, of the most positions with unchanged frequencies."""
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
@@ -37,15 +37,19 @@ _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attentio
 class Anatomy:
     """The parts of one model.
 
-    `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
-    the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
-    them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
-    that attend within each token or within media; `halves` the encoder and the decoder of a model that has both;
-    `checkpointed` the modules that may hold a gradient checkpointing function; `chunked` those that may take some
-    tokens at a time, as many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries
-    and attention modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it
-    does, `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary`
-    whether rotary frequencies depend on the longest position of a call.
+    `entries` are the model and the models inside it that can be called with tokens, the outermost
+    first. `attention` are the modules that attend through transformers' interface. `mixers` are the
+    modules that mix tokens in another way, or count them. `towers` are the attention modules of
+    parts that take no tokens, which pack by themselves. `within_token` are the modules that attend
+    within each token or within media. `halves` are the encoder and the decoder, of a model that has
+    both. `checkpointed` are the modules that may hold a gradient checkpointing function. `chunked`
+    are the modules that may take some tokens at a time: `chunk_size_feed_forward` of them, 0 for
+    all. `configs` are the configurations that entries and attention modules read.
+
+    `causal` is True if any attention hides later tokens, `one_way` if all attention does.
+    `counts_along_mask` is True if the model's code adds up a mask to number tokens.
+    `has_row_dependent_rotary` is True if rotary frequencies depend on the longest position of a
+    call.
     """
 
     model_type: str
@@ -67,8 +71,11 @@ class Anatomy:
     def of(
         cls, model: PreTrainedModel, mixing: Collection[str], attending: Collection[str], within: Collection[str]
     ) -> Anatomy:
-        """Take a model apart, by names of classes: those that are `mixing`, those of them that are `attending`, and
-        those `within` which all attention is over parts of a token or of media."""
+        """Take a model apart by names of classes.
+
+        Classes in `mixing` mix tokens; the ones that are also in `attending` attend. All attention
+        of classes in `within` is over parts of a token or of media.
+        """
         models, outer = entries(model), mixers(model, within)
         inside = {id(part) for module in outer for part in module.modules()}
         found = attention_modules(model)
@@ -99,23 +106,23 @@ class Anatomy:
 
     @property
     def indifferent(self) -> list[nn.Module]:
-        """The modules that attend and mix no tokens of documents."""
+        """The attention modules that mix no tokens of documents."""
         return [*self.towers, *self.within_token]
 
     def owns_config(self, config: Any) -> bool:
-        """Whether a config is one that this model's text modules read, or one of a single layer of theirs."""
+        """Return True if this model's text modules, or one of its layers, read this config."""
         # Configs of single layers are made anew whenever they are asked for, so they have no identity.
         kinds = [type(own) for own in self.configs if getattr(own, "is_heterogeneous", False)]
         return any(config is own for own in self.configs) or type(config) in kinds
 
     def in_decoder(self, module: nn.Module) -> bool | None:
-        """Whether a module is of the decoder (True) or of the encoder (False); None where it is of neither."""
+        """Return True for a module in the decoder, False in the encoder, None in neither."""
         found = (bool(decodes) for decodes, half in enumerate(self.halves or ()) if module in set(half.modules()))
         return next(found, None)
 
 
 def attention_modules(root: nn.Module) -> list[nn.Module]:
-    """The modules under `root` that call an attention function of transformers' interface.
+    """Return the modules under `root` that call an attention function of transformers' interface.
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
@@ -123,21 +130,24 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
 
 def towers(root: nn.Module) -> list[nn.Module]:
-    """The modules of such sub-models that call an attention function of transformers' interface."""
+    """Return the modules of vision and audio towers that call transformers' attention interface."""
     inside = {id(module) for module in _text_modules(root)}
     return _of_classes((module for module in root.modules() if id(module) not in inside), dispatching_functions)
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
-    """Those of some modules whose class is wanted, which is asked once of each class."""
+    """Return the modules whose class is wanted; each class is asked once."""
     walked = list(modules)
     classes = {cls for cls in set(map(class_of, walked)) if wanted(cls)}
     return [module for module in walked if class_of(module) in classes]
 
 
 def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
-    """The models of media inside `root` that may be handed the positions of tokens, by a forward that takes them by
-    `**kwargs` and hands these on to all parts. They do not name them either, or number tokens beside queries."""
+    """Return the models of media inside `root` that may be handed the positions of tokens.
+
+    A forward that takes positions by `**kwargs` hands them on to all parts. These models do not
+    name them either, or number tokens beside queries.
+    """
     if all("position_ids" in parameters_of(class_of(entry)).names for entry in entries(root)):
         return []
     inside = {id(module) for module in _text_modules(root)}
@@ -147,7 +157,7 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
-    """The rotary modules under `root` whose frequencies depend on the longest position of a call."""
+    """Return the rotary modules under `root` with frequencies by a call's longest position."""
     found = []
     for module in root.modules():
         kind = module.__dict__.get("rope_type")
@@ -170,13 +180,13 @@ def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
-    """The modules under `root` of classes of these names."""
+    """Return the modules under `root` whose class has one of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
     return _of_classes(_text_modules(root), lambda kind: any(cls.__name__ in names for cls in kind.__mro__))
 
 
 def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules under `root` that attend in code of their own and are in none of `mixers` or of one another."""
+    """Return the outermost modules under `root`, outside `mixers`, that attend by themselves."""
     # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
     attending = _of_classes(_text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c)))
     inside = {id(part) for mixer in mixers for part in mixer.modules()}
@@ -189,8 +199,10 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
 
 
 def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules under `root`, in none of `mixers`, that number tokens by their columns: embeddings of positions, and
-    embeddings of tokens that hold such a table. By what they are called: what comes of it is audited.
+    """Return the modules under `root`, outside `mixers`, that number tokens by their columns.
+
+    They are embeddings of positions, and embeddings of tokens that hold such a table. They are
+    found by their names; an audit checks the result.
     """
     inside = {id(part) for mixer in mixers for part in mixer.modules()}
     tables, whole = [], []
@@ -207,7 +219,7 @@ def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list
 
 
 def checkpointed(model: nn.Module) -> list[nn.Module]:
-    """The modules that may hold a gradient checkpointing function: transformers' own, and torch's wrappers."""
+    """Return the modules, or torch's wrappers, that may hold a gradient checkpointing function."""
     # Its module is imported where there is such a wrapper.
     wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
     kind = () if wrappers is None else wrappers.CheckpointWrapper
@@ -217,17 +229,17 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
 
 
 def forwards_of(classes: Iterable[type[nn.Module]]) -> list[tuple[str, str]]:
-    """Module and path of each forward that these classes define."""
+    """Return the Python module and path of each forward that these classes define."""
     return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in {*classes})
 
 
 def defining_class(kind: type[nn.Module]) -> Any:
-    """The class whose forward modules of a class run."""
+    """Return the class whose forward a module of class `kind` runs."""
     return next(cls for cls in kind.__mro__ if "forward" in vars(cls))
 
 
 def check_forwards(model: nn.Module) -> None:
-    """Raise `SiteDrift` where a class of transformers has no function as its forward: its code could not be read.
+    """Raise `SiteDrift` if the forward of a class of transformers is no function, so unreadable.
 
     Modules of TorchScript have none; they are proven by themselves.
     """
@@ -243,10 +255,11 @@ def check_forwards(model: nn.Module) -> None:
 
 
 def entries(model: PreTrainedModel) -> list[Any]:
-    """The models inside a model that can be called with tokens on their own, the outermost first, after the model.
+    """Return the model and its inner models that can be called with tokens, the outermost first.
 
-    The model is one of them whatever it takes, where it holds any: what it calls its tokens may not be known. So are
-    the halves of an encoder-decoder, whatever they derive from (FSMT's are mere modules).
+    The model is one of them whenever it holds any, whatever it takes: the names of its tokens may
+    not be known. So are the halves of an encoder-decoder, whatever their base (FSMT's are mere
+    modules).
     """
     known = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
     halved = [half for half in halves(model) or () if not isinstance(half, PreTrainedModel) and takes_tokens(half)]
@@ -255,19 +268,19 @@ def entries(model: PreTrainedModel) -> list[Any]:
 
 
 def config_of(module: nn.Module, whole: PreTrainedModel) -> Any:
-    """The configuration of an entry of a model: its own, or that of the whole where it is a half that is no model."""
+    """Return an entry's configuration: its own, or the whole's for a half that is no model."""
     return getattr(module, "config", whole.config)
 
 
 def is_pair(model: nn.Module) -> bool:
-    """Whether a model calls an encoder and a decoder: it takes tokens for both."""
+    """Return True if a model calls an encoder and a decoder: it takes tokens for both."""
     # One of BLIP-2 may hold a decoder alone.
     decodes_alone = getattr(getattr(model, "config", None), "use_decoder_only_language_model", False)
     return not decodes_alone and "decoder_input_ids" in parameters_of(class_of(model)).names
 
 
 def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
-    """The encoder and the decoder of a model that has both, or None."""
+    """Return the encoder and the decoder of a model that has both, or None."""
     if not is_pair(model):
         return None
     # Up to 4.57 models with a head of a pair do not have it themselves.
@@ -282,7 +295,7 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
 
 
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
-    """Those of the modules `mixing` that attend to what the encoder has made: a decoder itself, or by their names."""
+    """Return the `mixing` modules that attend to the encoder, by name, or the decoder itself."""
     # The class says nothing: most decoders use one class for both.
     named = {id(module): name for name, module in decoder.named_modules()}
     return [module for module in mixing if module is decoder or _ACROSS.search(named.get(id(module), "").lower())]
@@ -301,16 +314,16 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def takes_tokens(model: nn.Module) -> bool:
-    """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them.
+    """Return True if a model takes tokens or their embeddings under transformers' names for them.
 
-    Those of a Q-Former are no tokens of a row: they go along with the queries of one image (InstructBLIP).
+    A Q-Former's are no tokens of a row: they accompany the queries of one image (InstructBLIP).
     """
     names = set(parameters_of(class_of(model)).names)
     return bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
 
 
 def _reads_text(model: PreTrainedModel, config: Any) -> bool:
-    """Whether a model inside one of this configuration is a part of what reads its text, and no tower."""
+    """Return True if an inner model is a part of the text model with this configuration."""
     names = parameters_of(class_of(model)).names
     # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a model itself may take
     # hidden states, and has the same configuration (DeBERTa's encoder, 4.47 to 4.50); towers have one of their own.
@@ -318,14 +331,14 @@ def _reads_text(model: PreTrainedModel, config: Any) -> bool:
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
-    """The distinct configs that these modules read, by identity."""
+    """Return the distinct configs that these modules read, by identity."""
     found: list[Any] = [getattr(module, "config", None) for module in modules]
     distinct = {id(config): config for config in found}.values()
     return [config for config in distinct if hasattr(config, "_attn_implementation")]
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """The device that inputs of the model belong on."""
+    """Return the device for inputs of the model."""
     try:
         holder: Any = model.get_input_embeddings()
     except NotImplementedError:  # several tables, of hashes (CANINE)
@@ -336,18 +349,18 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def pools_single_tokens(module: nn.Module) -> bool:
-    """Whether a backbone hands its pooler the first token of every row."""
+    """Return True if a backbone hands its pooler the first token of every row."""
     return isinstance(getattr(module, "pooler", None), nn.Linear)
 
 
 def activation_of(module: nn.Module) -> Any:
-    """What the backbone does to the pooler's output, or None where that is not known."""
+    """Return the function that the backbone applies to the pooler's output, or None."""
     found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
     return next(filter(callable, found), None)
 
 
 def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
-    """The output of a backbone with the pooled vector (documents, channels) of each document.
+    """Return a backbone's output with a pooled vector per document: (documents, channels).
 
     `starts` are the first tokens of the documents in the flattened rows.
     """

@@ -1,4 +1,4 @@
-"""How models number their tokens: in a document alone, and in a padded batch."""
+"""Token positions that models choose, for a document alone and in a padded batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from autopack.inspection.configs import text_config
 
 @dataclass(frozen=True)
 class Numbering:
-    """How models number the tokens of a document, and those of a padded batch, where a call brings no positions.
+    """A model's rule for positions that a call does not bring, of a document and of a padded batch.
 
-    `start` is the number of a document's first token; `after_pad_token` says that it is `pad_token_id + 1` instead, and
-    that all tokens are counted but the padding token, `uncounted` is the one token that is not counted in others, and
-    stands at the position of its number; `along_mask` that tokens are counted by adding up the attention
-    mask, which skips padding; `changed` that releases of transformers differ in that; `relative` that only differences
-    between positions count, so that a document may begin before `start`.
+    `start` is the position of a document's first token. With `after_pad_token` it is `pad_token_id
+    + 1` instead, and all tokens but the padding token are counted. `uncounted` is a token that is
+    not counted and stands at the position of its number. With `along_mask` positions add up the
+    attention mask, which skips padding. `changed` is True if releases of transformers differ in
+    that. `relative` is True if only differences between positions count, so that a document may
+    begin before `start`.
     """
 
     start: int = 0
@@ -29,7 +30,7 @@ class Numbering:
     uncounted: int | None = None
 
     def first_position(self, config: Any) -> int:
-        """Position of the first token of a document for models of this config.
+        """Return the position of the first token of a document for models of this config.
 
         Raises `ValueError` for a RoBERTa-like config without the `pad_token_id` that its positions start after.
         """
@@ -44,9 +45,9 @@ class Numbering:
         return pad_token_id + 1
 
     def earliest_position(self, model: Any, config: Any) -> int:
-        """The least position at which a document of this model may begin and still get what it gets by itself.
+        """Return the least position at which a document may begin with unchanged results.
 
-        Where positions are looked up in a table, that is where documents begin; rotations know differences alone.
+        A table of positions allows only the usual beginning; rotations know differences alone.
         """
         first = self.first_position(config)
         if self.relative or not first:
@@ -57,16 +58,17 @@ class Numbering:
         return 0 if rotates and known not in tables else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
-        """Whether `in_padded_batch` holds where padding is not on the right.
+        """Return True if `in_padded_batch` holds for padding that is not on the right.
 
-        `adds_up_mask` says whether the model's code adds up a mask, as most releases of most models do not.
+        `adds_up_mask` is True if the model's code adds up a mask, as most releases of most models
+        do not.
         """
         return self.along_mask or not (adds_up_mask or self.changed)
 
     def in_padded_batch(self, config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
-        """The positions that models of this config give a padded batch with this mask: int64 (rows, columns).
+        """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
-        Most take the number of the column, whatever the mask says.
+        Most models use the column's number, whatever the mask.
         """
         if self.along_mask:
             return mask.long().cumsum(1) - 1
@@ -78,7 +80,7 @@ class Numbering:
     def of_counted(
         self, config: Any, input_ids: torch.Tensor | None, starts: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Positions by the tokens themselves, one of which is not counted: int64 (rows, columns); None elsewhere.
+        """Return positions that skip one uncounted token: int64 (rows, columns), or None.
 
         `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows hold several.
         """

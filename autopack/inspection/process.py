@@ -1,4 +1,4 @@
-"""What somebody has put in the place of torch's own functions, and what hooks there are on all modules of a process."""
+"""Third-party replacements of torch's functions, and hooks on all modules of a process."""
 
 from __future__ import annotations
 
@@ -39,18 +39,21 @@ _NEVER = {
     "register_parameter register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ "
     "zero_grad compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict",
 }
-"""What no forward calls for what it gives: functions that make, load, move, show or compile, which packages replace for
-the whole process (Lightning `torch.compile`, engines how modules are made)."""
+"""Functions of torch whose results no forward uses: they make, load, move, show or compile.
+
+Packages replace these for the whole process (Lightning `torch.compile`, engines the making of
+modules).
+"""
 _SAME = {("torch.nn.functional", "linear"): ("deepspeed", "runtime", "zero", "linear.py")}
-"""Functions of engines that give what torch's own give: ZeRO-3's layer keeps no gathered weight for its backward."""
+"""Engines' functions with torch's own results: ZeRO-3's layer keeps no weight for its backward."""
 
 
 class Process:
     """torch as it was found in this process.
 
-    `foreign` says what of it is somebody else's: hooks on all modules, and functions that stand where torch's own were
-    and whose names are in the source of `modules`, the Python modules that a model's classes come from, or among the
-    `names` that third-party code reads.
+    `foreign` names its third-party parts: hooks on all modules, and replaced functions of torch. A
+    replaced function counts if the source of `modules` (the Python modules of a model's classes)
+    has its name, or if third-party code reads it (`names`).
     """
 
     def __init__(self, modules: Iterable[str], names: Iterable[str] = ()):
@@ -59,7 +62,7 @@ class Process:
         self.foreign = list(_foreign(self._words))
 
     def changed(self) -> bool:
-        """Whether something else of torch is somebody else's now."""
+        """Return True if third-party code has replaced something else of torch since."""
         # Asked at every call: lists compare by identity first, which costs next to nothing.
         with suppress(Exception):  # what somebody has put there compares as it likes
             if _held() == self._held:
@@ -112,7 +115,7 @@ def _is_run(name: str, words: frozenset[str]) -> bool:
 
 @cache
 def _words(module: str) -> frozenset[str]:
-    """The words in the source of a module; none where it has no source."""
+    """Return the words in the source of a module; none if it has no source."""
     path = file_of(module)
     if not path or not path.endswith(".py"):
         return frozenset()
@@ -120,7 +123,7 @@ def _words(module: str) -> frozenset[str]:
 
 
 def foreign_mode() -> str | None:
-    """The class of a mode of torch that is in force in this thread and that is somebody else's; None where none is."""
+    """Return the class of a third-party mode of torch in force in this thread, or None."""
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
         return None
     modes = [*torch.overrides._get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]

@@ -1,4 +1,4 @@
-"""Whose code a model runs: transformers' own, in the places where transformers puts it, or somebody else's."""
+"""The origin of a model's code: transformers' own, where transformers puts it, or third-party."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ from autopack.inspection.source import names_in
 
 
 class Provenance:
-    """Whose code a model runs now.
+    """The origin of the code that a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `unknown` is the
-    first of it that is not a forward of TRL. `runs_other_code` says whether anything but hooks is among it. Hooks on
-    parts that are no models are not: `onlooker` is the first that may read rows and columns of what passes, None where
-    there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands and
-    `values` what third-party code reads beside it, for `autopack.inspection.changes`, and `process` is what was found
-    in the place of torch's functions.
+    `foreign` names, by module, everything that is not transformers' own; it is empty if all is.
+    `unknown` is the first such entry that is not a forward of TRL. `runs_other_code` is True if any
+    entry is more than a hook. Hooks on parts that are no models are no entries: `onlooker` is the
+    first that may read rows and columns of its inputs, or None, and `hook` the first of these that
+    is not transformers' own.
+
+    `places` hold the model's code and `values` what third-party code reads beside it, for
+    `autopack.inspection.changes`. `process` is torch as found in this process.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
@@ -105,7 +107,7 @@ class Provenance:
                 parents.setdefault(id(child), below)
 
     def _put_on(self, module: nn.Module) -> str | None:
-        """What somebody has put on a module that its class does not put there: a function, a tensor of another type."""
+        """Return a third-party function or tensor type on a module that its class lacks."""
         found = None
         for _, name, value in put_on.functions_on(module):
             reason = put_on.why_foreign_function(module, name, value)
@@ -125,7 +127,7 @@ class Provenance:
                 self.unknown = self.unknown or self.foreign[-1]
 
     def around(self, module: nn.Module) -> str | None:
-        """What of a module's own forward and loss, and of a model's hooks, is somebody else's, or None."""
+        """Return the third-party part of a module's forward, loss or (a model's) hooks, or None."""
         return self._own(module) or self._hooked(module)
 
     def _own(self, module: nn.Module) -> str | None:
@@ -147,7 +149,7 @@ class Provenance:
         return f"the loss of the kind {kind!r} is {whose(known[kind])}"
 
     def of_class(self, cls: type) -> str | None:
-        """What in a class, or in a class that it derives from, is not transformers' own; None where everything is."""
+        """Return the part of a class, or of its bases, that is not transformers' own, or None."""
         if cls not in self._classes:
             self._classes[cls] = next((r for base in cls.__mro__ if (r := self._of_base(base, cls))), None)
             if self._classes[cls] is not None:
@@ -178,7 +180,7 @@ class Provenance:
         return None
 
     def _check(self, function: Any) -> bool:
-        """Whether a function, and what it calls by name in its own module, is transformers' own.
+        """Return True if a function, and its callees by name in its module, is transformers' own.
 
         In the module that transformers loads flash-attn into, functions of that package stand for its own.
         """
@@ -203,13 +205,13 @@ class Provenance:
 
 
 def _inherited(cls: type, base: type, name: str) -> Any:
-    """What a class would have under a name if one of its bases had not defined it."""
+    """Return the attribute that a class would have if one of its bases had not defined it."""
     above = cls.__mro__[cls.__mro__.index(base) + 1 :]
     return next((vars(other)[name] for other in above if name in vars(other)), None)
 
 
 def _functions_of(value: Any) -> Iterator[Any]:
-    """The functions that a member of a class consists of."""
+    """Yield the functions that make up a member of a class."""
     if isinstance(value, property):
         yield from (part for part in (value.fget, value.fset) if part is not None)
     elif isinstance(value, staticmethod | classmethod):
@@ -221,7 +223,7 @@ def _functions_of(value: Any) -> Iterator[Any]:
 
 
 def _belongs(function: Any, cls: type) -> bool:
-    """Whether a function was defined where it stands, and not for another class."""
+    """Return True if a function was defined where it stands, not for another class."""
     inner = innermost(function)
     if not isinstance(inner, FunctionType) or not inner.__module__.startswith("transformers.models."):
         return True  # what a decorator of the library has put there

@@ -1,4 +1,4 @@
-"""What has been put on single modules that their classes do not put there: hooks, functions, tensors of other types."""
+"""Objects on single modules that their classes do not put there: hooks, functions, tensor types."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ from autopack.inspection.code_origin import (
 from autopack.inspection.source import names_in
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a module keeps its hooks: of each kind a dict by number, which torch gives once in a process."""
+"""Names of a module's dicts of hooks, by a number that torch gives once in a process."""
 _TAKE_NO_PART = (("deepspeed",), ("wandb", "integration", "torch"))
-"""Places of hooks that leave results as they are: DeepSpeed's engine gathers parameters and counts time, and
-`wandb.watch` records parameters."""
+"""Places of hooks that leave results unchanged.
+
+DeepSpeed's engine gathers parameters and counts time; `wandb.watch` records parameters.
+"""
 _NOISE = "neftune_post_forward_hook"
 _FORWARDS = {
     "forward": "its forward, set on the instance, is",
     "_old_forward": "the forward that a hook keeps is",
     "_loss_function": "its loss_function is",
 }
-"""Functions on a module that stand in for what its class would run, in words."""
+"""Functions on a module that replace its class's own, in words."""
 _PLAIN = (torch.Tensor, nn.Parameter, type(None))
 
 
 def hooks_of(module: nn.Module) -> dict[int, Any]:
-    """The forward and backward hooks of a module by number."""
+    """Return the forward and backward hooks of a module by number."""
     return {number: hook for kind in HOOKS for number, hook in vars(module)[kind].items()}
 
 
 def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is somebody else's, and takes part in what the model computes as far as anybody knows."""
+    """Return True if a hook is third-party and is not known to leave results unchanged."""
     return not is_own(hook) and not _takes_no_part(hook)
 
 
 def looks_at_rows(hook: Any, module: nn.Module) -> bool:
-    """Whether a hook on a module may read rows and columns: somebody else's, PEFT's, or NEFTune's.
+    """Return True if a hook on a module may read rows and columns (third-party, PEFT's, NEFTune's).
 
-    NEFTune's noise shrinks with the row, where there is any, and PEFT's (EVA, CorDA) collect what comes to a layer by
-    the mask. One that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under
-    checkpointing) does not.
+    NEFTune's noise, if any, shrinks with the row. PEFT's hooks (EVA, CorDA) collect a layer's
+    inputs by the mask. A hook that only asks for gradients (`output.requires_grad_(True)`, for
+    adapters under checkpointing) does not count.
     """
     of_peft = any(map(_collects_for_peft, layers(hook)))
     if is_own(hook) and not of_peft:
@@ -70,18 +72,18 @@ def _takes_no_part(hook: Any) -> bool:
 
 
 def noise_of(module: nn.Module) -> Any:
-    """How much noise NEFTune's hook adds to what a module returns; None where nothing says so."""
+    """Return the scale of NEFTune's noise on a module's output; None if it has none."""
     return vars(module).get("neftune_noise_alpha")
 
 
 def _collects_for_peft(layer: Any) -> bool:
-    """Whether code is PEFT's, but for what hands on an argument for each row, which `integrations.peft` knows."""
+    """Return True if code is PEFT's, but for per-row arguments (see `integrations.peft`)."""
     name = getattr(layer, "__name__", "")
     return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
 
 
 def foreign_hook_of_accelerate(module: nn.Module) -> Any:
-    """The hook by which accelerate runs a module, or one of several, where its class is not accelerate's; else None."""
+    """Return a third-party hook by which accelerate runs a module, or None."""
     waiting = [module.__dict__.get("_hf_hook")]
     for hook in waiting:
         if hook is not None and not is_of(type(hook), "accelerate"):
@@ -91,7 +93,7 @@ def foreign_hook_of_accelerate(module: nn.Module) -> Any:
 
 
 def why_foreign_forward(module: nn.Module) -> str | None:
-    """What on a single module runs in the place of its class's forward or loss, and is somebody else's, in words."""
+    """Return the third-party code in place of a module's forward or loss, in words, or None."""
     for name, said in _FORWARDS.items():
         value = module.__dict__.get(name)
         if value is not None and not is_own(value):
@@ -103,7 +105,7 @@ def why_foreign_forward(module: nn.Module) -> str | None:
 
 
 def functions_on(module: nn.Module) -> Iterator[Place]:
-    """The functions, and other objects that can be called, that a module holds itself, and not by its class."""
+    """Yield the functions and other callables that a module itself holds, not its class."""
     held = vars(module)
     for name, value in held.items():
         if callable(value):
@@ -111,10 +113,11 @@ def functions_on(module: nn.Module) -> Iterator[Place]:
 
 
 def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None:
-    """What is wrong with a function on a module, in words: somebody else's, or one that its class does not put there.
+    """Return the objection, in words, to a function on a module; None if there is none.
 
-    Functions of torch are many, and some of them mix tokens: the constructor has to name the one that is there.
-    Forwards and losses are judged by `why_foreign_forward`.
+    The function is third-party, or its class does not put it there. torch has many functions, and
+    some mix tokens, so the constructor has to name the function. `why_foreign_forward` judges
+    forwards and losses.
     """
     if name in _FORWARDS:
         return None
@@ -134,7 +137,7 @@ def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None
 
 
 def _making(cls: type) -> Iterator[FunctionType]:
-    """The constructors of a class, and the methods that they name."""
+    """Yield the constructors of a class, and the methods that they name."""
     for constructor in constructors(cls):
         yield constructor
         methods = (getattr(cls, name, None) for name in names_in(constructor.__code__))
@@ -142,7 +145,7 @@ def _making(cls: type) -> Iterator[FunctionType]:
 
 
 def _names(constructor: FunctionType, function: Any) -> bool:
-    """Whether a constructor names a function, the class that it belongs to, or a table in which it stands."""
+    """Return True if a constructor names a function, its class, or a table that holds it."""
     names, known = names_in(constructor.__code__), constructor.__globals__
     owner = getattr(function, "__self__", None)
     if any(getattr(torch.fft, name, None) is function for name in names):  # they have longer names of their own
@@ -154,7 +157,7 @@ def _names(constructor: FunctionType, function: Any) -> bool:
 
 
 def is_mentioned(name: str, modules: list[nn.Module]) -> bool:
-    """Whether a function of the classes of some modules, as transformers has them, names something."""
+    """Return True if a function in transformers' classes of these modules uses a name."""
     classes = {cls for module in modules for cls in type(module).__mro__}
     return any(
         isinstance(layer, FunctionType) and name in names_in(layer.__code__)
@@ -166,13 +169,13 @@ def is_mentioned(name: str, modules: list[nn.Module]) -> bool:
 
 
 def types_in(held: list[dict[str, Any]]) -> frozenset[type]:
-    """The types of parameters and buffers in dicts of modules that are no plain tensors, and none of torch's own."""
+    """Return the types of parameters and buffers in dicts, without plain and torch's tensors."""
     kinds = set(map(type, chain.from_iterable(map(dict.values, held))))
     return frozenset(kind for kind in kinds if not _is_plain(kind))
 
 
 def why_foreign_tensor(module: nn.Module) -> str | None:
-    """What parameter or buffer of a module is of a type of somebody else's, in words."""
+    """Return a module's first parameter or buffer of a third-party type, in words, or None."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         kind = type(tensor)
         if not _is_plain(kind):

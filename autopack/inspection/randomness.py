@@ -1,4 +1,4 @@
-"""Generators of random numbers that a forward may draw from (torch's, Python's, numpy's), and putting back."""
+"""Random generators that a forward may draw from (torch's, Python's, numpy's); restoring them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autopack.inspection.source import class_of
 
 @contextmanager
 def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
-    """Call `put_back` at the end of the block; where it is interrupted it is called again, not to be left half done."""
+    """Call `put_back` at the end of the block, again if interrupted: never leave it half done."""
     try:
         yield
     finally:
@@ -35,13 +35,13 @@ def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
 
 
 def put_into(held: Any, tensors: dict[str, Any]) -> None:
-    """Put tensors where a module keeps its own: a dict, or what stands for one in modules of torch.jit."""
+    """Put tensors where a module keeps its own: a dict, or its stand-in in modules of torch.jit."""
     for name, tensor in tensors.items():
         held[name] = tensor
 
 
 def state_of(module: nn.Module) -> list[Any]:
-    """What every generator is at that a forward of a module may draw from; comparable by `==`."""
+    """Return the state of every generator that a module's forward may use; compare by `==`."""
     name, keys, *rest = np.random.get_state()
     states = [torch.get_rng_state(), *(_at(*device, "get_rng_state") for device in _devices_of(module))]
     return [*(state.numpy().tobytes() for state in states), random.getstate(), name, np.asarray(keys).tobytes(), *rest]
@@ -49,7 +49,7 @@ def state_of(module: nn.Module) -> list[Any]:
 
 @contextmanager
 def drawing_nothing(module: nn.Module) -> Iterator[None]:
-    """Leave all generators that a forward of a module may draw from as they are found, whatever is drawn inside."""
+    """Restore, at the end of the block, all generators that a forward of a module may draw from."""
     devices = _devices_of(module)
     of_cpu, others = torch.get_rng_state(), [_at(*device, "get_rng_state") for device in devices]
     of_python, of_numpy = random.getstate(), np.random.get_state()
@@ -66,7 +66,7 @@ def drawing_nothing(module: nn.Module) -> Iterator[None]:
 
 
 def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
-    """The kinds and numbers of the devices of a module that have generators of their own, which the CPU has not."""
+    """Return the kind and number of a module's devices with their own generators; never the CPU."""
     found = {(p.device.type, p.device.index or 0) for p in module.parameters()}
     return sorted(device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state"))
 
@@ -78,10 +78,10 @@ def _at(kind: str, number: int, function: str, *state: Tensor) -> Any:
 
 
 class Pinned(TorchFunctionMode):
-    """Torch's functions, of which those that draw all draw the number below which a `share` of their draws lie.
+    """A mode of torch in which every draw is the number below which a `share` of its draws lie.
 
-    Dropout gives what it gets, and coins their probability unless the share is near 0 or 1. Equal numbers are sorted
-    by chance: an order that is drawn mixes tokens, and must not look like none.
+    Dropout returns its input. Coins return their probability unless the share is near 0 or 1. Equal
+    numbers are sorted by chance: a random order mixes tokens, and must not look like none.
     """
 
     def __init__(self, share: float = 0.6):
@@ -91,7 +91,7 @@ class Pinned(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, or what stands for it."""
+        """Call a function of torch, or its stand-in."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
         if name in _STAND_INS:
             return _STAND_INS[name](*args, **given)
@@ -104,13 +104,13 @@ class Pinned(TorchFunctionMode):
 
 
 def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return normal numbers of a shape, float32 on the CPU, also where what a model draws is `Pinned`."""
+    """Return normal numbers of a shape, float32 on the CPU, also while draws are `Pinned`."""
     with torch._C.DisableTorchFunction():
         return torch.randn(shape, generator=generator)
 
 
 def _without_ties(values: Tensor) -> Tensor:
-    """Return values that differ by rounding where most of them were equal."""
+    """Return values that differ by rounding if most of them were equal."""
     ordered = values.detach().flatten().sort().values
     if not values.is_floating_point() or int(ordered.diff().count_nonzero()) * 2 >= len(ordered) - 1:
         return values
@@ -166,13 +166,13 @@ _DRAWN: dict[str, Callable[..., Any]] = {
     "bernoulli_": lambda share, drawn, p=0.5, **_: _coin(share, drawn, p),
     "exponential_": lambda share, drawn, lambd=1.0, **_: -math.log1p(-share) / lambd,
 }
-"""What each draws at a share; the rest of their arguments are torch's."""
+"""The value that each function draws at a share; its other arguments are torch's."""
 _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 _NAMES = frozenset((*_STAND_INS, *_DRAWN, "sample", "rsample"))  # those of distributions draw by the others
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return whether third-party code that a module reaches names a function that draws, or a part is an RReLU."""
+    """Return True if a module's third-party code names a drawing function, or a part is RReLU."""
     parts = list(module.modules())
     kinds = {*map(class_of, parts)}
     put_on = [value for part in parts for _, _, value in functions_on(part)]

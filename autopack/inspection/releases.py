@@ -1,7 +1,7 @@
-"""What the installed transformers offers: every question about its version or its internals is answered here.
+"""The installed transformers: its version and its internals are queried here only.
 
-Sections are ordered by the release that brought the thing, oldest first, so that dropping a release is deleting a
-section.
+Sections are ordered by the release that brought the thing, oldest first, so that dropping a release
+is deleting a section.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ _FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 
 
 def is_flash(implementation: str | None) -> bool:
-    """Whether an attention implementation is FlashAttention 2, 3 or 4, from the package or from a kernel hub."""
+    """Return True for FlashAttention 2, 3 or 4, from its package or a kernel hub."""
     return bool(implementation) and ("flash_attention" in str(implementation) or "flash-attn" in str(implementation))
 
 
 HOLDS_KERNELS = "transformers.modeling_flash_attention_utils"
-"""The module that the functions of flash-attn are loaded into."""
+"""The module into which flash-attn's functions are loaded."""
 
 
 def is_own(function: Any) -> bool:
-    """Whether a function is of transformers' code."""
+    """Return True if a function is of transformers' code."""
     return str(getattr(function, "__module__", "")).startswith("transformers.")
 
 
 def causal_lm_class_names() -> frozenset[str]:
-    """Names of all classes that transformers maps to causal language modelling, image-text-to-text included."""
+    """Return the class names that transformers maps to causal (or image-text-to-text) modelling."""
     return _class_names("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
 def seq2seq_class_names() -> frozenset[str]:
-    """Names of all classes that transformers maps to a loss over the decoder's tokens, of speech and images too."""
+    """Return the names of all classes that transformers maps to a loss over the decoder's tokens.
+
+    Classes for speech and images are included.
+    """
     return _class_names("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
 
 
@@ -51,21 +54,21 @@ def _class_names(*tasks: str) -> frozenset[str]:
 
 
 def is_encoder_type(model_type: str) -> bool:
-    """Whether transformers has masked-LM, classification or question-answering classes of a type, and of no decoder."""
+    """Return True if a model type has masked-LM, classification or QA classes, and no decoder."""
     others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
     tasks = ("MASKED_LM", *(() if model_type in _classes("CAUSAL_LM") else others))
     return any(model_type in _classes(task) for task in tasks)
 
 
 def _classes(task: str) -> dict[str, Any]:
-    """The name of the class, or of the classes, of each model type for a task."""
+    """Return the class name, or names, of each model type for a task."""
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
 
 
 def supported_implementations(model: Any) -> set[str]:
-    """Attention implementations that the model's class declares: eager, sdpa, flex_attention, flash_attention."""
+    """Return the attention implementations that the model's class declares, such as sdpa."""
     return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}
 
 
@@ -73,7 +76,7 @@ def supported_implementations(model: Any) -> set[str]:
 
 
 def has_attention_interface() -> bool:
-    """Whether attention functions are registered by the name of their implementation (4.48 and later)."""
+    """Return True if attention functions are registered by implementation name (4.48 and later)."""
     return hasattr(modeling_utils, "ALL_ATTENTION_FUNCTIONS")
 
 
@@ -81,29 +84,29 @@ def has_attention_interface() -> bool:
 
 
 def attention_mapping() -> tuple[str, str]:
-    """Module and path of the mapping from implementation name to attention function."""
+    """Return the module and path of the mapping from implementation name to attention function."""
     is_dict = isinstance(modeling_utils.ALL_ATTENTION_FUNCTIONS, dict)
     return modeling_utils.__name__, "ALL_ATTENTION_FUNCTIONS" if is_dict else "AttentionInterface._global_mapping"
 
 
 def common_interface(interface: Any) -> str | None:
-    """The name of the module whose interface object this is, where it is the one that models share."""
+    """Return the name of an interface object's module if models share this object, or None."""
     return modeling_utils.__name__ if interface is modeling_utils.ALL_ATTENTION_FUNCTIONS else None
 
 
 def attention_function(implementation: str) -> Callable[..., Any] | None:
-    """The attention function registered under a name, whoever registered it; None where there is none."""
+    """Return the attention function registered under a name, by anyone, or None."""
     return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation) if has_attention_interface() else None
 
 
 SDPA_FUNCTION: Callable[..., Any] | None = None
-"""Transformers' own function for SDPA, whatever is registered under that name."""
+"""transformers' own SDPA function, whatever is registered under that name."""
 if has_attention_interface():
     SDPA_FUNCTION = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
 
 
 def flash_wants_positions() -> bool:
-    """Whether flash attention takes cumulative lengths only where positions come along (4.48 to 4.52)."""
+    """Return True if flash attention takes lengths only along with positions (4.48 to 4.52)."""
     return Version("4.53") > VERSION
 
 
@@ -112,19 +115,19 @@ LOSS_UTILS = "transformers.loss.loss_utils"
 
 
 def losses() -> dict[str, Callable[..., Any]]:
-    """The losses by the kind that a model names; none before 4.47, where forwards compute them by themselves."""
+    """Return the losses by a model's kind; empty before 4.47, where forwards compute them."""
     found = importlib.util.find_spec("transformers.loss")
     return {} if found is None else importlib.import_module(LOSS_UTILS).LOSS_MAPPING
 
 
 def kind_of_loss(model: Any) -> str:
-    """The kind of loss that a model has: the one that it names, or that of causal language models."""
+    """Return a model's kind of loss: its own, or the kind of causal language models."""
     kind = getattr(model, "loss_type", None)
     return kind if kind in losses() else "ForCausalLM"
 
 
 def shifting_loss() -> Callable[..., Any] | None:
-    """The loss of causal language models, which shifts labels; None before 4.47."""
+    """Return the loss of causal language models, which shifts labels; None before 4.47."""
     return importlib.import_module(LOSS_UTILS).ForCausalLMLoss if losses() else None
 
 
@@ -132,7 +135,7 @@ def shifting_loss() -> Callable[..., Any] | None:
 
 
 def kernel_parameters(operation: Any) -> frozenset[str]:
-    """Names of the arguments that the kernel behind such a function takes; none where it is computed by torch.
+    """Return the argument names of the kernel behind such a function; empty if torch computes it.
 
     transformers drops arguments that the kernel does not take, without a word.
     """

@@ -1,4 +1,4 @@
-"""What lies on several processes: parameters that are gathered when a module runs (FSDP, ZeRO-3), and rows."""
+"""State that several processes share: parameters gathered for a run (FSDP, ZeRO-3), and rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from autopack.inspection import releases
 from autopack.inspection.code_origin import original
 
 _OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
-"""Packages whose attention functions are for rows that several processes share."""
+"""Packages with attention functions for rows that several processes share."""
 _ULYSSES = "deepspeed.runtime.sequence_parallel.ulysses_sp"
-"""Of DeepSpeed's attention over rows that ranks share (ALST): `UlyssesSPAttentionHF.register_with_transformers` puts a
-function around the registered one, which exchanges tokens for heads, calls that for whole rows without a mask, and so
-knows of no documents but by what flash attention makes of positions."""
+"""The module of DeepSpeed's attention over rows that ranks share (ALST).
+
+`UlyssesSPAttentionHF.register_with_transformers` wraps the registered function. The wrapper
+exchanges tokens for heads and calls that function for whole rows without a mask, so it knows of
+documents only by flash attention's reading of positions.
+"""
 Group = Any
 """A process group of torch.distributed, which not every build of torch has."""
 
 
 def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
-    """The process groups over which a run of `root` gathers parameters or reduces their gradients, each of them once.
+    """Return the distinct process groups by which `root` gathers parameters or reduces gradients.
 
-    All ranks find them in the same order. Empty where every process has its parameters whole.
+    All ranks find them in the same order. Empty if every process has its parameters whole.
     """
     if not in_a_group():
         return ()
@@ -35,21 +38,21 @@ def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
 
 
 def gathers_inside(module: nn.Module) -> bool:
-    """Whether parts of a module gather parameters when they run, and not only the module as a whole."""
+    """Return True if parts of a module gather parameters in a run, not only the whole."""
     return any(next(iter(_groups_of(part)), None) is not None for part in module.modules() if part is not module)
 
 
 def in_a_group() -> bool:
-    """Whether this process is one of several that work together."""
+    """Return True if this process is one of several that work together."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
-    """What has attention go over rows of which each process has a part (context or sequence parallelism), or None.
+    """Return the mechanism that splits rows over ranks (context or sequence parallelism), or None.
 
-    That is torch's `context_parallel` while it is in force, or an attention function that calls other processes in a
-    call of a model in this mode.
+    That is torch's `context_parallel` while it is in force, or an attention function that calls
+    other processes in a call of a model in this mode.
     """
     if not in_a_group():
         return None
@@ -67,7 +70,7 @@ def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
 
 
 def exchange_of(function: Any) -> Any:
-    """DeepSpeed's module behind a registered attention function; None where that is another one, or not as known."""
+    """Return DeepSpeed's module behind a registered attention function, or None."""
     function = original(function)
     if not isinstance(function, FunctionType) or function.__module__ != _ULYSSES:
         return None
@@ -77,18 +80,18 @@ def exchange_of(function: Any) -> Any:
 
 
 def of_whole_rows(function: Any) -> Any:
-    """The attention function that runs on whole rows: the one around which DeepSpeed has put its own, or itself."""
+    """Return the attention function for whole rows: the one that DeepSpeed wraps, or itself."""
     found = exchange_of(function)
     return function if found is None else original(found.attn)
 
 
 def exchanges_now(exchange: Any, training: bool) -> bool:
-    """Whether DeepSpeed's module shares rows in a call of a model in this mode."""
+    """Return True if DeepSpeed's module shares rows in a call of a model in this mode."""
     return training or not getattr(exchange, "disable_in_eval", False)
 
 
 def _communicates(function: FunctionType) -> bool:
-    """Whether the code of a function calls torch.distributed, or lies in a package of sequence parallelism."""
+    """Return True if a function calls torch.distributed, or is of a sequence-parallel package."""
     if function.__module__.partition(".")[0] in _OF_SEQUENCES:
         return True
     codes = [function.__code__]

@@ -1,9 +1,9 @@
-"""What a model's code says of it: what its forward takes, whether its loss shifts labels, what attends, and more.
+"""Facts read from a model's code: its arguments, its loss's shift of labels, its attention.
 
-What a forward takes is read from the code that runs, and followed through forwards that only pass on: a thin subclass,
-`def forward(self, *args, **kwargs): return super().forward(*args, **kwargs)`, takes what the class below it takes, and
-so does a class whose forward somebody has wrapped. Nothing of that is remembered by class: a forward may be patched at
-any time.
+Arguments are read from the code that runs, and followed through forwards that only pass on. A thin
+subclass, `def forward(self, *args, **kwargs): return super().forward(*args, **kwargs)`, takes its
+base's arguments, and so does a class with a wrapped forward. Nothing is cached by class: a forward
+may be patched at any time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
 def class_of(module: nn.Module) -> Any:
-    """The class of a module, as Any: type checkers take a class of modules for unhashable."""
+    """Return the class of a module, as Any: type checkers take it for unhashable."""
     return type(module)
 
 
 def _code_of(cls: Any) -> CodeType:
-    """The code of the forward of a class, without what wraps it; none of a class of torch.jit, which has no code."""
+    """Return the code of a class's forward without wrappers; an empty function's for torch.jit."""
     forward = inspect.unwrap(inspect.getattr_static(cls, "forward"))
     return getattr(forward, "__code__", _unreadable.__code__)
 
@@ -44,16 +44,17 @@ def _unreadable() -> None: ...
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a forward: `names` in order, without `self`, and whether it takes others by `**kwargs`."""
+    """A forward's parameters: `names` in order, without `self`; `takes_others` for `**kwargs`."""
 
     names: tuple[str, ...]
     takes_others: bool
 
 
 def parameters_of(cls: Any) -> Parameters:
-    """The parameters that a call of a module of this class may bring.
+    """Return the parameters that a call of a module of this class may bring.
 
-    Of a forward that hands `*args` or `**kwargs` on to another forward, those of the other are among them.
+    A forward that hands `*args` or `**kwargs` on to another forward takes the other's parameters
+    too.
     """
     codes = forward_codes(cls)
     names = dict.fromkeys(name for code in codes for name in _own_names(code))
@@ -61,7 +62,7 @@ def parameters_of(cls: Any) -> Parameters:
 
 
 def forward_codes(cls: Any) -> list[CodeType]:
-    """The code of a class's forward, and of those that it hands its arguments on to, in the order in which they run."""
+    """Return the code of a class's forward, and of those that take its arguments, in order."""
     found = []
     for function in _forwards(cls):
         code = function.__code__
@@ -78,7 +79,7 @@ def _own_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _forwards(cls: Any) -> Iterator[FunctionType]:
-    """Each forward that a class has, the one that runs first; the functions that one is wrapped around follow it."""
+    """Yield a class's forwards in the order of runs, each before the functions that it wraps."""
     seen: set[FunctionType] = set()
     waiting = [vars(base)["forward"] for base in reversed(cls.__mro__) if "forward" in vars(base)]
     while waiting:
@@ -91,7 +92,7 @@ def _forwards(cls: Any) -> Iterator[FunctionType]:
 
 
 def _inner(function: FunctionType) -> list[FunctionType]:
-    """The functions of modules that a forward holds, as a wrapper without `functools.wraps` holds what it wraps."""
+    """Return the module functions that a forward holds, as a wrapper without `wraps` does."""
     held = inspect.getclosurevars(function)
     values = (*held.nonlocals.values(), *held.globals.values())
     found = [(v, inspect.unwrap(v)) for v in values if inspect.isfunction(v) and v is not function]
@@ -100,9 +101,9 @@ def _inner(function: FunctionType) -> list[FunctionType]:
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:
-    """Whether the model's own loss compares the prediction at each token with the label of the next one.
+    """Return True if the model's loss compares each token's prediction with the next label.
 
-    Decided by what the loss does: several decoders (whisper, trocr, bart) compare within one column.
+    The loss's code decides: several decoders (whisper, trocr, bart) compare within one column.
     """
     code = _code_of(type(model))
     names, variables = names_in(code), code.co_varnames
@@ -122,18 +123,18 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
 
 def is_named_causal_lm(cls: type) -> bool:
-    """Whether transformers maps a class, or the first of its own that it derives from, to causal language modelling."""
+    """Return True if transformers maps a class, or its base there, to causal language modelling."""
     return not releases.causal_lm_class_names().isdisjoint(names_of(cls))
 
 
 def names_of(cls: type) -> tuple[str, ...]:
-    """The name of a class, and that of the first class of transformers that it is or derives from."""
+    """Return the names of a class and of the first class of transformers that it derives from."""
     known = next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")), cls.__name__)
     return cls.__name__, known
 
 
 def writes_to_weights(kind: Any) -> bool:
-    """Whether functions of a class may write to parameters: in place, past autograd, and not to initialise them."""
+    """Return True if a class may write to weights in place, past autograd, once initialised."""
     own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]
     functions = [found for cls in own for found in vars(cls).values() if isinstance(found, FunctionType)]
     names = (names_in(found.__code__) for found in functions if "init" not in found.__name__)
@@ -141,14 +142,14 @@ def writes_to_weights(kind: Any) -> bool:
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
-    """Whether the models' own code adds up a mask to number tokens, or their rotary positions have sections."""
+    """Return True if the models' code adds up a mask for positions, or rotary ones have parts."""
     summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
     settings = [getattr(config, name, None) for config in configs for name in ("rope_scaling", "rope_parameters")]
     return summed or any("mrope" in str(setting) for setting in settings)
 
 
 def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
-    """Whether an attention module lets tokens see later ones never, as it or the model's config says."""
+    """Return True if an attention module or its config never lets tokens see later ones."""
     # Several decoders say is_causal=False and bring a causal mask.
     told = [getattr(module, name) for name in ("is_causal", "is_decoder") if hasattr(module, name)]
     if told:
@@ -159,7 +160,7 @@ def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
 
 
 def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
-    """Module and name of each function that these attention modules call when attention is eager."""
+    """Return the Python module and name of each eager attention function of these modules."""
     found = {
         (function.__globals__["__name__"], name)
         for cls in {class_of(module) for module in modules}
@@ -171,7 +172,7 @@ def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
 
 
 def dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
-    """The functions of a class that read the interface of attention functions."""
+    """Return the functions of a class that read the interface of attention functions."""
     found = []
     for base in cls.__mro__:
         if base in (nn.Module, PreTrainedModel) or not releases.has_attention_interface():
@@ -184,9 +185,10 @@ def dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
 
 
 def attends_by_itself(cls: Any) -> bool:
-    """Whether modules of a class attend in code of their own: they take a mask, and weigh by softmax or in a kernel.
+    """Return True if modules of a class attend in their own code: a mask, and softmax or a kernel.
 
-    Methods and functions of the same Python module are followed. A class that reads transformers' interface does not.
+    Methods and functions of the same Python module are followed. A class that reads transformers'
+    interface does not attend by itself.
     """
     taken = parameters_of(cls)
     if any(name.endswith("kv_states") or name == "latents" for name in taken.names):
@@ -203,7 +205,7 @@ def attends_by_itself(cls: Any) -> bool:
 
 
 def knows_of(cls: Any, name: str) -> bool:
-    """Whether the forward of a class takes an argument, makes one of that name, or hands on what it takes by any."""
+    """Return True if a class's forward takes or makes an argument, or passes on its `**kwargs`."""
     codes = forward_codes(cls)
     if any(name in code.co_varnames or name in names_in(code) or _has_keyword(code, name) for code in codes):
         return True
@@ -215,8 +217,10 @@ def knows_of(cls: Any, name: str) -> bool:
 
 
 def counts_from_zero(kind: Any) -> bool:
-    """Whether an attention class takes positions for numbers within its row: it cuts its table of rotations to as many
-    tokens as there are, or hands positions to transformers' flash attention, which finds the row's documents by them.
+    """Return True if an attention class takes positions for numbers within its row.
+
+    It cuts its table of rotations to the number of tokens, or hands positions to transformers'
+    flash attention, which finds the row's documents by them.
     """
     forward = _code_of(kind)
     flash = "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
@@ -224,13 +228,13 @@ def counts_from_zero(kind: Any) -> bool:
 
 
 def cuts_rotations(cls: Any) -> bool:
-    """Whether the forward of a class asks for a table of rotations of as many positions as there are tokens."""
+    """Return True if a class's forward asks for a rotation table of one position per token."""
     codes = [function.__code__ for function in _functions_followed(cls)]
     return any("rotary_emb" in names_in(code) and _has_keyword(code, "seq_len") for code in codes)
 
 
 def _functions_followed(cls: Any) -> list[FunctionType]:
-    """The forward of a class, that of the class above it, and what they call in their own class and Python module."""
+    """Return the forwards of a class and its next base, and their callees in class and module."""
     waiting = [inspect.unwrap(base.forward) for base in cls.__mro__ if "forward" in vars(base)][:2]
     found: list[FunctionType] = []
     while waiting:
@@ -252,7 +256,7 @@ def _has_keyword(code: CodeType, name: str) -> bool:
 
 @cache
 def hides_pad_in_decoder(cls: Any) -> bool:
-    """Whether an encoder-decoder hides padding tokens from its decoder by a mask that its forward makes itself."""
+    """Return True if an encoder-decoder's forward makes a mask that hides the decoder's padding."""
     code = _code_of(cls)
     stored = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_FAST"}
     return "decoder_attention_mask" in stored and "pad_token_id" in names_in(code)
@@ -260,13 +264,13 @@ def hides_pad_in_decoder(cls: Any) -> bool:
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """The global names and attributes that a function reads, those of functions inside it too."""
+    """Return the global names and attributes that a function, and functions inside it, read."""
     inner = (names_in(part) for part in code.co_consts if isinstance(part, CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
 def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
-    """Names of the Python modules whose interface object overrides an implementation for itself alone."""
+    """Return the Python modules whose interface object has its own entry for an implementation."""
     names = [f.__globals__ for cls in {class_of(module) for module in modules} for f in dispatching_functions(cls)]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
     # One object that several have is one place, and has to have one name.

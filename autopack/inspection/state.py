@@ -1,4 +1,4 @@
-"""State that modules keep of what they are given: buffers and attributes that their forwards write."""
+"""State that modules keep of their inputs: buffers and attributes that their forwards write."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autopack.inspection.source import class_of, names_in
 _HOLDERS = (torch.Tensor, list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MOST = 256
-"""Of a longer container the length counts alone."""
+"""Size of a container above which only its length is compared."""
 
 
 class State:
-    """The state of a model's modules beside those of transformers, as it is now."""
+    """The present state of a model's modules beside transformers' own."""
 
     def __init__(self, model: nn.Module):
         found = ((name, module, _attributes_of(module)) for name, module in model.named_modules())
@@ -34,7 +34,7 @@ class State:
         return bool(self._modules)
 
     def changed(self) -> str | None:
-        """Return which module has written which attribute since, in words; None where none has."""
+        """Return the first module that has since written an attribute, with its name, or None."""
         for (path, module, names), before in zip(self._modules, self._before, strict=True):
             after = _values(module, names)
             name = next((name for name in names if not _is_same(before[name], after[name])), None)
@@ -44,10 +44,10 @@ class State:
 
 
 class Contents:
-    """What tensors, containers and variables hold in which third-party code of a model keeps state, to be put back.
+    """Contents of tensors, containers and variables with a model's third-party state, to restore.
 
-    Of a module it is what its functions write; of a hook, such as one that records, all that it reaches by name.
-    Containers of classes that may refuse to be changed (a ModelOutput) stay as they are.
+    Of a module, they are what its functions write; of a hook, such as a recorder, all that it
+    reaches by name. Containers whose class may refuse changes (a ModelOutput) stay as they are.
     """
 
     def __init__(self, model: nn.Module):
@@ -107,7 +107,7 @@ def _copied(value: Any) -> Any:
 
 
 def _attributes_of(module: nn.Module) -> list[str]:
-    """Return the names of a module's buffers, and of attributes that third-party code of it may write."""
+    """Return the names of a module's buffers, and of attributes that third-party code may write."""
     if type(module).__module__.startswith("transformers.") and why_foreign_forward(module) is None:
         return []
     stored, read = _names(class_of(module))
@@ -120,7 +120,7 @@ def _attributes_of(module: nn.Module) -> list[str]:
 
 @cache
 def _names(cls: Any) -> tuple[list[str], list[str]]:
-    """Return the attributes that third-party functions of a class store, and all names that they have."""
+    """Return the attributes that third-party functions of a class store, and all their names."""
     values = [value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"]
     functions = [layer for value in values for layer in layers(value) if isinstance(layer, FunctionType)]
     codes = [each.__code__ for each in functions if not is_own_file(each.__code__.co_filename)]
@@ -135,7 +135,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, Any]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Return a value as it can be compared later: tensors are held, so that no other gets their identity."""
+    """Return a comparable form of a value, which holds tensors: no other gets their identity."""
     if isinstance(value, torch.Tensor):
         return value, None if value.is_inference() else str(value._version)
     if isinstance(value, list | tuple | set | dict | deque):
@@ -145,7 +145,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    """Return whether two values are one; a number that has grown by one counts calls and is no other either."""
+    """Return True if two values are the same; one more counts as the same (a count of calls)."""
     if isinstance(before, tuple | list) and isinstance(after, tuple | list):
         return len(before) == len(after) and all(map(_is_same, before, after))
     if type(before) is int and type(after) is int:

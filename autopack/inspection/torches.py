@@ -1,7 +1,8 @@
-"""What the installed torch offers: every question about its release is answered here.
+"""The installed torch: its release is queried here only.
 
-Sections are ordered by the release that brought the thing, oldest first, so that dropping a release is deleting a
-section, or what it says of releases before. Nothing compares versions: torch itself is asked.
+Sections are ordered by the release that brought the thing, oldest first, so that dropping a release
+is deleting a section, or its words on earlier releases. Nothing compares versions: torch itself is
+asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 
 def is_recorded() -> bool:
-    """Whether calls in this thread are recorded or stand for many, so that nothing else may be run beside them."""
+    """Return True if this thread's calls are recorded or traced, so that nothing else may run."""
     return (
         torch._C._are_functorch_transforms_active()
         or torch.jit.is_tracing()
@@ -31,7 +32,7 @@ def is_recorded() -> bool:
 
 
 def by_name(names: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
-    """Positional arguments by name, as far as there are names; for code that Dynamo may trace."""
+    """Return positional arguments by name, as far as there are names; Dynamo may trace this."""
     return dict(zip(names[: len(args)], args[: len(names)], strict=True))
 
 
@@ -39,14 +40,17 @@ def by_name(names: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
 
 
 def without_flex_attention() -> str | None:
-    """Why there is no FlexAttention, or None: transformers registers a function for it without torch's, too."""
+    """Return the reason, in one clause, why there is no FlexAttention, or None.
+
+    transformers registers a function for it even without torch's.
+    """
     if importlib.util.find_spec("torch.nn.attention.flex_attention") is not None:
         return None
     return f"torch {torch.__version__} has no torch.nn.attention.flex_attention; it came with 2.5"
 
 
 def is_block_mask(mask: Any) -> bool:
-    """Whether a mask is one of FlexAttention's, of which there is none before torch's module is there."""
+    """Return True if a mask is FlexAttention's; none is before torch's module is imported."""
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     return flex is not None and isinstance(mask, flex.BlockMask)
 
@@ -55,13 +59,13 @@ def is_block_mask(mask: Any) -> bool:
 
 
 def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
-    """Break the graph at a function; Dynamo tells the reason where the graph must not break."""
+    """Break the graph at a function; Dynamo gives the reason if the graph must not break."""
     takes_reason = "reason" in inspect.signature(torch._dynamo.disable).parameters
     return partial(torch._dynamo.disable, reason=reason) if takes_reason else torch._dynamo.disable
 
 
 def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Dynamo trace a function as a part of a graph, but begin no graph at it.
+    """Let Dynamo trace a function as a part of a graph, but never begin a graph at it.
 
     `torch.compile(model)` runs the hooks of a model outside of its graph, and would make each of them one of its own.
     """
@@ -73,7 +77,7 @@ def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """The dtype of the autocast in force for a kind of device, None where there is none."""
+    """Return the dtype of the autocast in force for a kind of device; None if there is none."""
     # The meta device has no autocast, and may not be asked. Not `torch.amp.is_autocast_available`, at which graphs of
     # torch before 2.11 break.
     in_force = kind != "meta" and torch.is_autocast_enabled(kind)
@@ -81,7 +85,7 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 
 
 def taken_by_sdpa(states: Tensor) -> torch.dtype:
-    """The dtype in which `scaled_dot_product_attention` takes states under the autocast in force for their device.
+    """Return the dtype to which `scaled_dot_product_attention` casts states under autocast.
 
     Rotary embeddings leave queries and keys in float32 where values come in half precision out of a linear layer:
     torch's own function casts all three, and whatever stands in for it has to do the same.
@@ -102,11 +106,11 @@ VARLEN_TAKES = frozenset(() if varlen_attn is None else inspect.signature(varlen
 """The parameters of `varlen_attn`, read once: layers call it in every forward."""
 
 VARLEN_MAY_BE_CUDNN = hasattr(_varlen, "_can_use_cudnn") or hasattr(_varlen, "_select_backend")
-"""2.14 and later: whether `varlen_attn` chooses between FlashAttention and cuDNN."""
+"""True if `varlen_attn` chooses between FlashAttention and cuDNN (2.14 and later)."""
 
 
 def without_varlen() -> str | None:
-    """Why torch has no attention kernels of its own for documents in one row, or None."""
+    """Return the reason, in one clause, why torch has no kernels for packed rows, or None."""
     if varlen_attn is not None:
         return None
     return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
@@ -116,11 +120,11 @@ def without_varlen() -> str | None:
 # always taken. All but the last two lines can go with torch 2.10.
 
 _BEYOND = 1 << 30
-"""A window that is wider than any document: attention as without one."""
+"""A window wider than any document: the same as none."""
 
 
 def without_windows() -> str | None:
-    """Why `varlen_attn` has no windows, or None."""
+    """Return the reason, in one clause, why `varlen_attn` has no windows, or None."""
     if "window_size" in VARLEN_TAKES:
         return None
     return f"varlen_attn of torch {torch.__version__} has no windows; they came with 2.11"
@@ -136,9 +140,10 @@ def attend_varlen(
     window: tuple[int, int],
     keys: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has.
+    """Call `varlen_attn` on (tokens, heads, head size) states, under any release's signature.
 
-    `keys` are the cumulative lengths of the keys, and the longest, where they are not those of the queries.
+    `keys` are the cumulative lengths of the keys and the longest of them, if they differ from the
+    queries'.
     """
     arguments: dict[str, Any] = {}
     if "scale" in VARLEN_TAKES:

@@ -1,4 +1,4 @@
-"""The words of a model's code, by one of which it reads each attribute that it reads."""
+"""The words in a model's code, among them the name of each attribute that it reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from autopack.inspection.put_on import functions_on, hooks_of
 from autopack.inspection.source import class_of, names_in
 
 _GENERAL = frozenset((*PreTrainedModel.__mro__, GenerationMixin)) - {nn.Module, object}
-"""Classes of transformers whose saving and generation have no part in a forward."""
+"""Classes of transformers whose other methods (saving, generation) have no part in a forward."""
 _OF_FORWARDS = ("__init__", "post_init", "forward", "__call__", "loss_function")
 _BY_ANY_NAME = {"getattr", "hasattr", "setattr", "vars", "__dict__", "eval", "exec"}
 
 
 def words_of(modules: list[nn.Module]) -> frozenset[str] | None:
-    """Return the words of all code that modules run; None where third-party code may read any attribute."""
+    """Return the words of all code of modules; None if third-party code may read any attribute."""
     classes = {class_of(module): None for module in modules}
     put_on = [value for module in modules for *_, value in functions_on(module)]
     put_on += [hook for module in modules for hook in hooks_of(module).values()]
@@ -38,7 +38,7 @@ def words_of(modules: list[nn.Module]) -> frozenset[str] | None:
 
 @cache
 def _of_class(cls: Any) -> frozenset[str]:
-    """Return the words of what is the libraries' own in a class."""
+    """Return the words of the libraries' own code in a class."""
     bases = [base for base in cls.__mro__ if base not in (nn.Module, object)]
     members = [
         value for base in bases for name, value in vars(base).items() if base not in _GENERAL or name in _OF_FORWARDS
@@ -48,7 +48,7 @@ def _of_class(cls: Any) -> frozenset[str]:
 
 
 def _words(values: list[Any]) -> frozenset[str]:
-    """Return the words of the libraries' own functions among some values, and of functions that they name."""
+    """Return the words of the libraries' own functions among values, and of their callees."""
     found: set[str] = set()
     seen: set[CodeType] = set()
     waiting = list(_functions(values))
@@ -69,6 +69,6 @@ def _functions(values: Any) -> Iterator[FunctionType]:
 
 @cache
 def _strings_in(code: CodeType) -> frozenset[str]:
-    """Return the strings that a function holds, those of functions inside it too."""
+    """Return the strings in a function's code, functions inside it included."""
     inner = (_strings_in(part) for part in code.co_consts if isinstance(part, CodeType))
     return frozenset(each for each in code.co_consts if isinstance(each, str)).union(*inner)

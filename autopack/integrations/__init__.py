@@ -1,1 +1,1 @@
-"""Ways into programs that do not call autopack themselves."""
+"""Entry points for programs that do not call autopack themselves."""

@@ -1,7 +1,8 @@
-"""Modules whose instances have a forward of their own from accelerate.
+"""Modules to whose instances accelerate gives a forward of their own.
 
-Hooks for several devices and offloading keep the forward that they found in `_old_forward` and call that, past the
-class, where autopack stands at mixers. Mixed precision keeps that of a model in `_original_forward`, and wraps it.
+Its hooks for several devices and offloading keep the forward that they found in `_old_forward` and
+call it, past the class, where autopack stands at mixers. Its mixed precision keeps a model's
+forward in `_original_forward`, and wraps it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from autopack.inspection.put_on import foreign_hook_of_accelerate
 
 
 class _ByClass:
-    """A kept forward that goes by the class of its module, as a call of the module itself would."""
+    """A kept forward that calls the forward of its module's class, as a call of the module
+    would."""
 
     def __init__(self, kept: MethodType):
         self.kept = kept
@@ -41,17 +43,17 @@ def reroute(modules: list[nn.Module]) -> None:
 
 
 def put_back(modules: list[nn.Module]) -> None:
-    """Give every module what `reroute` took from it."""
+    """Give every module back the forward that `reroute` took from it."""
     for module in modules:
         kept = {n: f.kept for n in ("_old_forward", "forward") if isinstance(f := module.__dict__.get(n), _ByClass)}
         module.__dict__.update(kept)
 
 
 def without_hooks(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """A copy of a module, without the hooks of accelerate that bring its weights when it is called.
+    """Return a copy of a module without the hooks of accelerate that load its weights when called.
 
-    Somebody else's hooks stay. What the hooks hold, which may be all weights of the model, is not copied. `memo` has
-    what stands for parts of it, by their id.
+    Third-party hooks stay. Anything that the hooks hold, maybe all weights of the model, is not
+    copied. `memo` maps the ids of parts to the objects that stand for them in the copy.
     """
     kept = {id(hook): hook for part in module.modules() if (hook := part.__dict__.get("_hf_hook")) is not None}
     made = copy.deepcopy(module, {**(memo or {}), **kept})
@@ -68,13 +70,17 @@ def without_hooks(module: nn.Module, memo: Mapping[int, Any] | None = None) -> n
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
-    """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
+    """Return the class name of a mixer whose instance has a forward of its own; None if there is
+    none.
+
+    Such a forward bypasses the one that keeps documents apart.
+    """
     return next((type(mixer).__name__ for mixer in mixers if _goes_past_its_class(mixer)), None)
 
 
 @contextmanager
 def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Take accelerate's mixed precision off the forwards of these modules for a while; they run what it wraps."""
+    """Run the forwards of these modules without accelerate's mixed precision for a while."""
     found = [(module, forward) for module in modules if (forward := _in_mixed_precision(module)) is not None]
     try:
         for module, _ in found:
@@ -90,7 +96,7 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _in_mixed_precision(module: nn.Module) -> Any:
-    """The forward of a module if accelerate has wrapped it in autocast, and nobody else that since; else None."""
+    """Return the forward of a module if accelerate wrapped it in autocast last; else None."""
     kept, forward = module.__dict__.get("_original_forward"), module.__dict__.get("forward")
     accelerate = getattr(sys.modules.get("accelerate"), "__file__", None)
     outer = getattr(forward, "__func__", forward)

@@ -1,7 +1,8 @@
-"""Whether the data of a trainer reach its model with their documents told apart.
+"""Check that a trainer's data reach its model with their documents told apart.
 
-A `transformers.Trainer` drops the columns that the forward of its model does not name, before its collator sees an
-example: of packed rows, what says where documents begin. Then every row is one document, and nothing says so.
+A `transformers.Trainer` drops the columns that the forward of its model does not name, before its
+collator sees an example. From packed rows it drops the columns that declare documents. Then every
+row is one document, without a warning.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from autopack.layout import declarations
 
 logger = logging.getLogger(__name__)
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
-"""Columns of packed rows that say where documents begin."""
+"""Columns of packed rows that declare where documents begin."""
 TARGETS = ("completion_mask", "assistant_masks")
-"""Columns that say which tokens are targets, where a data set has no labels."""
+"""Columns that mark target tokens in a data set without labels."""
 _KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
 _LABELS = ("labels", "label", "label_ids")
 _ROWS = 8
-"""Rows of a data set that are looked at for one of several documents."""
+"""Number of rows of a data set that are searched for one of several documents."""
 
 
 class KeptColumns(list[str]):
-    """The columns that a trainer keeps, with `added` ones; `before` is what stood in their place."""
+    """The columns that a trainer keeps, with `added` ones; `before` is the value that they
+    replaced."""
 
     def __init__(self, before: list[str] | None, known: list[str], added: list[str]):
         super().__init__([*known, *added])
@@ -41,7 +43,7 @@ class KeptColumns(list[str]):
 
 
 def keep_columns(trainer: Any) -> None:
-    """Have a trainer keep the columns that `PackingCollator` reads, although its model does not name them."""
+    """Let a trainer keep the columns that `PackingCollator` reads but its model does not name."""
     adapter = _adapter(trainer)
     collator = adapter.collator_of(trainer)
     before = adapter.columns_of(trainer)
@@ -54,23 +56,23 @@ def keep_columns(trainer: Any) -> None:
 
 
 def kept_columns(trainer: Any) -> list[str]:
-    """The columns that a trainer keeps because `keep_columns` has said so."""
+    """Return the columns that a trainer keeps because of `keep_columns`."""
     columns = _adapter(trainer).columns_of(trainer)
     return columns.added if isinstance(columns, KeptColumns) else []
 
 
 def give_columns_back(trainer: Any) -> None:
-    """Take back what `keep_columns` has done."""
+    """Undo `keep_columns`."""
     adapter = _adapter(trainer)
     if isinstance(columns := adapter.columns_of(trainer), KeptColumns):
         adapter.set_columns(trainer, columns.before)
 
 
 def what_is_lost(trainer: Any) -> str | None:
-    """What of its data set's rows a trainer and its collator do not hand on, and the way out; None where all arrives.
+    """Return what a trainer and its collator lose of their rows, and the way out; None if nothing.
 
-    What the columns of a row of several documents say has to come to the collator, and the batch that the collator
-    makes of it has to declare as many.
+    The columns of a row of several documents have to reach the collator, and the batch that the
+    collator makes of it has to declare as many documents.
     """
     adapter = _adapter(trainer)
     read = {*BOUNDARIES, *TARGETS, *_pictures(adapter.collator_of(trainer))}
@@ -80,7 +82,7 @@ def what_is_lost(trainer: Any) -> str | None:
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
-    """Return why documents of rows that a trainer has made are lost, or None. Warn of it where it is not in `said`."""
+    """Return why documents of rows that a trainer made are lost, or None; warn unless in `said`."""
     why = _adapter(trainer).why_documents_are_lost(trainer)
     if why is not None and why not in said:
         said.add(why)
@@ -89,13 +91,13 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
 
 
 def _adapter(trainer: Any) -> TrainerAdapter:
-    """What is known of a trainer, or of something that is made like transformers' own."""
+    """Return the adapter of a trainer, or of an object made like transformers' own trainer."""
     return adapter_of(trainer) or TRANSFORMERS
 
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Put random states back: data sets and collators may draw."""
+    """Restore random states on exit: data sets and collators may draw."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -111,12 +113,12 @@ def _packs(collator: Any) -> bool:
 
 
 def _pictures(collator: Any) -> tuple[str, ...]:
-    """The columns of pictures that a collator reads."""
+    """Return the columns of pictures that a collator reads."""
     return PICTURES if _packs(collator) and collator.image_processor is not None else ()
 
 
 def _columns(dataset: Any) -> list[str]:
-    """The columns of a data set, as far as they are known: of packed streams those that `autopack.pack` makes."""
+    """Return the known columns of a data set; of packed streams, the columns of `autopack.pack`."""
     names = getattr(dataset, "column_names", None)
     if names is None and _is_packed_stream(dataset):
         names = ["input_ids", "labels", *BOUNDARIES[:2]]
@@ -124,7 +126,8 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _is_packed_stream(dataset: Any) -> bool:
-    """Whether `autopack.pack` has made the rows of a stream, whatever has been done with them since."""
+    """Return True if `autopack.pack` made the rows of a stream, whatever was done with them
+    since."""
     made = sys.modules.get("autopack.packing.rows")
     waiting = [getattr(dataset, "_ex_iterable", None)] if made is not None else []
     for found in waiting:  # grows meanwhile
@@ -135,10 +138,11 @@ def _is_packed_stream(dataset: Any) -> bool:
 
 
 def _rows(dataset: Any, read: set[str]) -> list[Mapping[str, Any]]:
-    """A row of several documents, one that says which tokens are targets, and one with pictures: of a data set, or made
-    up of its columns, where it has any that are `read`.
+    """Return sample rows: one of several documents, one that marks targets, and one with pictures.
 
-    Of a stream nothing is drawn. Rows are looked at all over a data set: those of a plan begin with long documents.
+    The rows come from a data set, or are made up from its columns if any of them are `read`.
+    Nothing is drawn from a stream. The whole data set is sampled, since rows of a plan begin with
+    long documents.
     """
     names = _columns(dataset)
     if names and not read.intersection(names):
@@ -161,7 +165,8 @@ def _rows(dataset: Any, read: set[str]) -> list[Mapping[str, Any]]:
 
 
 def _documents(row: Mapping[str, Any]) -> int:
-    """The documents of a packed row, by its columns; 1 where nothing is said."""
+    """Return the number of documents that a packed row's columns declare; 1 if they declare
+    none."""
     names = ("input_ids", "attention_mask", "position_ids", "seq_idx")
     try:
         if row.get("seq_lengths") is not None:
@@ -173,7 +178,7 @@ def _documents(row: Mapping[str, Any]) -> int:
 
 
 def _targets(row: Mapping[str, Any]) -> int | None:
-    """The tokens of a row without labels that may be targets; None where nothing is said."""
+    """Return the number of possible targets in a row without labels; None if it marks none."""
     given = [np.asarray(row[name]).reshape(-1) != 0 for name in TARGETS if row.get(name) is not None]
     if not given or any(row.get(name) is not None for name in _LABELS):
         return None
@@ -181,7 +186,7 @@ def _targets(row: Mapping[str, Any]) -> int | None:
 
 
 def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
-    """The batch that the collator makes of a row alone; None where it makes none."""
+    """Return the collator's batch of this row alone; None if it makes none."""
     try:
         batch = collator([row])
     except Exception:
@@ -192,7 +197,7 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str | None:
-    """The same of one row."""
+    """Return what is lost of one row, as `what_is_lost` does; None if nothing."""
     collator, name = adapter.collator_of(trainer), type(trainer).__name__
     columns = adapter.found_columns(trainer) if adapter.drops_columns(trainer) else list(row)
     kept = {column: value for column, value in row.items() if column in columns}
@@ -222,7 +227,7 @@ def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str 
 
 
 def _declared(batch: Mapping[str, Any]) -> int | None:
-    """The documents that a batch declares; None where that cannot be told."""
+    """Return the number of documents that a batch declares; None if it cannot be told."""
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

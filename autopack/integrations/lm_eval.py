@@ -1,8 +1,8 @@
-"""lm-eval's `HFLM`, which pads texts for a causal model and calls it without a mask.
+"""Support lm-eval's `HFLM`, which pads texts for a causal model and calls it without a mask.
 
-The padding is on the right, so no token sees it, and its logits are never read: the batch may run without it. Where
-it lies is known only to the function that pads, which notes it beside the tensor that it makes, while an `HFLM` is
-enabled.
+The padding is on the right, so no token sees it, and its logits are never read: the batch may run
+without it. Only the function that pads knows where the padding lies. While an `HFLM` is enabled,
+that function notes the padding beside the tensor that it makes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ _PADS = "pad_and_concat"
 
 
 def is_harness(holder: Any) -> bool:
-    """Whether this is an `HFLM` or derives from it; lm-eval is not imported for that."""
+    """Return True if this is an `HFLM` or derives from it, without importing lm-eval."""
     return derives_from(holder, "HFLM", _MODULE)
 
 
 def lease() -> SiteLease:
-    """What `HFLM` pads with, to be stood at. Raises `UnsupportedModel` where its module has no such function."""
+    """Return the site of the function that `HFLM` pads with.
+
+    Raises `UnsupportedModel` if its module has no such function.
+    """
     if not hasattr(import_module(_MODULE), _PADS):
         raise UnsupportedModel(
             f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval has none. Install "

@@ -1,4 +1,7 @@
-"""Opacus counts the forwards of each layer until as many backwards have come; autopack's own must not be counted."""
+"""Keep autopack's own forwards out of Opacus's count.
+
+Opacus counts the forwards of each layer until as many backwards have come.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from torch import nn
 def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Run without the hooks of Opacus's `GradSampleModule` on these modules, which only look on.
 
-    They keep what a layer was given until a backward comes, and samples' gradients until all forwards have had theirs;
-    a forward without one would make the next batch's gradients those of both.
+    They keep a layer's inputs until a backward comes, and the gradients of samples until all
+    forwards have had theirs. A forward without a backward would mix the next batch's gradients with
+    its own.
     """
     hooks = [hook for module in modules for hook in module._forward_hooks.values()]
     owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]

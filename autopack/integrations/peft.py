@@ -1,7 +1,8 @@
-"""PEFT: methods that act on every token alone are exact on packed rows; those that look beyond the token are refused.
+"""PEFT methods: exact on packed rows if they act on each token alone, and refused otherwise.
 
-A method is judged by its config, when a wrapped model is enabled and when an enabled model is wrapped later. An audit
-could not do it: a fresh adapter adds nothing yet, so it leaks only once it has been trained.
+A method is judged by its config, when a wrapped model is enabled and when an enabled model is
+wrapped later. An audit could not judge it: a fresh adapter adds nothing yet, so it leaks only once
+it has been trained.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train 
 
 
 def base_model(module: nn.Module) -> nn.Module | None:
-    """The next module inside a PEFT model or tuner, or None for anything else.
+    """Return the next module inside a PEFT model or tuner, or None for anything else.
 
     Raises `UnsupportedModel` for methods that cannot be packed.
     """
@@ -59,7 +60,8 @@ def base_model(module: nn.Module) -> nn.Module | None:
 
 
 def check(model: Any) -> None:
-    """Raise `UnsupportedModel` for a model that carries an adapter that cannot be packed, put on by whatever way."""
+    """Raise `UnsupportedModel` if a model carries an adapter that cannot be packed, however
+    attached."""
     configs = getattr(model, "peft_config", None)
     for name, config in configs.items() if isinstance(configs, Mapping) else ():
         reason = _refusal(config)
@@ -68,16 +70,20 @@ def check(model: Any) -> None:
 
 
 def hands_rows_to_layers(model: nn.Module) -> bool:
-    """Whether PEFT hands its layers something for each row in this call: names of adapters, or numbers of tasks.
+    """Return True if PEFT gives its layers a value per row in this call: adapter names or task
+    numbers.
 
-    It does so by hooks that it puts on them for the time of the call.
+    It does so by hooks that it puts on the layers during the call.
     """
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     return "peft" in sys.modules and any(is_from(hook, ("peft",)) for hook in hooks)
 
 
 def watch() -> None:
-    """Judge what PEFT puts on an enabled model later; inert for other models. PEFT need not be imported yet."""
+    """Judge adapters that PEFT puts on an enabled model later; leave other models alone.
+
+    PEFT need not be imported yet.
+    """
     for name, stands in _STANDS.items():
         if name in sys.modules:
             _stand(stands, sys.modules[name])
@@ -91,7 +97,7 @@ def _kind(config: Any) -> str:
 
 
 def _refusal(config: Any) -> str | None:
-    """Why packed rows cannot be exact with an adapter of this config, or None."""
+    """Return why packed rows cannot be exact with an adapter of this config, or None."""
     kind = _kind(config)
     if getattr(config, "is_prompt_learning", False):
         return _PROMPT
@@ -102,7 +108,10 @@ def _refusal(config: Any) -> str | None:
 
 
 def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
-    """A method that raises where it would put an adapter that cannot be packed on an enabled model, or use one."""
+    """Return a method that refuses adapters that cannot be packed on an enabled model.
+
+    It raises before such an adapter is attached or used.
+    """
 
     def guarded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         model, config = subject(self, *args, **kwargs)
@@ -118,13 +127,15 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
 
 
 def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a tuner, calling an enabled model where it calls the model's `forward`, past the hooks."""
+    """Run a tuner's forward so that it calls an enabled model itself, not its `forward` past the
+    hooks."""
     seen = _Seen(self, model=_Seen(self.model, forward=self.model)) if holds_marks(self.model) else self
     return original(seen, *args, **kwargs)
 
 
 def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward for question answering, which drops position_ids, handing them to an enabled model."""
+    """Run PEFT's forward for question answering, and hand the position_ids that it drops to the
+    model."""
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
     if given is None or not holds_marks(self.base_model):
         return original(self, *args, **kwargs)
@@ -133,7 +144,7 @@ def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kw
 
 
 class _Seen:
-    """An object as it is, but for some attributes."""
+    """A view of an object in which some attributes differ."""
 
     def __init__(self, target: Any, **replaced: Any):
         self.__dict__.update(replaced, _target=target)
@@ -163,11 +174,12 @@ _STANDS: dict[str, list[_Stand]] = {
         ("AdaptionPromptModel", "add_adapter", _guard(lambda self, adapter_name, config: (self.model, config)))
     ],
 }
-"""What stands in for which method of which class, by the module that defines it."""
+"""Replacements of PEFT's methods (class, method, replacement), by the module that defines the
+class."""
 
 
 _awaited: set[str] = set()
-"""Those modules that have not been imported when a model was enabled."""
+"""PEFT modules that were not imported yet when a model was enabled."""
 
 
 def _stand(stands: list[_Stand], module: Any) -> None:

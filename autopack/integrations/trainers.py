@@ -1,7 +1,8 @@
-"""What autopack knows of trainers of other libraries: an adapter for each kind, and their private parts nowhere else.
+"""Facts about trainers of other libraries: an adapter for each kind, with their private parts.
 
-An adapter says by which names a kind of trainer holds its model, its data and its collator, which columns it drops, and
-what its loss makes of a row. Another kind is another entry of `ADAPTERS`. Imports none of these libraries.
+An adapter names the attributes in which a kind of trainer holds its model, its data and its
+collator, the columns that it drops, and how its loss reads a row. Another kind is another entry of
+`ADAPTERS`. No other module knows these private parts. None of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -15,45 +16,50 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainerAdapter:
-    """A kind of trainer: `kind` is its class, of the package or module `package`; classes that derive from it count.
+    """A kind of trainer: class `kind` of the package or module `package`, and classes derived from
+    it.
 
-    Names that begin with an underscore are private parts of the library, as they were in the release `seen_in`.
+    Names that begin with an underscore are private parts of the library, as in release `seen_in`.
     """
 
     kind: str
     package: str
     seen_in: str
     model: str = "model"
-    """Attribute that holds the model that is trained; others that hold models are found among all attributes."""
+    """Attribute with the model that is trained; other models are searched among all attributes."""
     wrapped: tuple[str, ...] = ()
-    """Attributes that hold the same model once more, in wrappers."""
+    """Attributes with the same model in wrappers."""
     makes_model: str = "model_init"
-    """Attribute that is not None where a training makes a model anew."""
+    """Attribute that is not None if training makes the model anew."""
     data: tuple[str, ...] = ("train_dataset", "eval_dataset")
     collator: str = "data_collator"
     steps: tuple[str, ...] = ()
-    """Methods in which it trains and evaluates, with the trainer as `self`."""
+    """Methods that train and evaluate, with the trainer as `self`."""
     columns: str | None = None
-    """Attribute that holds the list of columns that it keeps; None where it drops none."""
+    """Attribute with the list of columns that the trainer keeps; None if it drops none."""
     find_columns: str = ""
-    """Method that fills it."""
+    """Method that fills `columns`."""
     drops: str = ""
-    """Switch of its `args` that has it drop the others."""
+    """Field of the trainer's `args` that makes it drop the other columns."""
     callbacks: str | None = None
-    """Attribute whose `callbacks` are transformers' own kind; None where it has none, and nothing is logged."""
+    """Attribute whose `callbacks` are transformers' own kind; None if it has none: nothing is
+    logged."""
     adds_up_rows: bool = False
-    """Whether its loss takes every row of a batch for one sequence, whatever the row declares."""
+    """True if the loss takes every row of a batch for one sequence, whatever the row declares."""
     reference: str | None = None
-    """Attribute that holds a model which is called for the log-probabilities of the same tokens, and never trained."""
+    """Attribute with a model that is never trained, and called for log-probabilities of the same
+    tokens."""
     cuts: str | None = None
-    """Value of `packing_strategy` of its `args` with which it cuts documents where rows end and says no boundaries."""
+    """Value of `args.packing_strategy` that cuts documents at row ends and declares no
+    boundaries."""
 
     def drops_columns(self, trainer: Any) -> bool:
-        """Whether a trainer drops columns that the forward of its model does not name."""
+        """Return True if a trainer drops columns that its model's forward does not name."""
         return self.columns is not None and hasattr(trainer, self.columns) and bool(getattr(trainer.args, self.drops))
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
-        """Why the rows that a trainer has made itself cannot be told apart into documents; None where they can."""
+        """Return why documents in rows that the trainer made cannot be told apart; None if they
+        can."""
         args = trainer.args if self.cuts is not None else None
         skips = (getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset")
         packs = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
@@ -66,32 +72,33 @@ class TrainerAdapter:
         )
 
     def columns_of(self, trainer: Any) -> list[str] | None:
-        """The columns that a trainer keeps, or None where it has not found them yet, or drops none."""
+        """Return the columns that a trainer keeps; None if it drops none or has not found them
+        yet."""
         return None if self.columns is None else getattr(trainer, self.columns, None)
 
     def found_columns(self, trainer: Any) -> list[str]:
-        """The same of a trainer that drops columns, once it has found them."""
+        """Let a trainer that drops columns find those that it keeps, and return them."""
         getattr(trainer, self.find_columns)()
         return getattr(trainer, self.columns or "")
 
     def set_columns(self, trainer: Any, columns: list[str] | None) -> None:
-        """Have a trainer keep these columns."""
+        """Let a trainer keep these columns."""
         setattr(trainer, self.columns or "", columns)
 
     def collator_of(self, trainer: Any) -> Any:
-        """What makes batches of examples."""
+        """Return the collator of a trainer, which makes batches of examples."""
         return getattr(trainer, self.collator, None)
 
     def reference_of(self, trainer: Any) -> Any:
-        """The model that it compares the trained one with; None where it has none."""
+        """Return the model that the trained one is compared with; None if there is none."""
         return None if self.reference is None else getattr(trainer, self.reference, None)
 
     def callbacks_of(self, trainer: Any) -> list[Any]:
-        """Its list of callbacks; an empty one where it has none."""
+        """Return the list of callbacks of a trainer; an empty one if it has none."""
         return getattr(getattr(trainer, self.callbacks or "", None), "callbacks", [])
 
     def datasets_of(self, trainer: Any) -> list[Any]:
-        """Its data sets; one of them may be several by name."""
+        """Return the data sets of a trainer; one of them may hold several by name."""
         found: list[Any] = []
         for name in self.data:
             given = getattr(trainer, name, None)
@@ -119,22 +126,24 @@ ADAPTERS = [
     replace(_TRL, kind="SFTTrainer", cuts="wrapped"),
     TRANSFORMERS,
 ]
-"""The kinds that are known; of a trainer of several kinds the first counts."""
+"""Adapters of all known kinds; for a trainer of several kinds the first counts."""
 
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
-    """The adapter of a trainer, by its class and those it derives from; None for anything else."""
+    """Return the adapter of a trainer, by its class and base classes; None for anything else."""
     return next((each for each in ADAPTERS if derives_from(trainer, each.kind, each.package)), None)
 
 
 def derives_from(thing: Any, kind: str, *packages: str) -> bool:
-    """Whether the class of a thing, or one above it, has this name in one of these packages or modules."""
+    """Return True if the class of a thing, or a base class, is `kind` of one of these packages or
+    modules."""
     below = tuple(f"{package}." for package in packages)
     return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
-    """The trainers that train or evaluate in this thread, the innermost first, with their adapters."""
+    """Yield the trainers that train or evaluate in this thread, innermost first, with their
+    adapters."""
     steps = {name for adapter in ADAPTERS for name in adapter.steps}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

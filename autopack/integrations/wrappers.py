@@ -1,4 +1,4 @@
-"""Find the transformers models inside what users hold: wrappers, modules of their own, trainers."""
+"""Find the transformers models inside the user's objects: wrappers, modules, trainers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _AROUND = ("lightning", "pytorch_lightning", "sentence_transformers", "setfit", 
 
 
 def unwrap(model: Any) -> PreTrainedModel:
-    """The one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile wrappers, or any other module.
+    """Return the one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile
+    wrappers, or any other module.
 
-    Of an object that is no module it is the one that its attributes hold: a pipeline's, or the body of a SetFit model.
-    Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's prompt and prefix tuning.
+    If an object is no module, its attributes are searched: a pipeline's model, or the body of a
+    SetFit model. Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's
+    prompt and prefix tuning.
     """
     modules = [model] if isinstance(model, nn.Module) else _held_by(model)
     found = list({id(inner): inner for module in modules for inner in _outermost(module)}.values())
@@ -52,9 +54,10 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 
 def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
-    """The forward of a third-party module around a model; None where libraries known here alone wrap it.
+    """Return the forward of a third-party module around a model; None if only known libraries wrap
+    it.
 
-    Such a forward gets what the model returns and is not proven with it.
+    Such a forward receives the model's output and is not proven with it.
     """
     around = model if isinstance(model, nn.Module) else None
     while around is not None and around is not base:
@@ -69,15 +72,17 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
 
 
 def _is_of_library(file: str) -> bool:
-    """Whether a file is one of a library whose modules hand on what a model returns, or train it."""
+    """Return True if a file belongs to a library whose modules pass on or train a model's
+    output."""
     tops = (file_of(name) for name in _AROUND)
     return any(file.startswith(os.path.dirname(top) + os.sep) for top in tops if top is not None)
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:
-    """The models of a list, tuple or dict, by name; None for anything that is one model or holds one.
+    """Return the models of a list, tuple or dict, by name; None for anything that is or holds one
+    model.
 
-    Raises `UnsupportedModel` where there are none, or where they could be read but once or in no order.
+    Raises `UnsupportedModel` if there are none, or if they can be read only once or in no order.
     """
     if isinstance(models, Iterator | Set | MappingView):
         raise UnsupportedModel(
@@ -96,9 +101,10 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
 
 
 def _held_by(holder: Any) -> list[nn.Module]:
-    """The modules among the attributes of an object, or of its model where that is no module, as a SetFit trainer's.
+    """Return the modules among the attributes of an object.
 
-    A class or a module of Python holds none as models are held.
+    If it has none, return the modules among the attributes of its `model`, as in a SetFit trainer.
+    A class or a Python module holds no models.
     """
     if isinstance(holder, type | ModuleType):
         return []
@@ -115,7 +121,7 @@ def _is_lightning_trainer(subject: Any) -> bool:
 
 
 def holds_models(module: nn.Module) -> bool:
-    """Whether a module is a transformers model, or holds one."""
+    """Return True if a module is a transformers model, or holds one."""
     return next(_outermost(module), None) is not None
 
 
@@ -129,10 +135,11 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """The models of a trainer, by attribute: those that see its batches, and those that score texts of their own.
+    """Return the models of a trainer, by attribute: those that see its batches, and those that
+    score texts.
 
-    The first are the policy, the reference model and their like; the second, in lists such as `reward_funcs`, make
-    batches by themselves.
+    The first are the policy, the reference model and their like. The second, in lists such as
+    `reward_funcs`, make batches of their own.
     """
     if getattr(trainer, adapter.makes_model, None) is not None:
         raise UnsupportedModel(

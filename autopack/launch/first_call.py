@@ -1,7 +1,8 @@
-"""The moment at which a model is enabled under ``autopack run``: when it is first called in training.
+"""Enable a model under ``autopack run`` at its first call in training.
 
-Every model gets a forward pre-hook when it is made. The hook of the outermost model that is called in training enables
-it, hands the call on to the entry that this has put on the model, and all such hooks in the model are gone.
+Every model gets a forward pre-hook when it is made. When the outermost model is called in training,
+its hook enables it, removes all such hooks in the model, and hands the call to the entry that now
+stands on the model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autopack.inspection.put_on import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
 from autopack.launch.session import Session
+from autopack.launch.settings import FOR_ENABLE
 from autopack.patching import Site, SiteLease
 from autopack.proving.apart import is_apart
 from autopack.runtime.scope import handle_of
@@ -34,13 +36,15 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class FirstCall(ForwardGuard):
-    """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started.
+    """Forward pre-hook that waits for the first call of its model in training.
 
-    While it waits, `lease` holds the site at which `model.forward(...)` is `model(...)`.
+    The hook does nothing in a process in which autopack was not started. While it waits, `lease`
+    holds the site that makes `model.forward(...)` the same as `model(...)`.
     """
 
     in_evaluation = False
-    """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
+    """True if a first call in evaluation counts too, as `compat/` needs when it runs tests of
+    others."""
 
     _passed = _evaluated = False
 
@@ -69,15 +73,16 @@ class FirstCall(ForwardGuard):
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a call is one of training: with gradients, in training mode or of parameters that can be trained.
+    """Return True if a call trains.
 
-    Lightning trains what comes from `from_pretrained` in the evaluation mode that it comes in.
+    Such a call has gradients, and is in training mode or has parameters that require gradients:
+    Lightning trains the models of `from_pretrained` in the evaluation mode that they come in.
     """
     return torch.is_grad_enabled() and (module.training or any(each.requires_grad for each in module.parameters()))
 
 
 def prepare(base: Any) -> None:
-    """Let every model that is made from now on wait for its first call in training; `base` is `PreTrainedModel`."""
+    """Let every model made from now on wait for training; `base` is `PreTrainedModel`."""
     original = base.__init__
 
     @functools.wraps(original)
@@ -104,7 +109,7 @@ def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
 
 
 def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
-    """The number of the hook of a model by which it waits, or of another kind; None where it has none."""
+    """Return the id of the hook of class `kind` on a model; None if it has none."""
     return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)), None)
 
 
@@ -141,16 +146,16 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _after(hook: FirstCall, module: nn.Module) -> list[Any]:
-    """The hooks of a call that come after this one."""
+    """Return the hooks of a call that run after this one."""
     hooks = list(module._forward_pre_hooks.values())
     return hooks[next(place for place, each in enumerate(hooks) if each is hook) + 1 :]
 
 
 def _enable(here: Session, module: Any) -> bool:
-    """Enable the model that is about to be called, or the one around it that it is the backbone of.
+    """Enable the called model, or the model around it if it is the backbone of one.
 
-    False where that is not possible, which is said, and where the script has done it. With `strict`, what `enable`
-    raises is raised.
+    Return False if that is impossible, which is logged, or if the script has enabled it already.
+    With `strict`, raise the error of `enable`.
     """
     from autopack.enabling import enable
 
@@ -160,7 +165,7 @@ def _enable(here: Session, module: Any) -> bool:
         _wait_no_longer(here, outermost)
         here.enabled(outermost, by_script, " by the script")
         return False
-    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify", "share", "watch")}
+    options = {name: getattr(here.settings, name) for name in FOR_ENABLE}
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:
@@ -179,9 +184,10 @@ def _enable(here: Session, module: Any) -> bool:
 
 
 def _reference() -> PreTrainedModel | None:
-    """The reference model of the trainer that is training now, where it is of a kind that is known to have one.
+    """Return the reference model of the running trainer; None if its kind has none that we know.
 
-    It is never trained, so its own calls tell nothing, but what they give is read where that of the other one is.
+    A reference model is never trained, so its own calls show nothing; but the trainer compares its
+    outputs with the outputs of the trained model.
     """
     for trainer, adapter in trainers.at_work():
         if (reference := adapter.reference_of(trainer)) is not None:
@@ -191,13 +197,13 @@ def _reference() -> PreTrainedModel | None:
 
 
 def _outermost(here: Session, module: Any) -> Any:
-    """The largest model that waits and holds this one; the model itself where no other does."""
+    """Return the largest waiting model that holds this one, or the model itself."""
     around = [model for model in here.waiting if any(part is module for part in model.modules())]
     return max(around, key=lambda model: sum(1 for _ in model.modules()), default=module)
 
 
 def _leave(here: Session, model: Any, error: Exception) -> None:
-    """Leave a model as it is, for good; with `strict`, raise."""
+    """Leave a model as it is, for good; raise `error` with `strict`."""
     _wait_no_longer(here, model)
     if here.settings.strict:
         raise error
@@ -214,9 +220,10 @@ def _wait_no_longer(here: Session, model: nn.Module) -> None:
 
 
 def _passing_through(module: nn.Module) -> Any:
-    """The model around this one whose `forward` is calling it; its own hook has not enabled it, and would have to.
+    """Return the model around this one whose `forward` is calling it; None if there is none.
 
-    Raises `UnsupportedModel` where the caller is a PEFT method that cannot be packed.
+    The hook of that model has not enabled it, and has to. Raises `UnsupportedModel` if the caller
+    is a PEFT method that cannot be packed.
     """
     from transformers import PreTrainedModel
 
@@ -233,7 +240,8 @@ def _passing_through(module: nn.Module) -> Any:
 
 
 def _stand_at_tuner(name: str, module: Any) -> None:
-    """Enable the model before a PEFT tuner that calls its `forward` past its hooks, as all do up to PEFT 0.19."""
+    """Enable the model before a PEFT tuner calls its `forward` past its hooks, as all do up to PEFT
+    0.19."""
     tuner = getattr(module, name)
     original = tuner.forward
     if not hasattr(original, "autopack_original"):  # what `peft.watch` leaves at those that do

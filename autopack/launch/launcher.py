@@ -1,6 +1,7 @@
-"""What ``autopack run`` starts in a process: models wait for training from then on, and a report is given at exit.
+"""Start ``autopack run`` in a process: models wait for training, and a report is given at exit.
 
-Imported before the script and in every Python process that it starts, so it imports neither torch nor transformers.
+This is imported before the script and in every Python process that the script starts, so it imports
+neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def start() -> None:
 
 
 def _reports() -> tuple[Path, bool]:
-    """Where this process leaves what became of its models, and whether it is the one that speaks for all.
+    """Return the directory for the outcomes of this process, and True if it reports for all.
 
-    That is the first one that comes here: the script, or Python that a shell script starts. It may have been replaced
-    by another program since then, which has its id.
+    The first process that comes here reports for all: the script, or the Python that a shell script
+    starts. Another program may have replaced it since, and have its process id.
     """
     process, _, directory = os.environ.get(REPORTS, "").partition(":")
     if directory:
@@ -55,16 +56,17 @@ def _reports() -> tuple[Path, bool]:
 
 
 class _Transformers:
-    """Finds nothing. Asked for transformers, it has the models prepared as soon as there are any.
+    """Import finder that finds nothing, and prepares the models once transformers is imported.
 
-    Most processes that a script starts never ask: they are spared the import of wrapt, and of asyncio with it.
+    Most processes that a script starts never import transformers; they are spared the import of
+    wrapt, and of asyncio with it.
     """
 
     asked = False
 
     def __init__(self, wrapt: str | None):
         self.wrapt = wrapt
-        """Where wrapt was found before the script's own directory was searched."""
+        """File of wrapt that was found before the script's own directory was searched."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         # It stays where it is: who removes himself from the path here makes the import miss the finder after him.
@@ -82,14 +84,15 @@ class _Transformers:
 
 
 def _place_of_wrapt() -> str | None:
-    """The file that an import of wrapt would run here, which is not run by asking."""
+    """Return the file that an import of wrapt would run here, without running it."""
     found = sys.modules.get("wrapt") or importlib.util.find_spec("wrapt")
     return getattr(found, "__file__", None) or getattr(found, "origin", None)
 
 
 @contextmanager
 def _careful() -> Iterator[None]:
-    """An exception, which would make the script's import fail, is said and raised only if `strict`."""
+    """Report an exception, which would make the script's import fail; raise it only with
+    `strict`."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Where what autopack logs is written: by the program's own logging where it has any, else as lines on stderr.
+"""Log through the program's own handlers where it has any, else as lines on stderr.
 
-Imported with the package, so it imports neither torch nor transformers.
+This is imported with the package, so it imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class Lines(logging.Handler):
-    """Writes lines on stderr that no other handler would write, as Python's last resort does, and with two differences.
+    """Handler that writes lines on stderr if no other handler would, as Python's last resort does.
 
-    A progress bar of tqdm that is being drawn is taken away and drawn again below the line; and every line says that it
-    is autopack's.
+    It differs in two ways: it removes a progress bar of tqdm and draws it again below the line, and
+    every line names autopack.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -32,7 +32,7 @@ class Lines(logging.Handler):
 
 
 def write(line: str) -> None:
-    """Write a line on stderr, in one piece for the sake of other processes, and clear of a progress bar."""
+    """Write a line on stderr, in one piece for other processes' sake, clear of a progress bar."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:
         sys.stderr.write(f"{line}\n")
@@ -42,14 +42,14 @@ def write(line: str) -> None:
 
 
 def _is_handled() -> bool:
-    """Whether the program has given this logger, or the one above all, a handler that writes."""
+    """Return True if the program gave this logger, or the root logger, a handler that writes."""
     named, root = logging.getLogger("autopack"), logging.getLogger()
     above = root.handlers if named.propagate else []
     return any(not isinstance(each, (Lines, logging.NullHandler)) for each in (*named.handlers, *above))
 
 
 def prepare(environment: Mapping[str, str] | None = None) -> None:
-    """Give the logger `autopack` its handler, once, and the level that `AUTOPACK_LOG` names, where it names one."""
+    """Give the logger `autopack` its handler, once, and the level in `AUTOPACK_LOG`, if set."""
     environment = os.environ if environment is None else environment
     logger = logging.getLogger("autopack")
     if not any(isinstance(each, Lines) for each in logger.handlers):

@@ -1,8 +1,9 @@
-"""What became of a model under ``autopack run``: in one process, and summed over all that the command reaches.
+"""Outcomes of models under ``autopack run``: in one process, and summed over all processes.
 
-Each of those processes keeps its outcomes in a file of a directory that the first one has made, while it runs and when
-it ends (one that is killed leaves what it had). The first one reads them all when it ends, and says them.
-Part of every Python process that the script starts, so it imports next to nothing.
+Each process keeps its outcomes in a file, while it runs and when it ends (a killed one leaves what
+it had). The first process makes the directory of these files, reads them all when it ends, and
+reports them. This is part of every Python process that the script starts, so it imports next to
+nothing.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopack.runtime.tally import Tally
-    from autopack.watching.sentinel import Watched
+    from autopack.watching.envelope import Checked
 
 
 @dataclass(eq=False)
 class Outcome:
-    """What became of one model, in one process or in several. It holds counts alone: the model, or what refers to it,
-    would be kept alive.
+    """Outcome of one model, in one process or in several.
 
-    `pads` says whether padded batches may run without their padding.
+    It holds counts alone: a reference to the model would keep the model alive. `pads` says whether
+    padded batches may run without their padding.
     """
 
     text: str
     tally: Tally | None = None
-    watched: Watched | None = None
+    checked: Checked | None = None
     pads: bool = True
     process: int = field(default_factory=os.getpid)
     rank: str = ""
@@ -45,40 +46,42 @@ class Outcome:
         batches = self.tally if said else "no padded batch came"
         parts = [f"{who}{self.text}", str(batches) if self.pads else "padded batches stay as they come"]
         parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
-        parts += [f"watched: {self.watched}"] if self.watched is not None and self.watched.every else []
+        parts += [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
         return "; ".join(parts)
 
     def add(self, other: Outcome) -> None:
-        """Count what became of the same model in another process as well."""
+        """Add the counts of the same model in another process."""
         self.processes += other.processes
         if self.tally is not None and other.tally is not None:
             self.tally.add(other.tally)
-        if self.watched is not None and other.watched is not None:
-            self.watched.add(other.watched)
+        if self.checked is not None and other.checked is not None:
+            self.checked.add(other.checked)
 
     def plain(self) -> dict[str, Any]:
-        """The same, of what JSON has."""
+        """Return the same as values that JSON has."""
         plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
-        counts = {"tally": self.tally, "watched": self.watched}
-        return plain | {name: vars(found) for name, found in counts.items() if found is not None}
+        found: dict[str, Any] = {} if self.tally is None else {"tally": vars(self.tally)}
+        if self.checked is not None:
+            found["checked"] = {**vars(self.checked), "kinds": []}  # of this process
+        return plain | found
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> Outcome:
-        """What `plain` gave."""
+        """Return the outcome that `plain` gave."""
         if "tally" in plain:
             from autopack.runtime.tally import Tally
 
             plain = {**plain, "tally": Tally.of_plain(plain["tally"])}
-        if "watched" in plain:
-            from autopack.watching.sentinel import Watched
+        if "checked" in plain:
+            from autopack.watching.envelope import Checked
 
-            counted = plain["watched"]
-            plain = {**plain, "watched": Watched(**{**counted, "skipped": Counter(counted["skipped"])})}
+            counted = plain["checked"]
+            plain = {**plain, "checked": Checked(**{**counted, "skipped": Counter(counted["skipped"]), "kinds": set()})}
         return cls(**plain)
 
 
 def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """One outcome for each model that is the same in several processes; the second of one is the second of another."""
+    """Return one outcome per model: the n-th of a kind in one process is the n-th in another."""
     found: dict[tuple[Any, ...], Outcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
@@ -93,7 +96,7 @@ def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
-    """Write the outcomes of this process where the first one finds them; False where it cannot: that has ended."""
+    """Write this process's outcomes for the first one; return False if that one has ended."""
     import json
 
     kept = directory / f"{os.getpid()}.json"
@@ -107,7 +110,7 @@ def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
 
 
 def kept(directory: Path) -> list[Outcome]:
-    """What all processes have left in a directory."""
+    """Return the outcomes that all processes have left in a directory."""
     files = sorted(directory.glob("*.json"))
     if not files:
         return []
@@ -117,7 +120,7 @@ def kept(directory: Path) -> list[Outcome]:
 
 
 def is_first(text: str, directory: Path) -> bool:
-    """Whether no other process has asked that of this text."""
+    """Return True if no process has called this with the same text yet."""
     said = directory / f"{zlib.crc32(text.encode()):08x}.said"
     try:
         said.open("x").close()

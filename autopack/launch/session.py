@@ -1,6 +1,7 @@
-"""Autopack in one process under ``autopack run``: its settings, what became of every model, and what is said of it.
+"""Autopack in one process under ``autopack run``: its settings, outcomes and reports.
 
-Part of every Python process that the script starts, so it imports neither torch nor transformers.
+This is part of every Python process that the script starts, so it imports neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Autopack in one process: its settings, and what became of every model that was called in training.
+    """Autopack in one process: its settings, and the outcome of every model called in training.
 
-    `started` says whether this process is the script that the user named, and not one that the script started;
-    `waiting` holds the models that have not been called in training. Processes that have a directory of `reports` leave
-    to the one that `speaks` what they would say.
+    `started` is True in the process of the script that the user named, and False in processes that
+    the script started. `waiting` holds the models that have not been called in training. Processes
+    with a directory of `reports` leave their report to the one that `speaks`.
     """
 
     def __init__(self, settings: Settings, started: bool, reports: Path | None = None, speaks: bool = True):
@@ -44,15 +45,15 @@ class Session:
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
-        pads = handle.enabled.options.unpad != "never"
-        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
+        pads = handle.enabled.options.unpad
+        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally
 
             tally.after_each = self._keep
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
-        """Note a model that cannot be enabled, and say so."""
+        """Note a model that cannot be enabled, and log the reason."""
         self._forget(model)
         outcome = Outcome(f"{_name(model)} left as it is: {_line(reason)}")
         known = any(outcome.text == other.text for other in self._outcomes)
@@ -61,14 +62,16 @@ class Session:
         self._note(outcome)
 
     def left_so_far(self, model: PreTrainedModel, why: str) -> None:
-        """Note a model that is called, but in no way that enables it, unless it will have been by the end."""
+        """Note a model that is called without being enabled, unless it has been by the end."""
         self._forget(model)
         self._so_far[model] = Outcome(f"{_name(model)} left as it is: {why}")
         self._note(self._so_far[model])
 
     def report(self) -> None:
-        """Say once what became of every model that was called in training, in a line for each, also for other processes
-        where this one speaks for them; or leave it to the one that does."""
+        """Report once, in a line per model, the outcome of every model called in training.
+
+        The process that speaks reports for the others as well, which leave their outcomes to it.
+        """
         outcomes = self._mine()
         self._outcomes.clear()
         speaks = self._speaker == os.getpid()
@@ -94,9 +97,11 @@ class Session:
         return mine
 
     def _keep(self) -> None:
-        """Leave what has been counted to the process that speaks, in case that this one is killed (Ray kills workers).
+        """Leave the counts to the process that speaks, in case this one is killed (Ray kills
+        workers).
 
-        It takes some 0.2 ms: of the first calls always, and then 0.5 % of the time at most.
+        This takes some 0.2 ms; it is done at each of the first calls, and then for at most 0.5 % of
+        the time.
         """
         now = time.perf_counter()
         if self.reports is not None and (self._times_kept < 100 or now >= self._kept_until):
@@ -117,16 +122,16 @@ class Session:
 
 
 current: Session | None = None
-"""That of this process, if `autopack run` has started autopack here."""
+"""Session of this process, if `autopack run` has started autopack here."""
 
 
 def warn_not_started(error: Exception) -> None:
-    """Say that autopack does nothing in this process, and why."""
+    """Log that autopack does nothing in this process, and why."""
     _say(f"warning: not started in this process: {_line(error)}")
 
 
 def _say(text: str) -> None:
-    """Print one line on stderr; under torchrun with the rank, whose processes share it."""
+    """Print one line on stderr; under torchrun, whose processes share it, with the rank."""
     rank = os.environ.get("RANK", "")
     _write(f"{f'rank {rank}: ' if rank else ''}{text}")
 

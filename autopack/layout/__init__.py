@@ -1,6 +1,6 @@
-"""Where the documents of a batch lie, and what a call says of that."""
+"""Places of the documents of a batch, and how a call declares them."""
 
 IGNORED_LABEL = -100
-"""The label that every loss of transformers leaves out."""
+"""Label that every loss of transformers ignores."""
 LEAST_SHARED = 16
-"""The least number of tokens that documents begin with in common for these to be computed once."""
+"""Smallest number of tokens that are computed once if documents begin with them in common."""

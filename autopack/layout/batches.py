@@ -1,7 +1,7 @@
-"""The documents of packed rows as rows of a batch: right-padded or of one length at a time, and back again.
+"""Documents of packed rows as rows of a batch, right-padded or of one length, and back.
 
-Whatever runs documents apart (mixers, attention of a model's own, heads with one result per row, functions that number
-tokens) builds its batches here.
+Everything that runs documents apart builds its batches here: mixers, attention of a model's own,
+heads with one result per row, functions that number tokens.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from autopack.layout.forms import FIELDS, Field, Frame, rows_first
 from autopack.layout.packed import PackedLayout, real_documents
 
 GROWTH = 1.5
-"""Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
+"""Largest ratio of lengths in one bucket: at most a third is padding, and buckets are few."""
 
 Spread = Callable[[torch.Tensor], torch.Tensor]
-"""Brings a tensor (rows, columns, ...) into the form (documents, tokens, ...) that a module is run in."""
+"""Function from (rows, columns, ...) to the (documents, tokens, ...) that a module runs on."""
 Grouping = Callable[[PackedLayout], list[np.ndarray]]
-"""Puts documents together that share a batch: their numbers."""
+"""Function that groups documents, by number, into batches."""
 Run = Callable[[Spread], Any]
-"""Runs a module in that form."""
+"""Function that runs a module on (documents, tokens, ...), as the given `Spread` makes them."""
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentBatch:
     """Some documents of packed rows, or their first tokens, as right-padded rows of a batch.
 
-    `documents` are their numbers among those of the layout, in the order of the batch; `lengths` the tokens of each
-    that the batch holds; `tokens` the token of the flattened rows at each place of the batch that is not padding, in
-    order; `where` the token of the flattened rows that stands at each place, int64 (documents, longest); `kept` the
-    places of the flattened batch that are not padding, in order, or None where none is.
+    `documents` are their numbers in the layout, in the order of the batch. `lengths` are the tokens
+    of each that the batch holds. `tokens` are the tokens of the flattened rows at the places of the
+    batch that are not padding, in order. `where` is the token of the flattened rows at each place,
+    int64 (documents, longest). `kept` are the places of the flattened batch that are not padding,
+    in order; None if it has no padding.
     """
 
     layout: PackedLayout
@@ -48,7 +49,7 @@ class DocumentBatch:
 
     @classmethod
     def of(cls, layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> DocumentBatch:
-        """These documents, or the first `longest` tokens of each."""
+        """Return the batch of these documents, or of the first `longest` tokens of each."""
         lengths = np.minimum(np.diff(layout.bounds)[documents], longest or layout.columns)
         columns = np.arange(lengths.max())
         # Padding repeats the last token: it is finite, and what is made of it is dropped.
@@ -59,12 +60,12 @@ class DocumentBatch:
 
     @classmethod
     def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
-        """All documents of a layout but its runs of padding, in order; made once for each layout."""
+        """Return the batch of all documents in order, but runs of padding; made once per layout."""
         return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(real_documents(layout))))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of documents, and tokens of the longest."""
+        """Number of documents, and length of the longest in tokens."""
         return self.where.shape[0], self.where.shape[1]
 
     @property
@@ -74,25 +75,28 @@ class DocumentBatch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether the documents differ in length."""
+        """True if the documents differ in length."""
         return self.kept is not None
 
     @cached_property
     def mask(self) -> torch.Tensor:
-        """True at tokens, false at padding: bool (documents, longest)."""
+        """True at tokens, False at padding: bool (documents, longest)."""
         return self.layout.upload(np.arange(self.shape[1]) < self.lengths[:, None])
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor (rows, columns, ...) as (documents, longest, ...), the last token repeated. Differentiable."""
+        """Return (rows, columns, ...) as (documents, longest, ...), with last tokens repeated.
+        Differentiable."""
         return tensor.reshape(-1, *tensor.shape[2:])[self.where.to(tensor.device)]
 
     def square(self, mask: torch.Tensor) -> torch.Tensor:
-        """Of a mask or bias (rows or 1, ..., columns or 1, columns), what belongs to each document, without padding.
+        """Return the part of a mask or bias (rows or 1, ..., columns or 1, columns) for each
+        document, unpadded.
 
-        The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key more than there are.
+        The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key
+        too many.
 
         Raises:
-            UnsupportedModel: it is not of these rows, such as one made for the padded batch that they were.
+            UnsupportedModel: The mask is not for these rows but, for example, for the padded batch.
         """
         rows, columns = self.layout.rows, self.layout.columns
         queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]
@@ -113,17 +117,18 @@ class DocumentBatch:
         return mask[places].movedim((1, 2), (-2, -1))
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tokens of an output (documents, longest, ...) without padding: (tokens, ...)."""
+        """Return an output (documents, longest, ...) without padding: (tokens, ...)."""
         flat = tensor.reshape(-1, *tensor.shape[2:])
         return flat if self.kept is None else flat.index_select(0, self.kept.to(flat.device))
 
     def holds(self, part: Any) -> bool:
-        """Whether a part of an output has a value for every token."""
+        """Return True if a part of an output has a value for every token."""
         return isinstance(part, torch.Tensor) and part.shape[:2] == self.where.shape
 
 
 def gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Of a mask or bias (documents, ..., columns or 1, columns), the columns `queries` and `keys` of each document."""
+    """Return columns `queries` and `keys` of (documents, ..., columns or 1, columns), per
+    document."""
 
     def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
         between = (1,) * (parts.dim() + axis - 1)
@@ -134,34 +139,38 @@ def gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor)
 
 
 def by_length(lengths: np.ndarray) -> list[np.ndarray]:
-    """Numbers of the documents of each length, the shortest first: groups that need no padding."""
+    """Return the numbers of the documents of each length, the shortest first: without padding."""
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
 def in_order(parts: list[torch.Tensor], groups: list[np.ndarray]) -> torch.Tensor:
-    """What groups of documents got, (documents of the group, ...) each, in the order of the documents."""
+    """Return results of groups, (documents of the group, ...) each, in the order of the
+    documents."""
     order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
     return torch.cat(parts).index_select(0, order.to(parts[0].device))
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
-    """`by_length` for the documents of a layout."""
+    """Return `by_length` of the documents of a layout."""
     return by_length(np.diff(layout.bounds))
 
 
 def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
-    """`equally_long` without runs of padding, unless there is nothing else."""
+    """Return `equally_long` without runs of padding, unless nothing else is there."""
     real, lengths = np.flatnonzero(real_documents(layout)), np.diff(layout.bounds)
     return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
 
 
 def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
-    """Numbers of the documents, one in each group."""
+    """Return the numbers of the documents, one per group."""
     return np.split(np.arange(len(layout.lengths)), len(layout.lengths))
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:
-    """Numbers of the documents of each bucket, the shortest first; in each, lengths are within a factor of `GROWTH`."""
+    """Return the numbers of the documents of each bucket, the shortest first.
+
+    Lengths in a bucket are within a factor of `GROWTH`.
+    """
     lengths = np.asarray(layout.lengths)
     rest = np.argsort(lengths, kind="stable")
     found: list[np.ndarray] = []
@@ -174,19 +183,21 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Documents of a layout in several batches, and the way of their results back into packed rows."""
+    """Documents of a layout in several batches, whose results it puts back into packed rows."""
 
     layout: PackedLayout
     batches: list[DocumentBatch]
     back: torch.Tensor
-    """Place of every token of the flattened rows in what the batches keep, one after the other; behind the last for
-    tokens that no batch has."""
+    """Place of every token of the flattened rows among the kept tokens of all batches, end to end.
+
+    Tokens that no batch has get the place behind the last.
+    """
     complete: bool = True
-    """Whether every token is in some batch."""
+    """True if every token is in some batch."""
 
     @classmethod
     def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
-        """These groups of documents, one batch each; tokens of documents that none of them names get zeros."""
+        """Return one batch per group of documents; tokens of documents in no group get zeros."""
         batches = [DocumentBatch.of(layout, documents) for documents in groups]
         tokens = np.concatenate([batch.tokens for batch in batches])
         back = np.full(layout.bounds[-1], len(tokens))
@@ -195,18 +206,18 @@ class Batches:
 
     @classmethod
     def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
-        """The documents as `grouping` puts them together, or in buckets of like lengths; made once for each layout."""
+        """Return batches by `grouping`, or in buckets of similar length; made once per layout."""
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
     def together(
         self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1], name: str = ""
     ) -> Any:
-        """What a module gave for all batches, in the form of packed rows.
+        """Return a module's outputs for all batches as an output for packed rows.
 
-        Dictionaries, outputs of transformers, tuples and lists are put together part by part. What does not have a
-        value for every token becomes what `otherwise` makes of it: that of the last batch unless told. `name` is that
-        of the output, where it is a part of one.
+        Dictionaries, outputs of transformers, tuples and lists are put together part by part. A
+        part without a value for every token becomes the result of `otherwise`: by default, the part
+        of the last batch. `name` is the name of the output if it is a part of one.
         """
         first = outputs[0]
         if isinstance(first, dict):
@@ -226,16 +237,18 @@ class Batches:
 
 
 def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
-    """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
+    """Return an argument spread if it has a value per token, (rows or 1, columns, ...); else
+    unchanged."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, layout, spread) for part in value)
     return Frame(layout.rows, layout.columns, shared=True).changed("", value, spread)
 
 
 def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:
-    """The mean over all terms, of losses that are each the mean of `counts` terms; None may stand for one of no term.
+    """Return the mean over all terms of losses that are means of `counts` terms each.
 
-    Where there is no term at all it is NaN, as a mean over nothing is.
+    None may stand for a loss without terms. Without any term the result is NaN, as a mean over
+    nothing is.
     """
     known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None and count]
     total = sum(count for _, count in known)
@@ -244,10 +257,11 @@ def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torc
 
 
 def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
-    """The `num_items_in_batch` for a call with `count` of the `total` labels of a call that has one; else nothing.
+    """Return the `num_items_in_batch` for a call with `count` of `total` labels; nothing if it has
+    none.
 
-    It is that share of the number given. Some losses divide a sum by it and others take no notice; weighed by
-    `mean_loss`, the losses of all shares make what either would be of the whole.
+    It is that share of the number given. Some losses divide a sum by it and others ignore it; in
+    both cases `mean_loss` of all shares is the loss of the whole.
     """
     items = arguments.get("num_items_in_batch")
     return {"num_items_in_batch": items * (count / total)} if items is not None and count else {}

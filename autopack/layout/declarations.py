@@ -1,4 +1,4 @@
-"""Read what a call declares about its documents, in any of the forms that collators use, and check that it agrees."""
+"""Read how a call declares its documents, in any form that collators use, and check it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _TOKENS = "input_ids"
 
 @dataclass(frozen=True)
 class Declared:
-    """What one call declares: `layout` is None for a call that packs nothing.
+    """Declarations of one call: `layout` is None for a call that packs nothing.
 
-    `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
-    position ids of the call, of the same shape, where it gives any of one section; `labelled_padding` says whether its
-    labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
-    that shifts compares with a prediction made at padding. `jumps` says that positions of a row neither go on nor begin
-    anew, so that nobody can tell what they mean. `tokens` are the input_ids (rows, columns), where they were copied to
-    the host along with the others. `beside_ones` says that documents are declared by positions alone,
-    beside a mask of ones, which for stock is one document in each row.
+    `real` is True at tokens other than padding, (rows, columns) on the host; None if all are
+    tokens. `positions` are the position ids of the call, of the same shape, if it gives any of one
+    section. `labelled_padding` is True if labels count padding into the loss.
+    `labelled_after_padding` is True if a token after padding has a label, which a loss that shifts
+    compares with a prediction made at padding. `jumps` is True if positions of a row neither go on
+    nor begin anew, so that their meaning is unknown. `tokens` are the input_ids (rows, columns), if
+    they were copied to the host along with the others. `beside_ones` is True if positions alone
+    declare documents, beside a mask of ones, which for stock means one document per row.
     """
 
     layout: PackedLayout | None
@@ -45,11 +46,11 @@ class Declared:
 
     @property
     def pads(self) -> bool:
-        """Whether this is a padded batch, one document per row."""
+        """True if this is a padded batch, one document per row."""
         return self.layout is None and self.real is not None
 
     def real_of(self, shape: tuple[int, ...]) -> np.ndarray:
-        """`real` of a batch of this shape, true everywhere where all are tokens."""
+        """Return `real` for a batch of this shape: True everywhere if all are tokens."""
         return np.ones(shape, dtype=bool) if self.real is None else self.real
 
 
@@ -64,19 +65,28 @@ def read(
     any_positions: bool = False,
     with_tokens: bool = False,
 ) -> Declared:
-    """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
+    """Return the documents that the arguments of a forward declare for a batch of `shape` (rows,
+    columns).
 
-    Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a document starts
-    with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
-    columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`,
-    which may end before the last padding; and `seq_idx` (rows, columns). Positions declare documents where some token
-    after the first of its row has 0 or `first_position`; labels of `ignored_label` count in no loss. A call that
-    `continues` a cache counts on from there, after padding too, and its mask may cover what the cache holds. Costs at
-    most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
-    before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name. With `any_positions`, positions
-    that neither go on nor begin anew in some document of another declaration declare nothing: they are used as given.
-    `with_tokens` copies input_ids along, where something is copied from a device. Raises `InvalidPacking` where a
-    declaration is malformed or two of them disagree.
+    It reads:
+
+    * `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a
+      document starts with 0 in every section. They declare documents if some token after the first
+      of its row has 0 or `first_position`.
+    * `attention_mask` (rows, columns) with 0, 1 or segment ids; of a prepared mask (rows, 1,
+      columns, columns), the tokens that see themselves.
+    * `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`, which may end before the last
+      padding.
+    * `seq_idx` (rows, columns).
+
+    Labels of `ignored_label` count in no loss. A call that `continues` a cache counts on from
+    there, after padding too, and its mask may cover the cache. With `any_positions`, positions that
+    neither go on nor begin anew in some document of another declaration declare nothing: they are
+    used as given. `with_tokens` copies input_ids along if something is copied from a device.
+
+    This costs at most one copy from the device to the host, and none if nothing is declared, or if
+    all is remembered from before it was moved (`HostBatch`) or given as `known`, arguments on the
+    CPU by name. Raises `InvalidPacking` if a declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
     tensors = dict(_tensors(arguments, host_side, shape, device, continues))
@@ -140,7 +150,8 @@ def read(
 
 
 def _declares_nothing(host: Mapping[str, np.ndarray]) -> bool:
-    """Whether all are said to be tokens whose positions count on by one, as most calls say; found at little cost."""
+    """Return True if all are tokens with positions that count on by one, as in most calls; this is
+    cheap."""
     if not host.keys() <= {"attention_mask", "position_ids", "labels", "shift_labels"}:
         return False
     mask, positions = host.get("attention_mask"), host.get("position_ids")
@@ -227,7 +238,8 @@ def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
 
 
 def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Each declaration: a name for messages, and true where a document starts, (rows, columns)."""
+    """Yield each declaration: a name for messages, and True where a document starts, (rows,
+    columns)."""
     if "position_ids" in host:
         yield "position_ids", _position_starts(host["position_ids"], real)
     mask = host.get("attention_mask")
@@ -253,20 +265,21 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
-    """Where positions may begin anew: only if they do so somewhere do those that do not go on by one mean documents.
+    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
 
-    Generation counts on after padding, and scripts that stretch positions leave gaps. A document begins at 0, at the
-    model's first position, or at that of the first token of its row, unless the row goes on from a cache.
+    The row's first position does not count if the row continues a cache. Positions that do not go
+    on by one declare documents only if they begin anew somewhere: generation counts on after
+    padding, and scripts that stretch positions leave gaps.
     """
     of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
     return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
-    """Positions (3, rows, columns) as (rows, columns), so that one copy brings them to the host.
+    """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
 
-    Twice that of time, and one more where the sections differ, as they do in images, or are no whole numbers, as in
-    videos; -1 where one is negative.
+    The result is twice the time position, plus one if the sections differ, as in images, or are no
+    whole numbers, as in videos; -1 if one is negative.
     """
     time = positions[0].long()
     is_text = ((positions == positions[:1]) & (positions == positions.floor())).all(0)
@@ -276,11 +289,12 @@ def _in_one(positions: torch.Tensor) -> torch.Tensor:
 def _section_starts(
     sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Where documents start by positions of three sections: at a token with 0 in all of them.
+    """Return True where documents start by positions of three sections: at 0 in all of them.
 
-    Time goes on in a document, and text counts on by one; anything else could be a document that starts at a later
-    position, or a video whose sound is numbered beside it, and only another declaration can tell. So it is with two
-    tokens at 0 before an image: a document of one token, or what opens an image (MiniCPM-V 4.7).
+    In a document, time goes on and text counts on by one. Anything else could be a document that
+    starts at a later position, or a video with its sound numbered beside it; only another
+    declaration can tell. The same holds for two tokens at 0 before an image: a document of one
+    token, or the token that opens an image (MiniCPM-V 4.7).
     """
     if (sections[real] < 0).any():
         raise InvalidPacking("position_ids must not be negative; found such in one of three sections")
@@ -358,12 +372,12 @@ def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> 
 
 
 def first_of_row(real: np.ndarray) -> np.ndarray:
-    """True at the first real token of each row; all arrays are (rows, columns)."""
+    """Return True at the first real token of each row; all arrays are (rows, columns)."""
     return real & (np.cumsum(real, axis=1) == 1)
 
 
 def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Make every run of padding a document of its own; padding inside a document is refused."""
+    """Make every run of padding a document of its own; refuse padding inside a document."""
     edges = changes(real.astype(np.int8))
     resumed = edges & later & ~starts
     if resumed.any():

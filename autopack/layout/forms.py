@@ -1,6 +1,7 @@
-"""What a value of a call, or of what it returns, has something for: tokens, documents, rows, or the call as a whole.
+"""Tell whether an argument or output is per token, per document, per row or per call.
 
-Shapes: R rows, C columns, D documents, K of one kind or another (axes of positions, layers), ... anything.
+Shapes: R rows, C columns, D documents, K of one kind or another (axes of positions, layers), ...
+anything.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch
 
 @dataclass(frozen=True)
 class Field:
-    """Where tokens lie in an output: the axes that are as wide as a row, or as a document alone, and that of rows.
+    """Axes of an output: `tokens` are as wide as a row, or as a document alone; `rows` is the axis
+    of rows.
 
-    `kinds` says that there may be several of it, (K, R, C, ...), as of the streams of a model.
+    `kinds` is True if there may be several of it, (K, R, C, ...), as the streams of a model.
     """
 
     tokens: tuple[int, ...]
@@ -31,12 +33,15 @@ FIELDS: dict[str, Field] = {
     "hidden_states": Field((1,), kinds=True),  # Gemma 3n has four
     "attentions": Field((2, 3)),
 }
-"""Outputs of which their name says where tokens lie. Of others their shape has to: (R, C, ...), or nothing of tokens in
-what a head gives each document."""
+"""Axes of outputs that their name determines.
+
+The axes of other outputs follow from their shape: (R, C, ...), or none per token in a head's
+results per document.
+"""
 
 
 class Of(Enum):
-    """What a value has something for."""
+    """Unit that a value has an entry for."""
 
     TOKEN = auto()
     """Each token."""
@@ -47,15 +52,15 @@ class Of(Enum):
     CALL = auto()
     """The call: a number, a word, a switch, a tensor of one element."""
     UNKNOWN = auto()
-    """Nobody can tell."""
+    """Not known."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a value has something for, and `columns`, the axis of the columns of one that has it for each token.
+    """Unit that a value has an entry for; per token, `columns` is the axis of the columns.
 
-    That of the rows is the axis before; 0 stands for (R * C, ...), rows one after the other. (1, C, ...) are the same
-    for all rows.
+    The axis of the rows is the one before. `columns` of 0 means (R * C, ...), rows one after the
+    other. (1, C, ...) is the same for all rows.
     """
 
     of: Of
@@ -64,11 +69,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Frame:
-    """The batch that values are of.
+    """Shape of the batch that values belong to.
 
-    `documents` is their number where arguments may have something for each, and `labels` are those that have it for
-    each document whatever their shape. With `shared`, any argument (1, C, ...) is the same for all rows; without, only
-    positions are.
+    `documents` is their number if arguments may be per document. `labels` are the arguments that
+    are per document whatever their shape. With `shared`, any argument (1, C, ...) is the same for
+    all rows; without it, only positions are.
     """
 
     rows: int
@@ -78,7 +83,7 @@ class Frame:
     shared: bool = False
 
     def form_of(self, name: str, value: Any) -> Form:
-        """The form of an argument."""
+        """Return the form of an argument."""
         if not isinstance(value, torch.Tensor):
             return Form(Of.UNKNOWN if holds_tensors(value) else Of.CALL)
         shape, positions = tuple(value.shape), name.endswith("position_ids")
@@ -93,18 +98,20 @@ class Frame:
         return Form(Of.CALL if value.numel() == 1 else Of.UNKNOWN)
 
     def each(self, value: torch.Tensor, form: Form, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """A value that has something for each token, changed: `change` gets (R, C, ...), once for each of K kinds."""
+        """Return a value per token, changed: `change` gets (R, C, ...), once for each of K
+        kinds."""
         if form.columns == 1:
             return change(value.expand(self.rows, *value.shape[1:]))
         return torch.stack([change(part.expand(self.rows, *part.shape[1:])) for part in value])
 
     def changed(self, name: str, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """An argument changed as by `each` where it has something for each token, and as it is where it has not."""
+        """Return an argument changed as by `each` if it is per token, and unchanged if it is
+        not."""
         form = self.form_of(name, value)
         return self.each(value, form, change) if form.of is Of.TOKEN else value
 
     def form_of_output(self, name: str | None, value: torch.Tensor) -> Form:
-        """The form of a part of an output that has something for each token; unknown is what has not."""
+        """Return the form of a part of an output that is per token; other tensors are unknown."""
         field = FIELDS.get(name or "", Field((1,)))
         for axis in field.tokens:
             if axis == field.rows + 1 and value.shape[axis - 1 : axis + 1] == (self.rows, self.columns):
@@ -117,13 +124,13 @@ class Frame:
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether an argument is a collection that may hold tensors."""
+    """Return True if an argument is a collection that may hold tensors."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
 
 
 def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int | None:
-    """The first axis that, with the one before it, has the (rows, columns) of each value; None where none has."""
+    """Return the first axis that ends the (rows, columns) of each value; None if there is none."""
     if any(value.dim() != values[0].dim() for value in values):
         return None
     for axis in range(1, values[0].dim()):
@@ -133,12 +140,14 @@ def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:
-    """Whether a result is the one number that a layer without a router gives (Switch Transformers before 5)."""
+    """Return True for the one number that a layer without a router returns (Switch Transformers
+    before 5)."""
     return value.shape == (1,) and not value.is_floating_point() and "router_logits" in (name or "")
 
 
 def rows_first(value: Any, axis: int) -> Any:
-    """The value with rows and columns, which lie at the axis before this one and at it, as its first two axes."""
+    """Return the value with its rows and columns, at `axis - 1` and `axis`, as its first two
+    axes."""
     if axis == 1 or not isinstance(value, torch.Tensor) or value.dim() <= axis:
         return value
     return value.movedim((axis - 1, axis), (0, 1))

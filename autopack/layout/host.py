@@ -1,4 +1,5 @@
-"""Values of tensors on the host: copied from their device, or known from before they were moved there."""
+"""Values of tensors on the host: copied from their device, or known from before they were moved
+there."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ _WITHOUT_VALUES = (
 
 
 def host_values(tensor: torch.Tensor) -> np.ndarray:
-    """Copy an integer or boolean tensor of any shape to the host: int64 or bool where it had to be unwrapped.
+    """Copy an integer or boolean tensor of any shape to the host: int64 or bool if it had to be
+    unwrapped.
 
-    Raises `UnsupportedModel` where it has no values: in a call that is recorded (`torch.export`) or stands for many
-    (`torch.vmap`).
+    Raises `UnsupportedModel` if it has no values: in a call that is recorded (`torch.export`) or
+    stands for many (`torch.vmap`).
     """
     host = tensor.detach().cpu()
     try:
@@ -43,11 +45,11 @@ _WRITTEN_TO = (
     "so documents do not begin where the host has them. Write to a copy of it, and pass that"
 )
 _ASSERTING = ("cuda",)
-"""Kinds of devices that can be told to stop by what they meet."""
+"""Kinds of devices that can be told to stop if they meet other values."""
 
 
 class _State(NamedTuple):
-    """What tells whether a tensor is still what it was: writing to it counts its version up."""
+    """State of a tensor, which shows a later change: writing to a tensor increases its version."""
 
     version: int
     address: int
@@ -64,18 +66,20 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class _Known(NamedTuple):
-    """What a tensor held when it was remembered."""
+    """Values of a tensor when it was remembered."""
 
     state: _State
     host: torch.Tensor
     there: torch.Tensor | None
-    """The same on its device; None where nothing need be compared there, or can be."""
+    """The same values on its device; None if no comparison there is needed, or possible."""
 
     def is_still(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor holds it now, as far as that can be told without waiting for its device.
+        """Return True if the tensor still holds them, as far as this shows without waiting for its
+        device.
 
-        Collectives, `tensor.data` and numpy write to a tensor and count no version up. On a CPU they are seen, and a
-        GPU is told to stop where it meets other values, which ends the process before anything is learned from them.
+        Collectives, `tensor.data` and numpy write to a tensor without increasing its version. On a
+        CPU such writes are seen. A GPU is told to stop if it meets other values, which ends the
+        process before anything is learned from them.
         """
         if self.state != _State.of(tensor):
             return False
@@ -90,7 +94,8 @@ class _Known(NamedTuple):
 
 
 def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Keep what an integer or boolean tensor holds, `host` on the CPU, while that very tensor lives unchanged."""
+    """Keep the values of an integer or boolean tensor, `host` on the CPU, while it lives
+    unchanged."""
     state = _State.of(tensor)
     if state is not None:
         there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
@@ -98,7 +103,7 @@ def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What is known of those tensors among the arguments that were remembered and have not been written to since."""
+    """Return the known values of those arguments that were remembered and not written to since."""
     found: dict[str, torch.Tensor] = {}
     for name, value in arguments.items() if _known else ():
         if isinstance(value, torch.Tensor) and value in _known and _known[value].is_still(value):
@@ -110,14 +115,16 @@ _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
-    """Keep where a batch of tokens is no padding, bool (rows, columns), while that very tensor lives unchanged."""
+    """Keep where a batch of tokens is no padding, bool (rows, columns), while that tensor lives
+    unchanged."""
     state = _State.of(tokens)
     if state is not None and not real.all():
         _padding[tokens] = state, real
 
 
 def noted_padding(tokens: Any) -> np.ndarray | None:
-    """What `note_padding` was told of these tokens; None where it was told nothing, or they were written to since."""
+    """Return the array given to `note_padding` for these tokens; None if none, or written to
+    since."""
     if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
@@ -125,7 +132,8 @@ def noted_padding(tokens: Any) -> np.ndarray | None:
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Integer or boolean tensors on the CPU: as they are remembered, or else copied, all of a device at once."""
+    """Return integer or boolean tensors on the CPU: remembered, or else copied, all of a device at
+    once."""
     found = {**tensors, **recall(tensors)}
     elsewhere: dict[torch.device, list[str]] = {}
     for name, tensor in found.items():
@@ -139,18 +147,21 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 class HostBatch(dict[str, Any]):
-    """A batch that can be moved to a device without the model having to ask there where its documents begin.
+    """A batch that an enabled model can use on a device without reading there where documents
+    begin.
 
-    `HostBatch(batch)` holds what any collator made. An enabled model reads `position_ids`, `attention_mask`, labels
-    beside a mask, `seq_idx` and cumulative lengths on the host, and a copy from a GPU waits for all work before it.
-    `to` remembers for the moved tensors what they held on the CPU: accelerate, transformers' Trainer and Lightning move
-    batches by it, and so does `batch.to("cuda")`. What is computed from a moved tensor, or written to it later, is
-    read from the device as ever; what a collective writes to one of a GPU, which torch does not count, stops the
-    device with a message. To models that are not enabled it is a dict.
+    `HostBatch(batch)` holds the batch of any collator. An enabled model reads `position_ids`,
+    `attention_mask`, labels beside a mask, `seq_idx` and cumulative lengths on the host, and a copy
+    from a GPU waits for all work before it. `to` remembers the CPU values of the tensors that it
+    moves: accelerate, transformers' Trainer and Lightning move batches by it, and so does
+    `batch.to("cuda")`. Tensors that are computed from a moved one, or written to later, are read
+    from the device as ever. If a collective writes to a moved tensor of a GPU, which torch does not
+    count, the device stops with a message. To models that are not enabled it is a dict.
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
-        """The batch on a device: all that can be moved, in lists, tuples and dicts too; everything else as it is."""
+        """Return the batch on a device: all that can be moved, also in lists, tuples and dicts; the
+        rest as is."""
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)

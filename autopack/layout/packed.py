@@ -1,4 +1,4 @@
-"""Where the documents of a packed batch lie: an immutable value, built once per forward."""
+"""Places of the documents of a packed batch: an immutable value, built once per forward."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ _T = TypeVar("_T")
 class PackedLayout:
     """The documents of a batch of packed rows, in order, over the flattened rows.
 
-    `rows` and `columns` are the shape of the batch; `bounds` holds, on the host, the first token of each document in
-    the flattened rows and `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
-    `slots` are bounds of fixed number, the end repeated, where the call declared such: a compiled graph is made for it;
-    `slots_on_host` is that, or the bounds, as an int32 tensor on the CPU.
-    `first_positions` are the positions of the first tokens of the documents, None where the call did not say;
-    `largest_positions` their largest ones, None where positions count on by one in every document. A run of padding is
-    a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which are, or is
-    None where none is. A document never spans two rows.
+    * `rows` and `columns` are the shape of the batch.
+    * `bounds` holds, on the host, the first token of each document in the flattened rows, and
+      `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
+    * `slots` are bounds of fixed number, the end repeated, if the call declared such: a compiled
+      graph is made for it. `slots_on_host` is the slots, or the bounds, as an int32 tensor on the
+      CPU.
+    * `first_positions` are the positions of the first tokens of the documents; None if the call
+      declared none. `largest_positions` are their largest ones; None if positions count on by one
+      in every document.
+    * `is_padding` tells which documents are runs of padding; None if none is. A run of padding is a
+      document of its own, that attends to nothing else and that nothing attends to.
+
+    A document never spans two rows.
     """
 
     rows: int
@@ -66,7 +71,7 @@ class PackedLayout:
 
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
-        """Build the layout of rows whose documents have the given lengths in tokens; all rows must be equally long."""
+        """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
@@ -77,11 +82,12 @@ class PackedLayout:
     def from_starts(
         cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray, slots: int = 0
     ) -> PackedLayout:
-        """Build from boolean arrays (rows, columns): true at the first token of each document, and at real tokens.
+        """Build from boolean arrays (rows, columns): True at the first token of each document, and
+        at real tokens.
 
-        `positions` are the position ids of the call, of the same shape, where they are known. A run of padding that is
-        longer than every document is cut: models may have no positions for so many tokens. `slots` is the number of
-        bounds that the call declared.
+        `positions` are the position ids of the call, of the same shape, if known. A run of padding
+        longer than every document is cut: models may have no positions for so many tokens. `slots`
+        is the number of bounds that the call declared.
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
@@ -101,25 +107,27 @@ class PackedLayout:
 
     @classmethod
     def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
-        """Build from rows of one document each, true at its tokens; runs of padding are documents of their own."""
+        """Build from rows of one document each, True at its tokens; runs of padding are documents
+        too."""
         return cls.from_starts(changes(real), device, positions, real)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        """A host array as a tensor on the layout's device."""
+        """Return a host array as a tensor on the layout's device."""
         host = torch.from_numpy(np.ascontiguousarray(array))
         # From memory that is not pinned the copy would wait for what the device has to do before it.
         return (host.pin_memory() if self.device.type == "cuda" else host).to(self.device, non_blocking=True)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns. In compiled code those of a tensor: a graph is made for any, and not for the numbers."""
+        """Rows and columns; in compiled code, of a tensor, so that one graph serves any numbers."""
         if torch.compiler.is_compiling():
             return self.extent.shape[0], self.extent.shape[1]
         return self.rows, self.columns
 
     @property
     def kernel_cu_seqlens(self) -> torch.Tensor:
-        """`cu_seqlens` for kernels: in compiled code of as many elements as the call declared."""
+        """`cu_seqlens` for kernels: in compiled code, with as many elements as the call
+        declared."""
         return self._slots if torch.compiler.is_compiling() else self.cu_seqlens
 
     @cached_property
@@ -145,7 +153,7 @@ class PackedLayout:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """First column of its document, for every token, on the host: int64 (rows, columns)."""
+        """First column of each token's document, on the host: int64 (rows, columns)."""
         first = np.repeat(self.bounds[:-1], np.diff(self.bounds))
         return (first % self.columns).reshape(self.rows, self.columns)
 
@@ -156,16 +164,18 @@ class PackedLayout:
 
     @cached_property
     def seq_idx(self) -> torch.Tensor:
-        """Number of its document within the flattened rows, for every token: int32 (rows, columns)."""
+        """Number of each token's document within the flattened rows: int32 (rows, columns)."""
         numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), np.diff(self.bounds))
         return self.upload(numbers.reshape(self.rows, self.columns))
 
     def position_ids(self, first_position: int = 0) -> torch.Tensor:
-        """Positions that restart at `first_position` in every document: int64 (rows, columns)."""
+        """Return positions that restart at `first_position` in every document: int64 (rows,
+        columns)."""
         return self.upload(np.arange(self.columns) - self.starts + first_position)
 
     def in_chunks(self, size: int) -> PackedLayout:
-        """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
+        """Return the layout of chunks of `size` tokens, counted from each document's start (chunked
+        attention)."""
 
         def build() -> PackedLayout:
             return PackedLayout(self.rows, self.columns, _cut(self.bounds, size), self.device)
@@ -173,13 +183,13 @@ class PackedLayout:
         return self.derived(("chunks", size), build)
 
     def derived(self, key: Any, build: Callable[[], _T]) -> _T:
-        """What `build` makes of this layout, made once: all layers of a forward share one layout."""
+        """Return the result of `build`, made once: all layers of a forward share one layout."""
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
 
     def to(self, device: torch.device) -> PackedLayout:
-        """The same layout with its tensors on `device` (pipeline stages of one model may lie on several)."""
+        """Return the layout with its tensors on `device` (pipeline stages may lie on several)."""
         if device == self.device:
             return self
         return self.derived(device, lambda: replace(self, device=device, _derived={}))
@@ -194,30 +204,31 @@ class PackedLayout:
 def one_row(
     lengths: Iterable[int], device: torch.device, first: np.ndarray | None = None, largest: np.ndarray | None = None
 ) -> PackedLayout:
-    """The layout of one row of documents of these lengths, with these first and largest positions."""
+    """Return the layout of one row of documents of these lengths, first and largest positions."""
     bounds = np.cumsum([0, *lengths])
     return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
 
 
 def real_documents(layout: PackedLayout) -> np.ndarray:
-    """Which documents are no runs of padding: bool (documents,), on the host."""
+    """Return True for documents that are no runs of padding: bool (documents,), on the host."""
     return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding
 
 
 def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
-    """The bounds with further ones, so that no two are more than `size` apart."""
+    """Return the bounds with further ones, so that no two are more than `size` apart."""
     return np.concatenate([*(np.arange(a, b, size) for a, b in pairwise(bounds)), bounds[-1:]])
 
 
 def without_boundaries(
     labels: torch.Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
 ) -> torch.Tensor:
-    """Labels of packed rows for a loss that shifts, without those that a document alone would not be compared with.
+    """Return labels of packed rows for a loss that shifts, without labels that a document alone
+    would not use.
 
-    `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns, codebooks). The first
-    one of each document is ignored; of `shifted` labels, which stand at the token that predicts them, the last one.
-    `ignored` is the label that the loss leaves out.
-    Raises `InvalidPacking` for labels of a shape of which it is not known what in them belongs to which token.
+    `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns,
+    codebooks). The first label of each document is ignored; of `shifted` labels, which stand at the
+    token that predicts them, the last. `ignored` is the label that the loss leaves out. Raises
+    `InvalidPacking` for labels of a shape that does not show which belongs to which token.
     """
     shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
     if tuple(labels.shape[:2]) == shape:

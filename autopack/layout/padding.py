@@ -1,4 +1,4 @@
-"""Where the real tokens of a padded batch lie: out of the batch into one packed row, and back."""
+"""Places of the real tokens of a padded batch: out of the batch into one packed row, and back."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from autopack.layout.packed import PackedLayout, one_row
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """A padded batch with one document per row; `real` is true at its tokens, (rows, columns) on the host.
+    """A padded batch with one document per row; `real` is True at its tokens, (rows, columns) on
+    the host.
 
-    Every row must hold at least one token. Padding may lie on the right, on the left, or between tokens (holes).
+    Every row must hold at least one token. Padding may lie on the right, on the left, or between
+    tokens (holes).
     """
 
     real: np.ndarray
@@ -27,7 +29,7 @@ class Padding:
         return torch.from_numpy(np.flatnonzero(self.real)).to(self.device, non_blocking=True)
 
     def of(self, name: str | None) -> Padding:
-        """Returns itself: the padding of any output; the counterpart of `Pair.of`."""
+        """Return this padding, which holds for any output; the counterpart of `Pair.of`."""
         return self
 
     @property
@@ -50,29 +52,32 @@ class Padding:
 
     @cached_property
     def on_the_right(self) -> bool:
-        """Whether every row is its tokens first and then padding."""
+        """True if every row has its tokens first and then padding."""
         return bool((self.real[:, :-1] >= self.real[:, 1:]).all())
 
     @cached_property
     def has_holes(self) -> bool:
-        """Whether padding lies between tokens of a row."""
+        """True if padding lies between tokens of a row."""
         return len(self.unpredicted) > self.rows
 
     @cached_property
     def unpredicted(self) -> np.ndarray:
-        """Places in the packed row of the tokens that no real token comes right before of in the batch."""
+        """Places in the packed row of the tokens without a real token right before them in the
+        batch."""
         return np.flatnonzero(np.pad(~self.real[:, :-1], ((0, 0), (1, 0)), constant_values=True)[self.real])
 
     def layout(self, positions: np.ndarray | None = None) -> PackedLayout:
-        """The packed row of the batch's documents; `positions` (rows, columns) are those of the batch, if known."""
+        """Return the packed row of the batch's documents; `positions` (rows, columns) if known."""
         lengths = self.real.sum(axis=1)
         first = None if positions is None else positions[self.real][np.cumsum(lengths) - lengths]
         return one_row(lengths, self.device, first)
 
     def gather(self, batch: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """The real tokens of a tensor (rows, columns, ...) as one row, (1, tokens, ...). Differentiable.
+        """Return the real tokens of (rows, columns, ...) as one row, (1, tokens, ...).
+        Differentiable.
 
-        The columns lie at `axis`, behind the rows; with 0 the batch is flat, (rows * columns, ...), and so are they.
+        The columns lie at `axis`, behind the rows. With 0 the batch is flat, (rows * columns, ...),
+        and so is the result.
         """
         along = max(axis - 1, 0)
         flat = batch.flatten(along, along + 1) if axis else batch
@@ -80,9 +85,10 @@ class Padding:
         return found.unsqueeze(along) if axis else found
 
     def restore(self, row: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
-        """What `gather` gives in the form of the batch again, zero at padding. Differentiable.
+        """Return the result of `gather` in the form of the batch again, zero at padding.
+        Differentiable.
 
-        With `fill` padding gets what the first token has.
+        With `fill`, padding gets the values of the first token.
         """
         along = max(axis - 1, 0)
         tokens = row.select(along, 0) if axis else row
@@ -92,7 +98,7 @@ class Padding:
         return batch.unflatten(along, self.shape) if axis else batch
 
     def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
-        """Tokens, which lie along an axis, at their places among those of the flattened batch."""
+        """Return tokens, which lie along an axis, at their places in the flattened batch."""
         # In place on fresh zeros: index_copy would make a second tensor of this size.
         empty = tokens.new_zeros(*tokens.shape[:along], self.real.size, *tokens.shape[along + 1 :])
         return empty.index_copy_(along, self.index.to(tokens.device), tokens)

@@ -1,7 +1,8 @@
-"""The documents of an encoder-decoder's call: those of the encoder, those of the decoder, and which belong together.
+"""Documents of an encoder-decoder's call: of its encoder and of its decoder, and which belong
+together.
 
-Each half runs as one row of its real tokens. The documents of a row, in order, are the same on both sides: the
-decoder's i-th reads the encoder's i-th.
+Each half runs as one row of its real tokens. The documents of a row, in order, are the same on both
+sides: the decoder's i-th reads the encoder's i-th.
 """
 
 from __future__ import annotations
@@ -21,24 +22,26 @@ from autopack.layout.padding import Padding
 from autopack.layout.ways import FLASH_KWARGS, OF_HALVES
 
 _RECORDINGS = ("input_features", "input_values", "pixel_values", "flattened_patches")
-"""Recordings or images, of which an encoder that takes no tokens gets one for each document."""
+"""Recordings or images; an encoder that takes no tokens gets one for each document."""
 _BOTH = (
     "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
 )
 DECLARATIONS = (*OF_HALVES, *(f"decoder_{name}" for name in OF_HALVES))
-"""Arguments of a call that say where the documents of its halves lie."""
+"""Arguments of a call that declare where the documents of its halves lie."""
 
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """One side of a call: the places of its real tokens in the batch, and its documents in the row made of them."""
+    """One side of a call: the places of its real tokens in the batch, and its documents in the row
+    of them."""
 
     places: Padding
     layout: PackedLayout
 
     @classmethod
     def of_documents(cls, starts: np.ndarray, real: np.ndarray, device: torch.device) -> Half:
-        """Build from boolean arrays (rows, columns): true where a document starts, and at real tokens."""
+        """Build from boolean arrays (rows, columns): True where a document starts, and at real
+        tokens."""
         places = Padding(real, device)
         bounds = np.append(np.flatnonzero(starts[real]), places.tokens)
         return cls(places, PackedLayout(1, places.tokens, bounds, device))
@@ -49,15 +52,17 @@ class Pair:
     """Both halves of a call; they have the same number of documents."""
 
     encoder: Half | None
-    """None where the encoder takes no tokens: it runs as it is, on one recording or image per document."""
+    """Encoder's half; None if the encoder takes no tokens: it runs as it is, on one recording or
+    image per document."""
     decoder: Half
     labelled_padding: bool
-    """Whether labels of a padded batch count padding of the decoder into the loss."""
+    """True if labels of a padded batch count padding of the decoder into the loss."""
     packs: bool = False
-    """Whether the call packs documents, and does not pad them."""
+    """True if the call packs documents, and does not pad them."""
 
     def of(self, name: str | None) -> Padding | None:
-        """The padding of the half that an output of this name belongs to; None where the caller gets it unchanged."""
+        """Return the padding of the half that makes the output `name`; None if the output stays
+        unchanged."""
         half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
         return None if half is None else half.places
 
@@ -68,10 +73,10 @@ class Pair:
 
 
 class Found(NamedTuple):
-    """What a call of an encoder-decoder says of its documents.
+    """Declarations of a call of an encoder-decoder.
 
-    `real` is true at the tokens of each half that it brings, (rows, columns); None where it brings no tokens at all.
-    `pair` are its halves where it packs documents or pads them, and None where it does neither.
+    `real` is True at the tokens of each half that the call brings, (rows, columns); None if it
+    brings no tokens. `pair` are its halves if it packs or pads documents, else None.
     """
 
     real: list[np.ndarray] | None = None
@@ -79,12 +84,13 @@ class Found(NamedTuple):
 
 
 def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found:
-    """The halves of a call, and whether it packs documents or pads them.
+    """Return the halves of a call, and whether it packs documents or pads them.
 
-    The encoder's documents are declared by `position_ids`, `seq_idx` or an `attention_mask` of segment ids, the
-    decoder's by the same names with `decoder_` before them. In a padded batch without `decoder_attention_mask`, what
-    follows the last label of a row is padding, as far as the decoder's tokens, where given, are padding tokens. Raises
-    `InvalidPacking` where a declaration is malformed or the halves do not match.
+    `position_ids`, `seq_idx` or an `attention_mask` of segment ids declare the encoder's documents;
+    the same names with `decoder_` before them declare the decoder's. In a padded batch without
+    `decoder_attention_mask`, everything after the last label of a row is padding, as far as the
+    decoder's tokens, if given, are padding tokens. Raises `InvalidPacking` if a declaration is
+    malformed or the halves do not match.
     """
     # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run already, and the
     # labels where they make the decoder's tokens.
@@ -144,7 +150,7 @@ def _first_tensor(*values: Any) -> torch.Tensor | None:
 
 
 def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """On the CPU, whatever says where the documents of either half lie."""
+    """Return, on the CPU, all arguments that declare where the documents of either half lie."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
     return on_host({n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()})
 
@@ -158,7 +164,7 @@ def _read(
 
 
 def _starts(layout: PackedLayout | None, real: np.ndarray) -> np.ndarray:
-    """Where documents start: (rows, columns)."""
+    """Return True where documents start: (rows, columns)."""
     if layout is None:
         return declarations.first_of_row(real)
     starts = np.zeros(real.size, dtype=bool)

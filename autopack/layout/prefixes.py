@@ -1,4 +1,4 @@
-"""What rows of a padded batch have in common at their beginning, and the row that holds it once.
+"""Common beginnings of the rows of a padded batch, and the row that holds them once.
 
 Shapes: R rows, C columns, T real tokens of the batch, S tokens of the row that runs.
 """
@@ -19,10 +19,11 @@ from autopack.layout.padding import Padding
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tokens that follow one another in a document, in columns `first` to `end` of the row that runs.
+    """Consecutive tokens of a document, in columns `first` to `end` of the row that runs.
 
-    `depth` is the number of tokens before them in their document, which are those of `parent`, the number of another
-    stretch, and of its parents; None where they begin a document.
+    `depth` is the number of tokens before them in their document. Those tokens belong to the
+    stretch number `parent` and to its parents; `parent` is None for a stretch that begins a
+    document.
     """
 
     first: int
@@ -37,10 +38,10 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
-    """A tree of stretches: documents that begin alike have the stretches of their common tokens together.
+    """A tree of stretches: documents that begin alike share the stretches of their common tokens.
 
-    `columns` says for each token of the documents, laid one after the other, at which column of the row that runs it
-    stands: int64 (T,). A stretch comes after its parent.
+    `columns` holds, for each token of the documents, laid end to end, its column in the row that
+    runs: int64 (T,). A stretch comes after its parent.
     """
 
     stretches: tuple[Stretch, ...]
@@ -61,7 +62,8 @@ class Prefixes:
 
     @cached_property
     def firsts_on_host(self) -> np.ndarray:
-        """For each column of the row that runs, a token of the documents that stands there: int64 (S,)."""
+        """For each column of the row that runs, a token of the documents that stands there: int64
+        (S,)."""
         firsts = np.empty(self.tokens, dtype=np.int64)
         firsts[self.columns[::-1]] = np.arange(len(self.columns))[::-1]
         return firsts
@@ -78,7 +80,8 @@ class Prefixes:
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:
-        """For each stretch, the numbers of those that make up its document up to its end, the first one first."""
+        """For each stretch, the numbers of the stretches of its document up to its end, the first
+        one first."""
         found: list[tuple[int, ...]] = []
         for number, stretch in enumerate(self.stretches):
             found.append((*(() if stretch.parent is None else found[stretch.parent]), number))
@@ -91,33 +94,36 @@ class Prefixes:
 
     @cached_property
     def queries(self) -> PackedLayout:
-        """The stretches as documents of the row that runs, for kernels that take lengths of queries and of keys."""
+        """Stretches as documents of the row that runs, for kernels that take lengths of queries and
+        of keys."""
         return one_row(self.lengths, self.device)
 
     @cached_property
     def keys(self) -> PackedLayout:
-        """What each stretch attends to, one after the other: the tokens of its document up to its end."""
+        """Tokens that each stretch attends to, end to end: its document up to its end."""
         return one_row((stretch.depth + stretch.length for stretch in self.stretches), self.device)
 
     @cached_property
     def key_columns(self) -> torch.Tensor:
-        """The columns of the row that runs of the tokens of `keys`, int64 on the device."""
+        """Columns, in the row that runs, of the tokens of `keys`: int64 on the device."""
         spans = [np.arange(self.stretches[n].first, self.stretches[n].end) for chain in self.chains for n in chain]
         return self.documents.upload(np.concatenate(spans))
 
     @cached_property
     def numbers(self) -> torch.Tensor:
-        """For each column of the row that runs, the number of its stretch: int64 (S,) on the device."""
+        """For each column of the row that runs, the number of its stretch: int64 (S,) on the
+        device."""
         return self.documents.upload(np.repeat(np.arange(len(self.stretches)), self.lengths))
 
     @cached_property
     def depths(self) -> torch.Tensor:
-        """For each column of the row that runs, the place of its token in its document: int64 (S,) on the device."""
+        """For each column of the row that runs, its token's place in its document: int64 (S,) on
+        the device."""
         return self.documents.upload(np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]))
 
     @cached_property
     def sees(self) -> torch.Tensor:
-        """Whether a stretch (first axis) attends to another one or itself: bool, on the device."""
+        """True if a stretch (first axis) attends to another one or itself: bool, on the device."""
         seen = np.zeros((len(self.stretches),) * 2, dtype=bool)
         for number, chain in enumerate(self.chains):
             seen[number, list(chain)] = True
@@ -126,7 +132,7 @@ class Prefixes:
 
 @dataclass(frozen=True, eq=False)
 class SharedPadding(Padding):
-    """A padded batch whose rows begin alike: out of the batch into a row that holds what is common once, and back."""
+    """A padded batch whose rows begin alike: into a row that holds common tokens once, and back."""
 
     prefixes: Prefixes
 
@@ -142,7 +148,7 @@ class SharedPadding(Padding):
 
     @cached_property
     def _sources(self) -> torch.Tensor:
-        """For each place of the flattened batch the column of the row that runs; 0 at padding."""
+        """For each place of the flattened batch, its column in the row that runs; 0 at padding."""
         sources = np.zeros(self.real.size, dtype=np.int64)
         sources[self.real.reshape(-1)] = self.prefixes.columns
         return self.prefixes.documents.upload(sources)
@@ -154,7 +160,7 @@ class SharedPadding(Padding):
 
 
 def in_one_row(layout: PackedLayout) -> PackedLayout:
-    """The documents of packed rows without runs of padding, one after the other in a single row."""
+    """Return the documents of packed rows without runs of padding, end to end in a single row."""
     real = real_documents(layout)
     told = (layout.first_positions, layout.largest_positions)
     first, largest = (None if of is None else of[real] for of in told)
@@ -162,7 +168,7 @@ def in_one_row(layout: PackedLayout) -> PackedLayout:
 
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:
-    """True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
+    """Return True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
     return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
@@ -174,11 +180,12 @@ def find(
     least: int,
     share: float,
 ) -> Prefixes | None:
-    """What documents have in common at their beginning, or None where that is too little.
+    """Return the tokens that documents have in common at their beginning, or None if they are too
+    few.
 
-    `tokens` and `positions` are those of documents of these `lengths`, one after the other, (T,) ints, and `layout`
-    makes the row of them. Documents have tokens in common that are equal in both. Stretches that are shared have
-    `least` tokens or more, and at least the `share` of all tokens is saved.
+    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end;
+    `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
+    have at least `least` tokens, and at least the `share` of all tokens is saved.
     """
     keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
     keyed = np.split(keys, np.cumsum(lengths)[:-1])
@@ -198,17 +205,17 @@ def find(
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many elements two arrays begin with in common."""
+    """Return the number of elements that two arrays begin with in common."""
     shorter = min(len(one), len(other))
     differs = one[:shorter] != other[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:
-    """The stretches of documents in an order in which those that begin alike are neighbours.
+    """Return the stretches of documents sorted so that those that begin alike are neighbours.
 
-    `common` is the number of tokens that each has in common with the next one. Also gives, for each document, the
-    numbers of its stretches.
+    `common` is the number of tokens that each has in common with the next one. The second result
+    holds, for each document, the numbers of its stretches.
     """
     stretches: list[Stretch] = []
     chains: list[tuple[int, ...]] = [()] * len(lengths)

@@ -1,6 +1,6 @@
-"""Masks that the caller has prepared: of pairs of tokens, of four dimensions, and of tokens and images.
+"""Masks prepared by the caller: of four dimensions for pairs of tokens, or for tokens and images.
 
-Processors write those of tokens and images, along whose diagonal the documents of a packed row lie.
+Processors write masks of tokens and images; the documents of a packed row lie along their diagonal.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
 _HIDDEN = -9_900
-"""What is added to scores that are not to count is this or less: -1e4 was usual, and is -9984 in bfloat16."""
+"""Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
 
 
 class Agreement(Enum):
-    """What a prepared mask lets tokens see, compared with the documents that are declared beside it."""
+    """Tokens that a prepared mask shows, compared with the documents declared beside it."""
 
     SAME = "what a causal model lets them see of their documents"
     APART = "nothing of other documents, and something else than that of their own"
@@ -28,7 +28,8 @@ class Agreement(Enum):
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
-    """Whether it is a tensor (rows or 1, heads or 1, columns, columns), boolean or added to the scores."""
+    """Return True for a tensor (rows or 1, heads or 1, columns, columns), boolean or added to
+    scores."""
     rows, columns = shape
     return (
         isinstance(mask, torch.Tensor)
@@ -40,12 +41,13 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
 
 
 def sees_itself(mask: torch.Tensor) -> torch.Tensor:
-    """The tokens that see themselves, bool (rows or 1, columns); those that do not are padding."""
+    """Return True for tokens that see themselves, bool (rows or 1, columns); the others are
+    padding."""
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 
 def agreement(mask: torch.Tensor, layout: PackedLayout) -> Agreement:
-    """What a readable mask lets tokens see; copies one number from the device."""
+    """Return how a readable mask agrees with the documents; copies one number from the device."""
     seen, documents = _seen(mask), layout.seq_idx.to(mask.device)
     together = (documents[:, :, None] == documents[:, None, :])[:, None]
     real = sees_itself(mask).expand(layout.rows, layout.columns)
@@ -59,7 +61,8 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Agreement:
 
 
 def hiding_for_good(mask: Any) -> Any:
-    """A mask that hides the same, however large the scores are: itself, where it does so already or is of no floats."""
+    """Return a mask that hides the same tokens, however large scores are; itself if it does so
+    already."""
     if not (isinstance(mask, torch.Tensor) and mask.is_floating_point()):
         return mask
     least = torch.finfo(mask.dtype).min
@@ -73,10 +76,10 @@ def _seen(mask: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SeenImages:
-    """The images that each document sees, where text attends to images across.
+    """The images that each document sees, if text attends to images across.
 
-    They are `images` of `count` in a row, from the first to the end, for each of `documents`. Both are in the order of
-    the rows; a document is given by its row, first column and end column.
+    Each of `documents` (row, first column, end column) sees `images` (first, end) of the `count` of
+    its row. Both are in the order of the rows.
     """
 
     documents: tuple[tuple[int, int, int], ...]
@@ -85,9 +88,10 @@ class SeenImages:
 
 
 def images_of_documents(mask: torch.Tensor, layout: PackedLayout, real: torch.Tensor | None) -> SeenImages | str:
-    """The images that documents of packed rows see by a mask (rows, columns, images, ...); or why none can be told.
+    """Return the images that documents see by a mask (rows, columns, images, ...), or why it is
+    unclear.
 
-    `real` (rows, images) says which images are none of those that fill up a row, where a call says that.
+    `real` (rows, images) is False at images that only fill up a row, if the call declares it.
     """
     seen, given = _seen_images(mask), None if real is None else host_values(real)
     rows, _, count = seen.shape
@@ -107,7 +111,10 @@ def images_of_documents(mask: torch.Tensor, layout: PackedLayout, real: torch.Te
 
 
 def images_of_rows(mask: torch.Tensor, real: torch.Tensor | None) -> SeenImages:
-    """The images of rows of one document each: all but those that fill up the row, by `real` or as no token sees."""
+    """Return the images of rows of one document each, without those that only fill up a row.
+
+    These are images that `real` excludes, or that no token sees.
+    """
     shown = np.asarray(_seen_images(mask).any(axis=1))
     rows, count = shown.shape
     if real is not None:
@@ -118,5 +125,5 @@ def images_of_rows(mask: torch.Tensor, real: torch.Tensor | None) -> SeenImages:
 
 
 def _seen_images(mask: torch.Tensor) -> np.ndarray:
-    """Whether a token sees any of an image: (rows, columns, images)."""
+    """Return True where a token sees any part of an image: (rows, columns, images)."""
     return host_values((mask != 0).flatten(3).any(dim=-1) if mask.dim() > 3 else mask != 0)

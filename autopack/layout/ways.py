@@ -1,4 +1,4 @@
-"""The ways in which a call or an example says where its documents begin: one table, which all that reads them asks."""
+"""The forms in which a call or an example declares its documents: one table for all readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Per(Enum):
-    """What a declaration has a number for."""
+    """Unit that a declaration has a number for."""
 
     TOKEN = auto()
     """Each token: (rows, columns), or (tokens,) in an example."""
@@ -23,7 +23,8 @@ class Per(Enum):
 
 
 def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
-    """True at the first column of (rows, columns), and where a value is not the one before it plus `step`."""
+    """Return True at the first column of (rows, columns), and where a value is not the last plus
+    `step`."""
     starts = np.ones(values.shape, dtype=bool)
     starts[:, 1:] = np.diff(values, axis=1) != step
     return starts
@@ -31,13 +32,18 @@ def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to declare documents: the name of an argument of a call, of a column of an example, or of both.
+    """One form of declaring documents: the name of an argument of a call, a column of an example,
+    or both.
 
-    `says_more` is true of what models need beside it: other arguments are taken out of a packed call. `starts` says of
-    a value (rows, columns) where documents start; None for what is read in a manner of its own. `in_calls` says whether
-    a call may bring it, `of_halves` whether encoder-decoders take it for each half (with `decoder_` before its name),
-    `of_parts` whether a part of the columns of a row may bring it, `in_examples` whether an example of several
-    documents may have it as a column, `of_rows` whether what has it as a column is a packed row for certain.
+    * `says_more` is True if models need it beside the declaration; other arguments are taken out of
+      a packed call.
+    * `starts` returns, for a value (rows, columns), where documents start; None if it is read in a
+      manner of its own.
+    * `in_calls` is True if a call may bring it, `of_halves` if encoder-decoders take it for each
+      half (with `decoder_` before its name), and `of_parts` if a part of the columns of a row may
+      bring it.
+    * `in_examples` is True if an example of several documents may have it as a column, and
+      `of_rows` if anything with this column is a packed row for certain.
     """
 
     name: str
@@ -64,7 +70,7 @@ TABLE = (
 
 
 def names(wanted: Callable[[Way], bool]) -> tuple[str, ...]:
-    """The names of those ways for which `wanted` is true, in the order of the table."""
+    """Return the names of the table's entries for which `wanted` is True, in order."""
     return tuple(way.name for way in TABLE if wanted(way))
 
 
@@ -77,5 +83,8 @@ OF_EXAMPLES = names(lambda way: way.in_examples)
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""
 CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
-"""Arguments that hold what a row goes on from, caches and states: a document alone has none of them. `cache` was called
-`past_key_values` up to transformers 5.23, and in layers `past_key_value` up to 4.55."""
+"""Arguments with caches and states that a row continues; a document alone has none of them.
+
+`cache` was called `past_key_values` up to transformers 5.23, and in layers `past_key_value` up to
+4.55.
+"""

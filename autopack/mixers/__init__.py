@@ -1,4 +1,5 @@
-"""The ways to keep modules that mix tokens, or count them, within documents. A family names one for each such class."""
+"""Strategies that keep modules that mix or count tokens within documents; a family names one for
+each such class."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ from autopack.patching import Site
 
 @dataclass(frozen=True)
 class Rows(Way):
-    """Documents as right-padded rows of a batch: right for every causal mixer, and for embeddings of tokens, which do
-    not recur but may count columns."""
+    """Documents as right-padded rows of a batch.
+
+    This is right for every causal mixer, and for embeddings of tokens, which do not recur but may
+    count columns.
+    """
 
     recurs: bool = True
     counts: bool = False
@@ -38,7 +42,8 @@ class Rows(Way):
 
 @dataclass(frozen=True)
 class EqualRows(Rows):
-    """Documents of one length as rows, without padding: where what follows a token changes its result."""
+    """Documents of one length as rows, without padding, for mixers in which later tokens change a
+    token's result."""
 
     grouping: Grouping | None = equally_long
     reads_padding = True
@@ -48,7 +53,8 @@ class EqualRows(Rows):
 
 @dataclass(frozen=True)
 class LookingBack(Way):
-    """For mixers that look back a fixed number of tokens, which `reach` reads off a mixer (None where it cannot)."""
+    """Strategy for mixers that look back a fixed number of tokens, `reach(mixer)` (None if
+    unknown)."""
 
     reach: Callable[[nn.Module], int | None]
     words = "first tokens of documents run again"
@@ -64,9 +70,10 @@ class LookingBack(Way):
 
 @dataclass(frozen=True)
 class AtOperations(Way):
-    """For mixers that look back in `operations` alone; where `fused` answers, it has done the work of all of them.
+    """Strategy for mixers that look back in `operations` alone; `fused` may do the work of all of
+    them.
 
-    Releases before 5.23 have their kernels in other places, and run in the way `before`.
+    Releases before 5.23 have their kernels in other places, and use the strategy `before`.
     """
 
     operations: tuple[str, ...]
@@ -109,10 +116,11 @@ class AtOperations(Way):
 
 @dataclass(frozen=True)
 class Restarting(Way):
-    """For embeddings of positions that count columns: those of the first columns, for every document.
+    """Strategy for embeddings of positions that count columns: documents get the first columns'
+    embeddings.
 
-    The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or (rows, columns,
-    channels); the result is (rows, columns, channels).
+    The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or
+    (rows, columns, channels); the result is (rows, columns, channels).
     """
 
     reads_encoder_tokens: bool = False
@@ -143,11 +151,12 @@ class Restarting(Way):
 
 
 class RelativeBias(Way):
-    """For attention that makes a bias of distances and hands it on (T5), through transformers' interface or alone.
+    """Strategy for attention that makes a bias of distances and hands it on (T5), with or without
+    the interface.
 
-    Distances are the same in every document, so that each one's bias is the beginning of that of the longest, (1,
-    heads, tokens, tokens). Upstream would make one for the whole row, and a dense one of zeros for cross-attention;
-    there it is (1, heads, 1, 1).
+    Distances are the same in every document, so each one's bias is the beginning of the longest
+    one's, (1, heads, tokens, tokens). Upstream would make a bias for the whole row, and a dense one
+    of zeros for cross-attention; there it is (1, heads, 1, 1).
     """
 
     recurs = False
@@ -164,7 +173,8 @@ class RelativeBias(Way):
 
 
 def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
-    """Attend on documents alone with what is theirs of a bias, and hand on the whole, as the next layers need it."""
+    """Attend on documents alone with their parts of a bias, and return the whole bias for the next
+    layers."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: torch.Tensor, **given: Any) -> tuple[Any, ...]:
@@ -192,7 +202,8 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
+    """Last resort, for a whole model: documents of one length as a batch; `reason` tells why
+    nothing less will do."""
 
     reason: str
     numbers_itself: bool = False
@@ -215,7 +226,8 @@ class OneByOne(Way):
 
 
 class EncoderOneByOne(OneByOne):
-    """The same for the encoder of a pair; a decoder of the same class is kept within documents by its parts."""
+    """`OneByOne` for the encoder of a pair; a decoder of the same class is kept within documents by
+    its parts."""
 
     words = "whole encoder per document"
     part = "encoder"

@@ -1,8 +1,9 @@
-"""Modules on the documents of packed rows as if each were alone: attention in code of a model's own, and whole models.
+"""Run modules on the documents of packed rows as if each were alone: own attention code, and whole
+models.
 
-Documents of one length share a batch, so nothing is padded. A whole model is the last resort, where nothing smaller
-keeps documents apart: it costs what stock costs with them, sorted by length; what packing gains elsewhere, fewer and
-fuller calls, it does not gain here.
+Documents of one length share a batch, so nothing is padded. A whole model is the last resort, if
+nothing smaller keeps documents apart: it costs as much as stock with documents sorted by length. It
+gains no fewer and fuller calls, as packing does elsewhere.
 """
 
 from __future__ import annotations
@@ -45,14 +46,19 @@ MASKS = ("attention_mask", "mask", "attn_mask")
 
 @dataclass(frozen=True)
 class Alone(Way):
-    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
+    """Strategy for attention in a model's own code: documents of one length as a batch, masks and
+    biases cut out.
 
-    Nothing is padded: whatever the code does with masks, biases and positions, it does to what a document alone has.
-    `beginnings` names arguments with an axis of columns whose beginning is what a document alone has there (tables of
-    positions), `per_head` biases (rows x heads, 1, columns) of this kind. `by_columns` says that padding changes its
-    positions, `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it
-    takes and gives (rows, channels, columns), `from_zero` that it cuts its table of rotations to as many as there are
-    tokens, so that positions have to count from the first token of each document.
+    Nothing is padded: the code applies masks, biases and positions to a document as if it were
+    alone.
+
+    * `beginnings` names arguments with an axis of columns of which a document alone has the
+      beginning (tables of positions); `per_head` names such biases (rows x heads, 1, columns).
+    * `by_columns` is True if padding changes its positions, `reads_padding` if the contents of
+      padding change its results for tokens.
+    * `channels_first` is True if it takes and gives (rows, channels, columns).
+    * `from_zero` is True if it cuts its table of rotations to the number of tokens, so that
+      positions have to count from the first token of each document.
     """
 
     beginnings: tuple[tuple[str, int], ...] = ()
@@ -73,8 +79,8 @@ class Alone(Way):
     def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
         """Run an attention module on documents as if each were alone.
 
-        `bias` is that of the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a
-        `position_bias` in which its mask is counted already: documents get what is theirs of both.
+        `bias` is the longest document's, (1, heads, tokens or 1, tokens or 1), for a module that
+        takes a `position_bias` with its mask added already: documents get their parts of both.
         """
         if self.channels_first:
             call = _with_tokens_first(call)
@@ -96,7 +102,7 @@ class Alone(Way):
         return _transposed(whole) if self.channels_first else whole
 
     def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: DocumentBatch, name: str, value: Any) -> Any:
-        """What an argument of a call is for attention within each document of a batch."""
+        """Return an argument of a call as attention within each document of a batch needs it."""
         layout, (documents, length) = call.layout, batch.shape
         axis = dict(self.beginnings).get(name)
         if name in CACHES or (bias is not None and name == "mask"):
@@ -128,7 +134,7 @@ class Alone(Way):
 
 
 def _with_tokens_first(call: MixerCall) -> MixerCall:
-    """The same call, with tokens before channels in what it takes and gives."""
+    """Return the call with tokens before channels in its inputs and outputs."""
 
     def with_channels_first(mixer: Any, tokens: torch.Tensor, **others: Any) -> Any:
         return _transposed(call.original(mixer, tokens.transpose(1, 2), **others))
@@ -145,7 +151,8 @@ def _transposed(output: Any) -> Any:
 
 
 def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
-    """The merged output, with attention weights in it as blocks of the rows: (rows, heads, columns, columns)."""
+    """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
+    columns)."""
     rows, columns = call.layout.rows, call.layout.columns
 
     def merged(whole: Any, *parts: Any) -> Any:
@@ -164,7 +171,10 @@ def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outpu
 
 
 def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
-    """What `change` makes of the parts of outputs of one form, in that form: dictionaries, tuples, lists and others."""
+    """Return the results of `change` for the parts of outputs of one form, in that form.
+
+    A form is made of dictionaries, tuples and lists.
+    """
     first = outputs[0]
     if isinstance(first, dict):
         return type(first)(**{name: each_part(change, *(output[name] for output in outputs)) for name in first})
@@ -174,7 +184,7 @@ def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
 
 
 def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
-    """What belongs to each document of a mask or bias of pairs, whichever axes those are; of a padding mask too."""
+    """Return each document's part of a mask or bias of pairs, on any axes, or of a padding mask."""
     columns = batch.layout.columns
     if mask.dim() == 2 and len(mask) == columns > batch.layout.rows:  # one for all rows (CTRL)
         return mask[: batch.shape[1], : batch.shape[1]]
@@ -186,7 +196,8 @@ def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatch, name: str, value: Any) -> Any:
-    """What an argument of a call is for cross-attention from documents of a batch to what the encoder has read."""
+    """Return an argument of a call as cross-attention from a batch's documents to encoder states
+    needs it."""
     if name in CACHES or isinstance(value, DocumentMask):
         return None  # all that a document's encoder has made is seen
     if bias is not None and name in ("mask", "position_bias"):
@@ -201,9 +212,11 @@ def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatc
 def pairs_of(
     layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
 ) -> tuple[Batches, Sequence[DocumentBatch | None]]:
-    """The documents of rows as batches, grouped as they are `alone`, or where there is a `memory`, those of a decoder.
+    """Return the documents of rows as batches grouped by `alone`; with a `memory`, a decoder's
+    documents.
 
-    With these come the documents that the encoder has read; those alike in both lengths share a batch, unless none do.
+    The second result holds the documents that the encoder has read, batch by batch. Pairs alike in
+    both lengths share a batch, unless no documents do.
     """
     if memory is None:
         found = Batches.grouped(layout, alone)
@@ -232,11 +245,13 @@ def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
 
 
 def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
-    """Run a model, or one half of an encoder-decoder, on the documents of packed rows as if each were alone.
+    """Run a model, or one half of an encoder-decoder, on the documents of packed rows as if each
+    were alone.
 
-    What its output has for every token (rows, columns, ...) comes back as for packed rows, the loss as the mean over
-    the labels of all documents (or, where the model's loss counts so, their sum over `num_items_in_batch`); what it has
-    otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
+    Outputs per token (rows, columns, ...) come back as for packed rows. The loss is the mean over
+    the labels of all documents (or, if the model's loss counts so, their sum over
+    `num_items_in_batch`). Other outputs are left out. With `numbers_itself`, positions that count
+    from 0 are not handed on.
     """
     layout = call.layout
     frame = Frame(layout.rows, layout.columns)
@@ -286,7 +301,8 @@ def _count_from_zero(positions: Any) -> bool:
 
 
 def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
-    """How many labels of each batch the model's own loss compares with a prediction; one copy to the host for all."""
+    """Return the number of labels of each batch that the loss uses; copies once to the host for
+    all."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):
         return [0] * len(labels)

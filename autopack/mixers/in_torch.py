@@ -1,10 +1,11 @@
-"""Short causal convolutions and the selective scan of Mamba over the documents of packed rows, in torch alone.
+"""Short causal convolutions and the selective scan of Mamba over the documents of packed rows, in
+torch alone.
 
-For the scan (arXiv 2312.00752, algorithm 2) tokens are ordered as recurrent networks order packed sequences: the first
-of every document, then the second of every document that has one, and so on, longer documents first. A step then takes
-all documents that still run, without padding, and there are as many steps as the longest document has tokens. The
-backward pass is the same recurrence backwards, where a graph of single steps would add up gradients of the whole row at
-each of them.
+For the scan (arXiv 2312.00752, algorithm 2) tokens are ordered as recurrent networks order packed
+sequences: the first of every document, then the second of every document that has one, and so on,
+longer documents first. A step then takes all documents that still run, without padding, and there
+are as many steps as the longest document has tokens. The backward pass is the same recurrence
+backwards; a graph of single steps would add up gradients of the whole row at each of them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from autopack.layout.packed import PackedLayout
 
 
 def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """The tokens of the flattened rows in the order of the steps, the inverse of that order, and where each step begins
-    in it and the last one ends. Steps never get longer."""
+    """Return the tokens of the flattened rows in the order of steps, its inverse, and the bounds of
+    steps.
+
+    The bounds are where each step begins in that order and where the last one ends. Steps never get
+    longer.
+    """
     lengths = np.diff(layout.bounds)
     rank = np.empty(len(lengths), dtype=np.int64)
     rank[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
@@ -33,10 +38,11 @@ def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]
 
 
 class LinearRecurrence(torch.autograd.Function):
-    """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of steps.
+    """Recurrence h_t = decay_t * h_(t-1) + inputs_t from h = 0, on floats (tokens, ...) in step
+    order.
 
-    `bounds` says where each step begins and the last ends; the first entries of a step go on from those of the step
-    before.
+    `bounds` are where each step begins and the last one ends. The first entries of a step continue
+    the entries of the step before.
     """
 
     @staticmethod
@@ -71,7 +77,8 @@ class LinearRecurrence(torch.autograd.Function):
 def _gradients(
     decay: torch.Tensor, states: torch.Tensor, gradient: torch.Tensor, bounds: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of decay and inputs, step by step and nothing in place: they can be differentiated again."""
+    """Return the gradients of decay and inputs, step by step and not in place, so they can be
+    differentiated."""
     sizes = [end - start for start, end in pairwise(bounds)]
     decays, before, parts = (list(each.split(sizes)) for each in (decay, states, gradient))
     for_decay = [torch.zeros_like(each) for each in decays]
@@ -94,10 +101,12 @@ def selective_scan(
     delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False,
 ) -> torch.Tensor:
-    """What transformers' own selective scan in torch gives on each document alone: (rows, channels, tokens).
+    """Return transformers' own selective scan in torch of each document alone: (rows, channels,
+    tokens).
 
-    `hidden`, `dt` and `z` are (rows, channels, tokens), `B` and `C` (rows, states, tokens), `A` (channels, states), `D`
-    and `delta_bias` (channels,). States are float32, the output has the dtype of `hidden`.
+    `hidden`, `dt` and `z` are (rows, channels, tokens), `B` and `C` (rows, states, tokens), `A`
+    (channels, states), `D` and `delta_bias` (channels,). States are float32, the output has the
+    dtype of `hidden`.
     """
     order, back, bounds = layout.derived("steps", lambda: _steps(layout))
 
@@ -155,14 +164,16 @@ def causal_convolution(
     bias: torch.Tensor | None = None,
     activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """What a depthwise causal convolution of each document alone gives: (rows, channels, tokens), dtype of `hidden`.
+    """Return a depthwise causal convolution of each document alone: (rows, channels, tokens), dtype
+    of `hidden`.
 
-    A tap that reaches past the start of its document counts as zero, as it does at the start of a row. Tokens stay in
-    rows of channels, as the projections before and after have them, so each tap is one pass over contiguous memory;
-    that makes up for the masking, since the backward pass of `conv1d` with one channel per group is slow on CPUs.
+    A tap that reaches past the start of its document counts as zero, as at the start of a row.
+    Tokens stay in rows of channels, as the projections before and after have them, so each tap is
+    one pass over contiguous memory. That makes up for the masking, since the backward pass of
+    `conv1d` with one channel per group is slow on CPUs.
 
-    `hidden` is (rows, channels, tokens), `weight` (channels, width), `bias` (channels,). Sums are taken in float32 or
-    better.
+    `hidden` is (rows, channels, tokens), `weight` (channels, width), `bias` (channels,). Sums are
+    taken in float32 or better.
     """
     width = weight.shape[-1]
     outside = layout.derived(("outside", width), lambda: _outside(layout, width))
@@ -178,7 +189,11 @@ def causal_convolution(
 
 
 def _outside(layout: PackedLayout, width: int) -> list[torch.Tensor]:
-    """For each lag below `width`, the tokens from 0 on whose successor by that lag is of another document."""
+    """Return, for each lag below `width`, the tokens whose successor by that lag is of another
+    document.
+
+    Tokens count from 0 over the flattened rows.
+    """
     offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], np.diff(layout.bounds))
     lags = range(1, min(width, len(offsets)))
     return [layout.upload(np.flatnonzero(offsets[lag:] < lag)) for lag in lags]

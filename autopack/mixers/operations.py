@@ -1,8 +1,10 @@
-"""The way for mixers that look back only in functions of transformers that a CUDA kernel may stand for.
+"""Strategy for mixers that look back only in functions of transformers that a CUDA kernel may
+replace.
 
-The mixer is run on the rows as they are, and its convolution and scan keep documents apart: a kernel that takes the
-bounds of documents gets them; everything else runs on heads or on documents as rows, whatever computes it. So the
-projections, most of a mixer's work, see one row, and no kernel is trusted with documents that it is not told of.
+The mixer runs on the rows as they are, and its convolution and scan keep documents apart: a kernel
+that takes the bounds of documents gets them; any other implementation runs on heads or on documents
+as rows. So the projections, most of a mixer's work, see one row, and no kernel has to handle
+documents that it is not told of.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from autopack.runtime.scope import Scope, running_scope
 
 class _Ambient(threading.local):
     mixing: tuple[PackedLayout, set[str], Scope | None] | None = None
-    """In the packed forward of a mixer: its layout, the operations that have been called in it, and the scope that is
-    running. What an interrupt has left behind is of another scope."""
+    """State of a mixer's packed forward: its layout, the operations called in it, and the running
+    scope.
+
+    If the scope is not the running one, an interrupt has left the state behind.
+    """
 
 
 _ambient = _Ambient()
@@ -41,7 +46,8 @@ _ambient = _Ambient()
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations follow a layout; gives the set of those that were called, filled as they are."""
+    """Let operations follow a layout; yield the set of called operations, filled as they are
+    called."""
     arrived: set[str] = set()
     before, _ambient.mixing = _ambient.mixing, (layout, arrived, running_scope())
     try:
@@ -51,7 +57,8 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
 
 
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A convolution, scan or fused kernel that follows the documents of the mixer that calls it."""
+    """Return a convolution, scan or fused kernel that follows the documents of the calling
+    mixer."""
     operation = OPERATIONS[site.path].run
 
     @functools.wraps(original, updated=())
@@ -70,12 +77,13 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 
 def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None = None) -> Any:
-    """Run a causal mixer on the documents of packed rows, bucketed by length or by another grouping.
+    """Run a causal mixer on the documents of packed rows, bucketed by length or by another
+    grouping.
 
-    What comes after a document cannot change what a causal mixer gives it, so that documents as right-padded rows of a
-    batch are right for every one. Scans in Python take as many steps as the longest document of a bucket has tokens.
-    What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
-    anything else in a tuple is that of the last bucket.
+    Tokens after a document cannot change a causal mixer's results in it, so right-padded rows of a
+    batch are right for every document. Scans in Python take as many steps as the longest document
+    of a bucket has tokens. Results of `run` (documents, tokens, ...), alone or in a tuple, come
+    back as (rows, columns, ...); anything else in a tuple comes from the last bucket.
     """
     found = Batches.grouped(layout, group)
     return found.together([run(batch.spread) for batch in found.batches])
@@ -84,8 +92,9 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
 def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any:
     """Run a mixer on packed rows, in which no token sees more than `reach` tokens before it.
 
-    Only the first tokens of a document have been mixed with those of the one before; they are run again, with nothing
-    before them, and take the place of what came out. What else there is in a tuple is that of the whole rows.
+    Only the first tokens of a document are mixed with the document before. They run again, with
+    nothing before them, and their results replace the first ones. Anything else in a tuple comes
+    from the whole rows.
     """
     whole = run(lambda tensor: tensor)
     inner = np.flatnonzero(layout.bounds[:-1] % layout.columns)  # the first of a row has nothing before it
@@ -107,7 +116,8 @@ def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any
 
 
 def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
-    """causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...)"""
+    """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
+    documents."""
     given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
     hidden, weight, activation = given["hidden_states"], given["weight"], given.get("activation")
     check_tokens(hidden.transpose(1, 2).shape, layout, "causal_conv1d_fn")
@@ -128,7 +138,8 @@ def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, 
 
 @dataclass(frozen=True)
 class _Scan:
-    """A scan over tokens: which of its arguments have tokens, on which axis, and how a kernel is told of documents."""
+    """A scan over tokens: its arguments with tokens, their axis, and how a kernel is told of
+    documents."""
 
     name: str
     positional: tuple[int, ...]
@@ -136,10 +147,11 @@ class _Scan:
     axis: int
     bounds: str | None
     chunk: Callable[[int], int] | None = None
-    """The fastest chunk in torch, by the length of the longest document: any chunk gives the same."""
+    """Fastest chunk in torch, by the length of the longest document; any chunk gives the same
+    result."""
 
     def check(self, layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> None:
-        """Raise `UnsupportedModel` where an argument has not the tokens of this layout."""
+        """Raise `UnsupportedModel` if an argument lacks the tokens of this layout."""
         given = [*(args[i] for i in self.positional if i < len(args)), *map(kwargs.get, self.named)]
         for value in given:
             if value is not None:
@@ -174,12 +186,15 @@ class _Scan:
 
 
 def _near_square_root(longest: int) -> int:
-    """Work grows with the length of a chunk, and with the square of the number of chunks."""
+    """Return a chunk length near the square root of the longest document, at least 64.
+
+    Work grows with the length of a chunk, and with the square of the number of chunks.
+    """
     return int(max(64, 2 ** math.ceil(math.log2(longest) / 2)))
 
 
 def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the output of a scan; a final state, which packed rows have none of, stays as it is."""
+    """Change the output of a scan; a final state, which packed rows do not have, stays as it is."""
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
@@ -188,7 +203,8 @@ _OWN_OPTIONS = set(inspect.signature(selective_scan).parameters) - {"layout"}
 
 
 def _selective_scan(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
-    """selective_scan_fn(u, dt, A, B, C, ...), whose kernel knows of no documents."""
+    """Run selective_scan_fn(u, dt, A, B, C, ...), whose kernel ignores documents, within
+    documents."""
     given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
     own = given.keys() - {"use_associative_scan"} <= _OWN_OPTIONS  # an associative scan is for compiled models
     if releases.kernel_parameters(original) or len(args) != 5 or not own:
@@ -199,7 +215,7 @@ def _selective_scan(original: Callable[..., Any], layout: PackedLayout, args: An
 
 
 def _fused(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A kernel for a whole mixer, which need not be used: where it gives None, the mixer goes step by step."""
+    """Run an optional kernel for a whole mixer; return None to let the mixer run step by step."""
     return original(*args, **{**kwargs, "seq_idx": layout.seq_idx}) if _takes(original, "seq_idx") else None
 
 
@@ -207,11 +223,13 @@ _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
 def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
-    """mamba_inner_fn(states (rows, 2 * channels, tokens), ...), a kernel for a whole mixer that knows of no documents.
+    """Run mamba_inner_fn(states (rows, 2 * channels, tokens), ...), which ignores documents, within
+    documents.
 
-    Step by step a mixer gives the same, but where this kernel norms B, C and the time step: mamba_ssm 2.3 norms the
-    time step after its projection, the model before, and its backward has no gradient of these norms. What a document
-    alone is trained on is kept.
+    It is a kernel for a whole mixer, and step by step a mixer gives the same, unless this kernel
+    norms B, C and the time step: mamba_ssm 2.3 norms the time step after its projection, the model
+    before it, and its backward has no gradient of these norms. Then the kernel runs here as well,
+    so that a document trains as it does alone.
     """
     if not releases.kernel_parameters(original) or all(kwargs.get(name) is None for name in _NORMS):
         return None
@@ -229,10 +247,10 @@ def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of transformers that mixes tokens, and how it is made to follow documents.
+    """A function of transformers that mixes tokens, and its adaptation to documents.
 
-    `run` takes the function, the layout, and the positional and named arguments of a call. `in_torch` and `in_kernels`
-    tell readers what computes it without a kernel and with one.
+    `run` takes the function, the layout, and the positional and named arguments of a call.
+    `in_torch` and `in_kernels` tell readers what computes it without a kernel and with one.
     """
 
     run: Callable[..., Any]
@@ -260,7 +278,7 @@ OPERATIONS = {
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
     "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
-"""By the name that transformers' modeling files give them."""
+"""Operations by the name that transformers' modeling files give them."""
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:

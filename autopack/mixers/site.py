@@ -1,4 +1,4 @@
-"""The replacement that stands at the forward of a module that a family keeps within documents in a way of its own."""
+"""Replacement of the forward of a module for which a family has a strategy of its own."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing,
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
-"""Names of fields that say how far attention looks."""
+"""Pattern of fields that limit how far attention looks."""
 
 
 def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A module's forward that gives every document of a packed row what it gets alone."""
+    """Return a module's forward that gives every document of a packed row its result alone."""
     owner = wrapt.resolve_path(import_module(site.module), site.path)[0]
     names = parameters_of(owner).names
     if not names:
@@ -54,7 +54,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @torch._dynamo.disable
     def in_step(mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, with as many runs as the rank makes that makes most."""
+        """Run the module as often as the rank that runs it most, and return its output."""
         steps = Steps(scope.model.groups, scope.agreed.get(id(mixer)))
         arguments = {**torches.by_name(names, args), **kwargs}
         runs: list[_Run] = []
@@ -116,8 +116,12 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 def _with_own_images(
     mixer: torch.nn.Module, arguments: dict[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], PackedLayout]:
-    """The arguments of attention in a model's own code from documents to the states of one image for each, (images, n,
-    channels), with as many of these as there are documents and runs of padding; and where they lie."""
+    """Return the arguments of own attention code from documents to one image each, and the images'
+    layout.
+
+    The states of images are (images, n, channels), one image for every document and every run of
+    padding.
+    """
     states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
     if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
@@ -133,7 +137,8 @@ def _with_own_images(
 
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:
-    """An argument for whole rows, of which this rank has a part of the columns; every rank then runs the module."""
+    """Return an argument for whole rows from this rank's part of the columns; every rank then runs
+    the module."""
     if isinstance(value, tuple | list):
         return type(value)(_of_whole_rows(mixer, way, name, each, scope) for each in value)
     if not isinstance(value, torch.Tensor):
@@ -162,14 +167,16 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
 
 
 def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
-    """Whether a mask is the same for all pairs of tokens of this part, and no field says how far attention looks."""
+    """Return True if a mask is the same for all pairs of this part and no field limits attention's
+    reach."""
     fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
     near = any(value and _OF_REACH.search(name) for name, value in fields)
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
 def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
-    """What an argument of a row that holds once what documents begin with says of documents that share nothing."""
+    """Return an argument for documents that share nothing from one for a row with common beginnings
+    once."""
     if isinstance(value, tuple | list):
         return type(value)(_of_documents(name, part, prefixes) for part in value)
     if not isinstance(value, torch.Tensor):
@@ -181,7 +188,7 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
 
 
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An output of which `keep` is applied to what it has for every token: tensors (*shape, ...)."""
+    """Return an output with `keep` applied to its values per token: tensors (*shape, ...)."""
     return each_part(
         lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part, output
     )
@@ -189,15 +196,17 @@ def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], tor
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A run of a module, which can be made again."""
+    """A run of a module, which can be repeated."""
 
     arguments: dict[str, Any]
     scope: Any
 
     def rank(self) -> tuple[bool, int]:
-        """Whether it has labels, and so a loss where others have one, and how long its documents are.
+        """Return True if the run has labels, and so a loss if others have one, and the length of
+        its documents.
 
-        What short documents do not reach (compressed windows, experts) has no gradient, and FSDP2 reduces what has one.
+        Parts that short documents do not reach (compressed windows, experts) get no gradient, and
+        FSDP2 reduces only the gradients that exist.
         """
         tokens = next((each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None)
         length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
@@ -205,7 +214,8 @@ class _Run:
 
 
 def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
-    """Why a call that packs nothing cannot be run again, or None. In training a cache is one that nobody reads."""
+    """Return why a call that packs nothing cannot be repeated, or None; in training no cache is
+    read."""
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None

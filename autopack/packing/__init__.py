@@ -1,4 +1,5 @@
-"""Packing: which examples share a row, and the packed rows themselves. Imports neither torch nor transformers."""
+"""Packing: assign examples to rows, and make the packed rows. Imports neither torch nor
+transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Equal work for all ranks: what a row costs, rows of like cost in one step, and a last step that is complete."""
+"""Equal work for all ranks: costs of rows, steps of rows of similar cost, and a complete last
+step."""
 
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ from autopack.packing.lengths import Pieces, bounds_of, members
 from autopack.packing.strategies import permutation
 
 POOLS = 4
-"""How many steps of the cheapest rows, at most, `complete` tries to deal out again."""
+"""Largest number of steps, made of the cheapest rows, that `complete` tries to deal out again."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a document costs to train on, `linear * length + quadratic * length ** 2`; a row costs the sum.
+    """Cost of training on a document, `linear * length + quadratic * length ** 2`; a row costs the
+    sum.
 
-    The unit is that of one token outside attention. In a transformer of hidden size h a token takes about 24 h²
-    operations per layer, and a pair of tokens 2 h in causal attention: the ratio is 1 / (12 h), and the default is
-    that of h = 4096. `CostModel(0, 1)` counts attention alone, `CostModel(1, 0)` tokens alone.
+    The unit is the cost of one token outside attention. In a transformer of hidden size h a token
+    takes about 24 h² operations per layer, and a pair of tokens 2 h in causal attention: the ratio
+    is 1 / (12 h), and the default is for h = 4096. `CostModel(0, 1)` counts attention alone,
+    `CostModel(1, 0)` tokens alone.
     """
 
     linear: float = 1.0
@@ -37,15 +40,17 @@ class CostModel:
             raise ValueError("linear=0 and quadratic=0: wanted a model in which something costs")
 
     def __call__(self, lengths: Any) -> np.ndarray:
-        """The cost of each document, float64, of the shape of `lengths`."""
+        """Return the cost of each document, float64, of the shape of `lengths`."""
         lengths = np.asarray(lengths, np.float64)
         return lengths * (self.linear + self.quadratic * lengths)
 
     def of_rows(self, lengths: np.ndarray, bounds: np.ndarray, squares: np.ndarray | None = None) -> np.ndarray:
-        """The cost of each row, (rows,) float64, which holds the documents `bounds[r]` to `bounds[r + 1]`.
+        """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
+        `bounds[r + 1]`.
 
-        `squares` are the sums of the squared lengths of each document's sequences, where it has several. Sums are of
-        ints, and so the same on every machine: the order of rows of almost equal cost depends on it.
+        `squares` are the sums of the squared lengths of each document's sequences, if it has
+        several. Sums are of ints, and so the same on every machine: the order of rows of almost
+        equal cost depends on it.
         """
         squares = lengths * lengths if squares is None else squares
         tokens, of_pairs = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, squares))
@@ -53,7 +58,7 @@ class CostModel:
 
     @classmethod
     def for_model(cls, model: Any) -> CostModel:
-        """The ratio for the `hidden_size` of a model or config of transformers."""
+        """Return the cost model for the `hidden_size` of a model or config of transformers."""
         config = getattr(model, "config", model)
         config = text_config(config)
         hidden = getattr(config, "hidden_size", None)
@@ -63,7 +68,8 @@ class CostModel:
 
 
 def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
-    """How much longer the slowest rank of each complete step takes than the mean: (steps,) float64 of at least 1.
+    """Return the time of each complete step's slowest rank over the mean: (steps,) float64 of at
+    least 1.
 
     Rows `s * ranks` to `(s + 1) * ranks` are step s, as in a plan made for so many ranks.
     """
@@ -72,9 +78,10 @@ def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
-    """An order of rows in which every `ranks` rows are of like cost; such steps, and the rows in each, in random order.
+    """Return an order of rows in which every `ranks` rows, one step, are of similar cost.
 
-    Rows that do not make a complete step are at the end.
+    Steps, and the rows in each, are in random order. Rows that do not make a complete step are at
+    the end.
     """
     rest, rows = np.split(np.argsort(-costs, kind="stable"), [len(costs) % ranks])
     steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
@@ -83,9 +90,10 @@ def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
 
 
 def share(costs: np.ndarray) -> np.ndarray:
-    """Which rank takes which row of a batch of several: costs (steps, rounds, ranks) to columns (steps, ranks, rounds).
+    """Return each rank's rows: costs (steps, rounds, ranks) to columns (steps, ranks, rounds).
 
-    Every rank gets one row of each round; the costliest goes to the rank that has the least to do so far.
+    Every rank gets one row of each round; the costliest goes to the rank with the least work so
+    far.
     """
     steps, rounds, ranks = costs.shape
     columns = np.empty((steps, ranks, rounds), np.int64)
@@ -108,11 +116,12 @@ def complete(
     cost: CostModel | None,
     wanted: int | None = None,
 ) -> tuple[Pieces, np.ndarray]:
-    """The same documents in rows whose number is a multiple of `ranks`, and `wanted` where that is given; unchanged
-    where there are too few documents.
+    """Return the same documents in a number of rows that is a multiple of `ranks`, or `wanted` if
+    given.
 
-    Rows of several documents are divided, which keeps the order. With a cost, the cheapest rows, which hold many short
-    documents, are dealt out again where that makes the least balanced step a better one.
+    With too few documents the rows stay unchanged. Rows of several documents are divided, which
+    keeps the order. With a cost, the cheapest rows, which hold many short documents, are dealt out
+    again if that improves the least balanced step.
     """
     rows = len(bounds) - 1
     missing = -rows % ranks if wanted is None else wanted - rows
@@ -141,14 +150,15 @@ def complete(
 
 
 def _worst(costs: np.ndarray, ranks: int) -> float:
-    """The imbalance of the least balanced step, once rows of like cost make steps."""
+    """Return the imbalance of the least balanced step, once rows of similar cost make steps."""
     return float(imbalance(np.sort(costs), ranks).max())
 
 
 def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
-    """Bounds with so many rows more: the row of most documents is halved each time, later ones first.
+    """Return bounds with `missing` rows more; each halves the row of most documents, later ones
+    first.
 
-    Only rows of the last step are, or of as many steps as it takes: the steps before them stay as they are.
+    Only rows of the last step are halved, or of as many last steps as it takes.
     """
     if not missing:
         return bounds
@@ -170,9 +180,9 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
 def _deal(
     pieces: Pieces, members: np.ndarray, cost: CostModel, rows: int, max_length: int, limit: int
 ) -> list[np.ndarray] | None:
-    """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
+    """Deal documents out to `rows` rows: the costliest first, each into the cheapest row with room.
 
-    Returns `None` where no row has room, or a row stays empty.
+    Return None if no row has room, or a row stays empty.
     """
     members = members[np.argsort(-pieces.lengths[members], kind="stable")]
     given = pieces.take(members)

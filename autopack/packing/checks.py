@@ -1,4 +1,5 @@
-"""The columns that mean something to packing: their names, weights of tokens, and errors about values and options."""
+"""Columns that packing interprets: their names, weights of tokens, and errors about values and
+options."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ IDS = "input_ids"
 MASK = "attention_mask"
 POSITIONS = "position_ids"
 LENGTHS = "seq_lengths"
-"""Of packed rows: tokens of each document."""
+"""Column of packed rows with the number of tokens of each document."""
 LABEL_KEYS = ("labels", "label", "label_ids")
 COMPLETION_KEYS = ("completion_mask", "assistant_masks")
-"""1 at tokens that are targets where an example has no labels."""
+"""Columns with 1 at tokens that are targets, for examples without labels."""
 LOSS_WEIGHTS = "loss_weights"
 """Weights per token, (B, T) float32."""
 DOCUMENT_WEIGHT = "document_weight"
-"""A weight per document: a float of an example, a list of them of a packed row."""
+"""Weight of a document: a float in an example, a list of them in a packed row."""
 PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
-"""Two columns that together make an example a pair: text, and tokens by the names that TRL has given them."""
+"""Two columns that together make an example a pair: text, and tokens by the names of TRL."""
 Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
@@ -33,7 +34,7 @@ def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
 
 
 def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
-    """Raises `InvalidPacking` where these keys or columns are those of preference data."""
+    """Raise `InvalidPacking` if these keys or columns hold preference data."""
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
@@ -45,12 +46,13 @@ def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
 
 
 def is_int(value: Any) -> bool:
-    """Whether a value is an int, of Python or numpy, and no bool."""
+    """Return True if a value is an int, of Python or numpy, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_int(name: str, value: Any, least: int, optional: bool = False, most: int | None = None) -> None:
-    """Raises `ValueError` for an option that is no int of such a size, nor None where it is optional."""
+    """Raise `ValueError` unless an option is an int from `least` to `most`, or None and
+    optional."""
     if not (is_int(value) and value >= least) and not (optional and value is None):
         raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
     if most is not None and value is not None and value > most:
@@ -58,31 +60,32 @@ def check_int(name: str, value: Any, least: int, optional: bool = False, most: i
 
 
 def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
-    """Raises `ValueError` for an option that is none of the choices."""
+    """Raise `ValueError` unless an option is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
 
 
 def check_names(option: str, value: Any, what: str) -> None:
-    """Raises `ValueError` for an option that is one name where several are wanted."""
+    """Raise `ValueError` if an option is one name instead of several."""
     if isinstance(value, str):
         raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
 
 
 def are_weights(weights: np.ndarray, documents: int) -> bool:
-    """Whether this is one finite number of at least 0 for each of so many documents."""
+    """Return True for one finite number of at least 0 per document."""
     return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
 def token_weights(
     targets: np.ndarray, lengths: np.ndarray, by: Weighing, of_documents: np.ndarray | None = None
 ) -> np.ndarray:
-    """What each token's loss counts, (tokens,) float32: 0 where it is not a target.
+    """Return the weight of each token's loss, (tokens,) float32: 0 at tokens that are no targets.
 
-    With `by="document"` the targets of a document share its weight, so that the weighted sum is one of documents' mean
-    losses; with `by="token"` each target has the weight of its document. `targets`, (tokens,) bool, says whether a
-    label counts, of documents end to end that have `lengths` tokens, (documents,) ints; `of_documents` are their
-    weights, (documents,) floats, 1 by default. Raises `InvalidPacking` for weights that are not finite or below 0.
+    With `by="document"` the targets of a document share its weight, so that the weighted sum is a
+    sum of the documents' mean losses; with `by="token"` each target has the weight of its document.
+    `targets`, (tokens,) bool, is True where a label counts. Documents lie end to end with `lengths`
+    tokens, (documents,) ints; `of_documents` are their weights, (documents,) floats, 1 by default.
+    Raises `InvalidPacking` for weights that are not finite or below 0.
     """
     weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
     if not are_weights(weights, len(lengths)):

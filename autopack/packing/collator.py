@@ -1,7 +1,8 @@
 """Mini-batch packing: a list of examples becomes packed rows for any Trainer or DataLoader.
 
-The method is *MiniBatchPacking + PosID* of "Enhancing Training Efficiency Using Packing with Flash Attention"
-(arXiv 2407.09105): examples are concatenated instead of padded; `position_ids` that restart say where each begins.
+The method is *MiniBatchPacking + PosID* of "Enhancing Training Efficiency Using Packing with Flash
+Attention" (arXiv 2407.09105): examples are concatenated instead of padded, and `position_ids`
+restart at each example.
 """
 
 from __future__ import annotations
@@ -50,78 +51,96 @@ CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_t
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
 
 _MADE_FOR = "_made_for"
-"""Name of the attribute that refers to the model of `for_model`, until a first batch is made."""
+"""Name of the attribute with the model of `for_model`, until a first batch is made."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PackingCollator:
-    """Concatenates the examples of a mini-batch into packed rows.
+    """Collator that concatenates the examples of a mini-batch into packed rows.
 
-    Use it as `data_collator` of a `Trainer` or `collate_fn` of a `DataLoader`. An example is a mapping of lists,
-    tuples, numpy arrays or torch tensors; `(1, T)`, as tokenizers give with `return_tensors`, counts as `(T,)`. The
-    result is a dict (of tensors a `packing.HostBatch`, which a trainer moves to a device so that an enabled model
-    need not read there where documents begin), with `B` rows of `T` columns:
+    Use it as `data_collator` of a `Trainer` or `collate_fn` of a `DataLoader`. An example is a
+    mapping of lists, tuples, numpy arrays or torch tensors; `(1, T)`, as tokenizers give with
+    `return_tensors`, counts as `(T,)`. The result is a dict (of tensors a `packing.HostBatch`,
+    which a trainer moves to a device so that an enabled model need not read there where documents
+    begin), with `B` rows of `T` columns:
 
     * `input_ids` (B, T) int64; B is 1 unless `max_length` is set.
-    * `position_ids` (B, T) int64, restarting at `first_position` in every document. Those of an example are kept.
-    * `labels` (B, T) int64 for labels per token, with the first of every document set to -100: no token of that
-      document predicts it. Or (documents,) int64 for one integer or bool (a class) per document, (documents,) float32
-      for one float (a regression target), (documents, K) float32 for K floats (several targets), in the order of the
-      documents. Integer vectors are labels per token, float vectors are targets of the document. `label` and
-      `label_ids` mean `labels`; one batch holds one sort of label.
-    * `start_positions`, `end_positions`, `next_sentence_label` (documents,) int64, from one int per document.
+    * `position_ids` (B, T) int64, restarting at `first_position` in every document. An example's
+      own position ids are kept.
+    * `labels` (B, T) int64 for labels per token, with the first of every document set to -100: no
+      token of that document predicts it. Or (documents,) int64 for one integer or bool (a class)
+      per document, (documents,) float32 for one float (a regression target), (documents, K) float32
+      for K floats (several targets), in the order of the documents. Integer vectors are labels per
+      token, float vectors are targets of the document. `label` and `label_ids` mean `labels`; one
+      batch holds one sort of label.
+    * `start_positions`, `end_positions`, `next_sentence_label` (documents,) int64, from one int per
+      document.
     * `attention_mask` (B, T) int64, 0 at padding, only for batches that have padding.
-    * `loss_weights` (B, T) float32, on request: what each token's loss counts, 0 where it is not a target.
-    * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32 or bool. Text and
-      dictionaries are left out; whatever else is not per token is refused.
-    * `image_attention_mask`, `cross_attention_mask` (B, T, images, ...) int64: along the diagonal, so that each
-      document sees its own images; empty ones, which none of its tokens sees, are left out.
-    * Media, as a processor makes them of one document (`pixel_values`, grids, sizes), end to end in the order of the
-      documents; pictures (`images`, `image`) as what `image_processor` makes of those of the batch.
+    * `loss_weights` (B, T) float32, on request: the weight of each token's loss, 0 at tokens that
+      are no targets.
+    * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32
+      or bool. Text and dictionaries are left out; anything else that is not per token is refused.
+    * `image_attention_mask`, `cross_attention_mask` (B, T, images, ...) int64: along the diagonal,
+      so that each document sees its own images; empty images, which no token sees, are left out.
+    * Media, as a processor makes them of one document (`pixel_values`, grids, sizes), end to end in
+      the order of the documents; pictures (`images`, `image`) as `image_processor` makes them of
+      the batch's pictures.
 
-    Padding inside the examples (zeros of their `attention_mask` at either end) is removed. An example may itself be a
-    packed row: declared by `position_ids` that restart, `seq_idx`, an `attention_mask` of segment ids (`1 1 2 2 0`)
-    or `seq_lengths` (as TRL's packed datasets have).
+    Padding inside the examples (zeros of their `attention_mask` at either end) is removed. An
+    example may itself be a packed row: declared by `position_ids` that restart, `seq_idx`, an
+    `attention_mask` of segment ids (`1 1 2 2 0`) or `seq_lengths` (as TRL's packed datasets have).
 
     Args:
-        labels: `"auto"` makes labels from `input_ids` where no example has any (-100 where `completion_mask` or
-            `assistant_masks` is 0); `"given"` makes none; `"required"` refuses such a batch; `"none"` gives no labels.
-        mask_first_label: `False` keeps the first label of each document, for losses that do not shift (masked
-            language models, token classification). Labels must then be given.
-        first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
-        max_length: split the batch into rows of at most this many tokens, filled in order (next-fit, so documents
-            keep their order), padded to the longest. By default there is one row.
-        overlong: what to do with an example of more than `max_length` tokens: `"error"`, or `"truncate"` its end.
+        labels: `"auto"` makes labels from `input_ids` if no example has any (-100 where
+            `completion_mask` or `assistant_masks` is 0); `"given"` makes none; `"required"` refuses
+            such a batch; `"none"` gives no labels.
+        mask_first_label: `False` keeps the first label of each document, for losses that do not
+            shift (masked language models, token classification). Labels must then be given.
+        first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
+            models.
+        max_length: split the batch into rows of at most this many tokens, filled in order
+            (next-fit, so documents keep their order), padded to the longest. By default there is
+            one row.
+        overlong: treatment of an example of more than `max_length` tokens: `"error"`, or
+            `"truncate"` its end.
         pad_to_multiple_of: pad the rows to a multiple of this.
-        align: pad every document to a multiple of so many columns, as sequence and context parallelism want it. Its
-            positions run on through that padding, and `cu_seq_lens` counts it as part of the document.
+        align: pad every document to a multiple of so many columns, as sequence and context
+            parallelism require. Its positions run on through that padding, and `cu_seq_lens` counts
+            it as part of the document.
         max_documents: the most documents of a row of `max_length`.
-        rows: give every batch just so many rows of just `max_length` columns, so that a compiled step sees one shape.
-            With `max_documents` too, `cu_seq_lens_q` and `cu_seq_lens_k` have `rows * (max_documents + 1) + 1` elements
-            (the last are repeated: empty documents) and `max_length_q` is `max_length`.
-        pad_token_id: the padding token; nothing sees it, so any valid id serves. Padding has labels of -100 and is
-            declared as documents of its own, none longer than the longest real one, so that positions stay in range.
+        rows: give every batch exactly this many rows of exactly `max_length` columns, so that a
+            compiled step sees one shape. With `max_documents` too, `cu_seq_lens_q` and
+            `cu_seq_lens_k` have `rows * (max_documents + 1) + 1` elements (the last are repeated:
+            empty documents) and `max_length_q` is `max_length`.
+        pad_token_id: the padding token; nothing sees it, so any valid id serves. Padding has labels
+            of -100 and is declared as documents of its own, none longer than the longest real one,
+            so that positions stay in range.
         return_attention_mask: `False` leaves the padding declared by `position_ids` alone.
-        return_flash_kwargs: add `cu_seq_lens_q` and `cu_seq_lens_k` (int32, documents and padding over the flattened
-            rows, so the last is `B * T`), and `max_length_q` and `max_length_k` (Python ints).
-        return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding included.
-        loss_weights: `"document"` adds weights by which all documents count alike, however long; `"token"` weights by
-            which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
-            per document, in packed rows). For `autopack.packing.weighted_loss`; needs
-            labels per token.
-        image_processor: what makes pixels of pictures: a processor or image processor of transformers.
-        images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.
-        completions: an example may be a prompt and what follows it, tokens of TRL's names: `prompt_ids` with
-            `completion_ids`, a list of completions or one, or with `chosen_ids` and `rejected_ids`. Each of them is a
-            document that begins with the prompt; only its own tokens are labels. The model computes the prompt once
-            for all (`enable(model, share=...)`). A completion may be empty. Any other key may hold one number for each
-            completion (`advantages`), which becomes (documents,). Other examples of the batch are documents as ever.
+        return_flash_kwargs: add `cu_seq_lens_q` and `cu_seq_lens_k` (int32, documents and padding
+            over the flattened rows, so the last is `B * T`), and `max_length_q` and `max_length_k`
+            (Python ints).
+        return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding
+            included.
+        loss_weights: `"document"` adds weights by which all documents count alike, however long;
+            `"token"` weights by which all targets do. Either is multiplied by a float
+            `document_weight` of each example (a list of them, one per document, in packed rows).
+            For `autopack.packing.weighted_loss`; needs labels per token.
+        image_processor: makes pixels of pictures: a processor or image processor of transformers.
+        images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as
+            Idefics does.
+        completions: an example may be a prompt and its completions, tokens of TRL's names:
+            `prompt_ids` with `completion_ids`, a list of completions or one, or with `chosen_ids`
+            and `rejected_ids`. Each completion becomes a document that begins with the prompt; only
+            the completion's tokens are labels. The model computes the prompt once for all
+            (`enable(model, share=...)`). A completion may be empty. Any other key may hold one
+            number for each completion (`advantages`), which becomes (documents,). Other examples of
+            the batch are documents as ever.
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
-    Raises `InvalidPacking` for a batch that cannot be packed exactly, with the example and the key, and `ValueError`
-    for options that are out of range or contradict each other.
+    Raises `InvalidPacking` for a batch that cannot be packed exactly, with the example and the key,
+    and `ValueError` for options that are out of range or contradict each other.
     """
 
     labels: Labels = "auto"
@@ -170,15 +189,16 @@ class PackingCollator:
 
     @classmethod
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
-        """Returns a collator with what `model`, a model or its config, needs.
+        """Return a collator with the options that `model`, a model or its config, needs.
 
-        `model` is whatever `autopack.enable` takes for one model. A warning says so where it is not enabled when the
-        first batch is made. Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and
-        `images_by_row` from the config, and from the class of the model, which a config alone does not tell,
-        `mask_first_label=False` for masked language models and token classification, `labels="given"` for heads with
-        one result per document. `options` are those of the class and win. Raises `ValueError` where there is no model
-        or config, or a RoBERTa-like one without the
-        `pad_token_id` to start after, and for encoder-decoders, whose padded batches run without padding as they are.
+        `model` is anything that `autopack.enable` takes for one model. A warning is given if it is
+        not enabled when the first batch is made. Sets `first_position` (RoBERTa-like models do not
+        start at 0), `pad_token_id` and `images_by_row` from the config. From the class of the
+        model, which a config alone does not tell, sets `mask_first_label=False` for masked language
+        models and token classification, and `labels="given"` for heads with one result per
+        document. `options` are those of the class and win. Raises `ValueError` if there is no model
+        or config, or a RoBERTa-like one without the `pad_token_id` to start after, and for
+        encoder-decoders, whose padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):
             model = _model_in(model)
@@ -216,7 +236,8 @@ class PackingCollator:
         return {name: value for name, value in vars(self).items() if name != _MADE_FOR}
 
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
-        """Returns the packed batch of `examples`; `return_tensors` overrides the option of that name."""
+        """Return the packed batch of `examples`; `return_tensors` overrides the option of that
+        name."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
             _say_if_plain(made_for())
@@ -252,7 +273,8 @@ class PackingCollator:
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
-        """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
+        """Return the examples as arrays; as a single one if they go into one row and are only
+        documents."""
         if self.completions:
             examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
         merged = None if self.max_length else merge(examples, self._ignored)
@@ -263,7 +285,7 @@ class PackingCollator:
         return {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
 
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
-        """One example as arrays, no longer than a row."""
+        """Return one example as arrays, no longer than a row."""
         makes_weights, makes_pixels = self.loss_weights is not None, self.image_processor is not None
         read = read_example(index, example, self._ignored, makes_weights, makes_pixels, self.completions)
         columns = int(aligned(read.lengths, self.align).sum())
@@ -281,7 +303,7 @@ class PackingCollator:
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:
-        """Checks that all examples have the same kind of labels, and makes labels where they are to be made."""
+        """Check that all examples have the same kind of labels, and make labels if asked to."""
         if self.completions and any(COMPLETION_KEYS[0] in example.columns for example in examples):
             self._settle_completions(examples)
         kind = examples[0].label_kind
@@ -297,7 +319,7 @@ class PackingCollator:
             columns["labels"] = _labels(columns)
 
     def _settle_completions(self, examples: list[Example]) -> None:
-        """Say which tokens of plain examples beside completions are targets; make labels where one has them."""
+        """Mark the targets of plain examples beside completions; make labels if one has them."""
         labelled = self.labels == "auto" and any("labels" in example.columns for example in examples)
         for columns in (example.columns for example in examples):
             labels = columns["labels"] if "labels" in columns else _labels(columns)
@@ -308,7 +330,7 @@ class PackingCollator:
                 columns["labels"] = labels
 
     def _assemble(self, examples: list[Example], placed: Places) -> dict[str, Any]:
-        """The rows as numpy arrays, with everything that declares their documents."""
+        """Return the rows as numpy arrays, with all declarations of their documents."""
         real, starts, lengths = placed.real, placed.starts, placed.lengths
         shape = real.shape
         positions = (numbered(lengths) + self.first_position).reshape(shape)
@@ -346,7 +368,8 @@ class PackingCollator:
 
 
 def _model_in(model: Any) -> Any:
-    """The transformers model that `autopack.enable` would enable. Raises `ValueError` where there is none."""
+    """Return the transformers model that `autopack.enable` would enable; raise `ValueError` if
+    none."""
     from autopack.integrations.wrappers import unwrap  # needs torch, which this module does not
 
     try:
@@ -356,7 +379,7 @@ def _model_in(model: Any) -> Any:
 
 
 def _say_if_plain(model: Any) -> None:
-    """Warn where nothing of autopack is on a model that packed rows are made for."""
+    """Warn if packed rows are made for a model that autopack has not enabled."""
     hooks = () if model is None else model._forward_pre_hooks.values()  # `autopack run` enables at the first call
     if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
@@ -367,6 +390,6 @@ def _say_if_plain(model: Any) -> None:
 
 
 def _labels(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return tokens as labels, -100 where a mask of the example says that one is no target."""
+    """Return tokens as labels, -100 where a mask of the example excludes a token as target."""
     kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
     return np.where(kept, columns[IDS], IGNORED_LABEL)

@@ -1,4 +1,5 @@
-"""Packed data sets: `pack` makes rows of the examples of a dataset, a stream or a list, ahead of training."""
+"""Packed data sets: `pack` makes rows of the examples of a dataset, a stream or a list, ahead of
+training."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from autopack.packing.plans import Strategy
 from autopack.version import __version__
 
 BLOCK = 1 << 19
-"""Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
+"""Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
 PLANNED = ("strategy", "seed", "overflow", "max_documents", "cost", "ranks", "align")
-"""Options that are those of a plan."""
+"""Options that a plan has as well."""
 ADDED = ("mask_first_label", "position_ids", "first_position", "loss_weights")
-"""Options of what rows hold beside the columns of their documents."""
+"""Options for further columns of rows, beside their documents' columns."""
 
 
 def pack(
@@ -47,55 +48,68 @@ def pack(
     num_proc: int | None = None,
     load_from_cache_file: bool | None = None,
 ) -> Any:
-    """Makes packed rows of the examples of a tokenized dataset, each row of at most `max_length` tokens.
+    """Make packed rows of the examples of a tokenized dataset, each row of at most `max_length`
+    tokens.
 
-    A `datasets.Dataset` is planned as a whole and gives a `Dataset`: rows are written to a cache file beside the
-    dataset's own (a temporary one for datasets in memory) and read from there, and the same dataset and arguments find
-    that file again. An `IterableDataset` gives one in which every `buffer_size` examples are packed at a time, in the
-    order of the stream, and rows of a buffer in random order; it resumes by `state_dict` at the same row. A
-    `DatasetDict` or `IterableDatasetDict` gives one of the same splits; a list of mappings, a list of mappings.
+    A `datasets.Dataset` is planned as a whole and gives a `Dataset`: rows are written to a cache
+    file beside the dataset's own (a temporary one for datasets in memory) and read from there, and
+    the same dataset and arguments find that file again. An `IterableDataset` gives one in which
+    every `buffer_size` examples are packed at a time, in the order of the stream, and rows of a
+    buffer in random order; it resumes by `state_dict` at the same row. A `DatasetDict` or
+    `IterableDatasetDict` gives one of the same splits; a list of mappings, a list of mappings.
 
     A row has these columns, lists all of them:
 
-    * `input_ids` and all other columns with one value, or one list, per token. `attention_mask` is left out: padding
-      that it marks at either end of an example is removed.
-    * labels per token, under their own name, with the first of every document set to -100: no token of that document
-      predicts it. Rows of datasets without labels have none; `PackingCollator` makes them.
-    * `position_ids`, int32, which restart at `first_position` in every document, unless the examples have their own.
-    * `seq_lengths`, int32, tokens of each document, by which `PackingCollator` and TRL tell documents apart.
+    * `input_ids` and all other columns with one value, or one list, per token. `attention_mask` is
+      left out: padding that it marks at either end of an example is removed.
+    * labels per token, under their own name, with the first of every document set to -100: no token
+      of that document predicts it. Rows of datasets without labels have none; `PackingCollator`
+      makes them.
+    * `position_ids`, int32, which restart at `first_position` in every document, unless the
+      examples have their own.
+    * `seq_lengths`, int32, tokens of each document, by which `PackingCollator` and TRL tell
+      documents apart.
     * `loss_weights`, float32 per token, on request.
-    * columns with one value per document (a class, a source, a text): a list, in the order of the documents.
+    * columns with one value per document (a class, a source, a text): a list, in the order of the
+      documents.
 
     Train on them with `PackingCollator` and an enabled model.
 
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`. Streams know no
-            `cost` or `ranks`. A part of a document that was cut is a document of its own; what was cut off or left out
-            is logged.
-            Rows leave room for what `align` pads documents with, which `PackingCollator(align=...)` puts in.
-        columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to leave out.
-        mask_first_label: `False` keeps the first label of each document, for losses that do not shift.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`.
+            Streams take no `cost` or `ranks`. A part of a document that was cut is a document of
+            its own; everything cut off or left out is logged. Rows leave room for the padding of
+            `align`, which `PackingCollator(align=...)` puts in.
+        columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to
+            leave out.
+        mask_first_label: `False` keeps the first label of each document, for losses that do not
+            shift.
         position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
-        first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
-        loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
-            targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weighted_loss`.
-        groups: `True` puts documents of the same first tokens into one row, or as few as hold them; the name of a
-            column those of the same value in it, such as completions of one prompt; rows keep that column only if
-            `columns` names it. What they begin with counts once in `max_length`, since the model computes it once
-            (`enable(model, share=...)`), so that rows may have more tokens than that: collate them without a
-            `max_length`.
+        first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
+            models.
+        loss_weights: `"document"` adds weights by which all documents count alike, `"token"`
+            weights by which all targets do; either is multiplied by a column `document_weight`. See
+            `autopack.packing.weighted_loss`.
+        groups: `True` puts documents of the same first tokens into one row, or as few as hold them.
+            The name of a column does so for documents of the same value in it, such as completions
+            of one prompt; rows keep that column only if `columns` names it. Common first tokens
+            count once in `max_length`, since the model computes them once
+            (`enable(model, share=...)`), so rows may have more tokens than that: collate them
+            without a `max_length`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
-        load_from_cache_file: `False` writes anew what may be in the cache; by default datasets' setting.
+        load_from_cache_file: `False` writes rows anew even if they are in the cache; by default
+            datasets' setting.
 
     Raises:
-        InvalidPacking: for examples that cannot be packed (no `input_ids`, columns that are neither per token nor per
-            document, documents without tokens, documents over `max_length` with `overflow="error"`, labels of whole
-            documents where a document is cut, packed rows, no example at all); for streams when the example is drawn.
+        InvalidPacking: for examples that cannot be packed (no `input_ids`, columns that are neither
+            per token nor per document, documents without tokens, documents over `max_length` with
+            `overflow="error"`, labels of whole documents if a document is cut, packed rows, no
+            example at all); for streams when the example is drawn.
         ValueError: for options that are out of range, unknown, or contradict each other.
-        ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
+        ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     options = dict(locals())
     check_int("buffer_size", buffer_size, 1)
@@ -115,7 +129,7 @@ def pack(
 
 
 def prepare(name: str, options: dict[str, Any]) -> Any:
-    """The options of a public function of this name, by theirs, as a `Packing`; raises as `pack` does."""
+    """Return the options of the public function `name` as a `Packing`; raise as `pack` does."""
     try:
         from autopack.packing.rows import Packing
     except ImportError as error:
@@ -134,13 +148,13 @@ def prepare(name: str, options: dict[str, Any]) -> Any:
 
 
 def is_of(module: str, name: str, dataset: Any) -> bool:
-    """Whether somebody has imported a module, as whoever made the dataset, which is of a class of it."""
+    """Return True if a dataset is of class `name` of `module`, without importing the module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(dataset, kind)
 
 
 def _kind(dataset: Any) -> str:
-    """The sort of dataset."""
+    """Return the sort of dataset; raise `InvalidPacking` for others."""
     for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
         if is_of("datasets", name, dataset):
             return name
@@ -151,7 +165,7 @@ def _kind(dataset: Any) -> str:
 
 
 def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any]) -> Any:
-    """Packed rows of one split."""
+    """Return the packed rows of one split."""
     from autopack.packing.documents import Documents, columns_of, from_columns
     from autopack.packing.media import put_back, set_aside
 
@@ -170,7 +184,8 @@ def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any
 
 
 def features_of(dataset: Any, rows: Any) -> Any:
-    """What the columns of packed rows are to datasets: classes keep their names, and images stay images."""
+    """Return datasets' features of the columns of packed rows: classes keep their names, images
+    stay images."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
@@ -186,7 +201,7 @@ def features_of(dataset: Any, rows: Any) -> Any:
 
 
 def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
-    """The rows as a Dataset in a cache file, which is written unless it is there."""
+    """Return the rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
@@ -224,7 +239,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
 
 
 def _holds_lists_of_media(kind: Any) -> bool:
-    """Whether a column of rows holds, for each document, several pictures or recordings."""
+    """Return True if a column of rows holds, for each document, several pictures or recordings."""
     import datasets
 
     inner = getattr(getattr(kind, "feature", None), "feature", None)

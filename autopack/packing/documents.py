@@ -1,4 +1,5 @@
-"""Arrow tables of documents: made of examples in Python, and read: what is per token, and where tokens lie."""
+"""Arrow tables of documents: make them of examples, and find columns per token and places of
+tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, check_name
 from autopack.packing.lengths import to_numpy
 
 Values = Any
-"""An array: of numpy where the type allows it, else of arrow."""
+"""An array: of numpy if the type allows it, else of arrow."""
 Spans = list[tuple[int, int, int]]
 
 
 class Documents:
-    """The documents of a table, one per row of it, without their padding. Columns are read where they lie.
+    """The documents of a table, one per row of it, without their padding. Columns are read in
+    place.
 
-    The table is one of arrow or of datasets, whose tables are pickled as the path of their file. `chosen`, (documents,)
-    int64, is the row of each document, or None for all rows in order; `columns` are those to carry beside `input_ids`,
-    None for all, without `drop_columns`. `per_token` and `per_document` name the columns with one value of each.
+    The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
+    `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
+    `columns` are those to carry beside `input_ids`, None for all, without `drop_columns`.
+    `per_token` and `per_document` name the columns with one value of each.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Documents:
 
     @classmethod
     def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
-        """The documents of a `datasets.Dataset`."""
+        """Return the documents of a `datasets.Dataset`."""
         return cls(dataset.data, rows_of(dataset), columns, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,12 +73,12 @@ class Documents:
 
     @cached_property
     def batches(self) -> list[pa.RecordBatch]:
-        """The table in pieces, all columns cut alike."""
+        """Batches of the table, all columns cut alike."""
         return [batch for batch in self.table.to_batches() if batch.num_rows]
 
     @cached_property
     def first_rows(self) -> np.ndarray:
-        """The first row of each batch, (batches,) int64."""
+        """First row of each batch, (batches,) int64."""
         return np.cumsum([0, *(batch.num_rows for batch in self.batches[:-1])])
 
     @property
@@ -85,15 +88,16 @@ class Documents:
 
     @property
     def label_key(self) -> str | None:
-        """The column of labels, by whichever name."""
+        """Column of labels, by any of its names; None if there is none."""
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
     def values(
         self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray, names: Collection[str] | None = None
     ) -> dict[str, Values]:
-        """What columns per token, by default all, hold of parts of documents, one part after the other.
+        """Return values of columns per token, by default all, for parts of documents, end to end.
 
-        Ints and floats come as arrays of numpy, which cannot be written to where the parts lie so in the source.
+        Ints and floats come as arrays of numpy, which are read-only if the parts lie so in the
+        source.
         """
         rows = self.chosen[documents]
         number = np.searchsorted(self.first_rows, rows, "right") - 1
@@ -123,11 +127,12 @@ class Documents:
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
-        """The values of a column per document."""
+        """Return the values of a column per document."""
         return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
 
     def numbered(self, name: str) -> np.ndarray:
-        """A number for each document, the same for those of one value in this column; -1 where it has none."""
+        """Return a number per document, equal for equal values of a column; -1 for a missing
+        value."""
         if name not in self.table.column_names:
             raise InvalidPacking(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
         try:
@@ -138,12 +143,13 @@ class Documents:
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
-        """Raises for the first document whose row of the table is `wrong`."""
+        """Raise for the first document whose row of the table is `wrong`."""
         if (found := wrong[self.chosen]).any():
             raise invalid(int(found.argmax()), name, reason, "column ")
 
     def _lengths(self, name: str) -> np.ndarray:
-        """How many values each row of the table has in a column of lists; notes where they start."""
+        """Return the number of values of each row in a column of lists, and note where they
+        start."""
         offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
         if any(batch.column(name).null_count for batch in self.batches):
             absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
@@ -178,8 +184,11 @@ class Documents:
         raise invalid(index, name, f"{reason}; {way}", "column ")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """A column of numbers per token, batch by batch: the rows of the table, all their values, and where each row's
-        values begin and end in those. Rows that are not chosen are read as well."""
+        """Yield a column of numbers per token, batch by batch.
+
+        Each batch gives its rows of the table, all their values, and where each row's values begin
+        and end. Rows that are not chosen are read as well.
+        """
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             lists = _as_list(batch.column(name))
             offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -188,7 +197,7 @@ class Documents:
             yield slice(first, first + batch.num_rows), values, offsets[:-1], offsets[1:]
 
     def _remove_padding(self) -> None:
-        """Takes the zeros of the attention mask off both ends of each document."""
+        """Cut the zeros of the attention mask off both ends of each document."""
         begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
         odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
         for rows, mask, starts, ends in self._by_batch(MASK):
@@ -208,7 +217,7 @@ class Documents:
         self._begins, self._sizes = begins, lengths
 
     def _check_positions(self) -> None:
-        """Positions of a document run on by one; where they do not, it is a packed row."""
+        """Refuse packed rows: positions of a document run on by one."""
         value = _value_type(self.table.schema.field(POSITIONS).type)
         if not pa.types.is_integer(value):
             raise InvalidPacking(f"column 'position_ids': wanted a list of ints per example, found lists of {value}")
@@ -224,13 +233,16 @@ class Documents:
 
 
 def rows_of(dataset: Any) -> np.ndarray | None:
-    """The row of its table of each example of a `datasets.Dataset`, (examples,) int64; None for all rows in order."""
+    """Return the table row of each example of a `datasets.Dataset`, (examples,) int64; None for all
+    in order."""
     return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
 
 
 class Taker:
-    """Examples of a `datasets.Dataset` by their numbers, as a table in memory. No others are read; datasets, which does
-    that too, takes them one by one."""
+    """Reader of examples of a `datasets.Dataset` by their numbers, as a table in memory.
+
+    It reads no others; datasets, which does that too, takes examples one by one.
+    """
 
     def __init__(self, dataset: Any, names: list[str]):
         self.batches = [batch for batch in dataset.data.table.select(names).to_batches() if batch.num_rows]
@@ -238,7 +250,7 @@ class Taker:
         self.chosen = rows_of(dataset)
 
     def __call__(self, numbers: np.ndarray) -> pa.Table:
-        """The examples `numbers`, (examples,) int64, in this order."""
+        """Return the examples `numbers`, (examples,) int64, in this order."""
         rows = numbers if self.chosen is None else self.chosen[numbers]
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
@@ -251,8 +263,10 @@ class Taker:
 
 
 def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
-    """Of the columns of a table, those that packing reads, in the order of the table; raises `InvalidPacking` where
-    they are not those of documents."""
+    """Return the columns of a table that packing reads, in its order.
+
+    Raises `InvalidPacking` unless they are columns of documents.
+    """
     refuse_pairs(
         [n for n in (names if columns is None else columns) if n in names and n not in drop_columns], "", "drop_columns"
     )
@@ -274,7 +288,7 @@ def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Whether a type is one of lists, also of a fixed size, or of datasets' arrays."""
+    """Return True for a type of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
@@ -288,12 +302,13 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Numbers in memory of arrow, which keeps for the next what is freed; malloc gives it back to the system."""
+    """Return uninitialised numbers in memory of arrow, which reuses it; malloc returns it to the
+    system."""
     return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
 
 
 def _joined(number: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Spans:
-    """The batch, first value and end of each part; parts of a batch that lie one behind the other are one."""
+    """Return the batch, first value and end of each part; adjacent parts of a batch become one."""
     ends = begins + lengths
     first = np.flatnonzero(np.append(True, (begins[1:] != ends[:-1]) | (number[1:] != number[:-1])))
     last = np.append(first[1:], len(ends)) - 1
@@ -301,13 +316,13 @@ def _joined(number: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Span
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Lists with offsets, whatever their layout."""
+    """Return lists with offsets, whatever their layout."""
     array = getattr(array, "storage", array)
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
 
 
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns of examples; raises `InvalidPacking` where one lacks a key."""
+    """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
     if not examples:
         raise InvalidPacking("wanted at least one example, found an empty list")
     names = list(examples[0])
@@ -325,9 +340,10 @@ def from_columns(
     drop_columns: Collection[str],
     read: str | bool = False,
 ) -> pa.Table:
-    """A table of lists, arrays or tensors; columns that are neither carried nor `read` have no values in it.
+    """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls.
 
-    Examples whose `input_ids` are an array of shape (1, T), as tokenizers give with `return_tensors`, lose that axis.
+    Examples with `input_ids` of shape (1, T), as tokenizers give with `return_tensors`, lose that
+    axis.
     """
     rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
     made = {}

@@ -12,15 +12,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import AutopackError, InvalidPacking
+from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.sources import documents_of, lengths_of
+from autopack.pages import figure as drawing
 from autopack.pages import parts
-from autopack.pages.figure import GROUPED, INK, LINE, NO_FIGURES, PACKED, PADDED, drawn
+from autopack.pages.figure import Bar, Bars, Chart, Columns, Histogram
+from autopack.pages.theme import GROUPED, PACKED, PADDED
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -122,22 +124,13 @@ class Estimate:
         return "\n".join([*lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
-        lengths = drawn(lambda axes: draw_lengths(axes, self.lengths), (4.6, 3.0))
-        fill = drawn(lambda axes: draw_fill(axes, self._compared), (4.6, max(3.0, 0.8 + 0.22 * len(self._compared))))
-        drawings = {"Tokens of documents": lengths, "How full rows are, padded and packed": fill}
-        shown = [(caption, drawing) for caption, drawing in drawings.items() if drawing is not None]
         notes = self._notes()
         return parts.joined(
             parts.lines(self._head()),
-            parts.figures(shown) if shown else parts.lines([NO_FIGURES]),
+            drawing.figures(self._charts()),
             *(parts.table(head, rows, sides, caption) for caption, sides, _, (head, *rows) in self._tables()),
             parts.lines([" ".join(notes[:3]), *notes[3:]]),
         )
-
-    @property
-    def _compared(self) -> list[Arm]:
-        """The padded batches of the baseline's size in both orders, and all that is packed."""
-        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
     def _head(self) -> list[str]:
         """What was given, in words: a line, and one more where documents are longer than a row."""
@@ -184,31 +177,38 @@ class Estimate:
         ]
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
+        """Draw lengths, padding, fill and speed; return the figure of matplotlib, and write it where a path is given.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise AutopackError("pictures need matplotlib: pip install 'autopack[plot]'") from error
-        figure = Figure(figsize=(12, 3.6), layout="constrained")
-        lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
-        draw_lengths(lengths, self.lengths)
-        draw_padding(padding, self.padded)
-        draw_speed(speed, self._compared)
-        mean, median = self.lengths.mean(), np.median(self.lengths)
-        titles = {
-            lengths: f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens",
-            padding: "padding of padded batches",
-            speed: f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}",
-        }
-        for axes, title in titles.items():
-            axes.set_title(title, fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
+        title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
+        figure = drawing.picture(self._charts(), title)
         if path is not None:
-            figure.savefig(path, dpi=150)
+            drawing.save(figure, path)
         return figure
+
+    def _charts(self) -> list[Chart]:
+        edges = np.linspace(0, max(1, self.lengths.max()), 61)
+        counts, against = np.histogram(self.lengths, edges)[0], f"padded batches of {self.baseline.batch_size}"
+        shares = {
+            label: ([100 * arm.padding for arm in self.padded[number::2]], color)
+            for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items())
+        }
+        sizes = [str(arm.batch_size) for arm in self.padded[::2]]
+        fill = [_bar(arm, 100 * (1 - arm.padding), f"{1 - arm.padding:.2%}") for arm in self._compared]
+        speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
+        mean, axes = float(self.lengths.mean()), ("tokens", "documents")
+        return [
+            Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
+            Bars("Real tokens, % of all columns", fill, whole=100),
+            Columns("Padding of padded batches", sizes, shares, ("documents per batch", "% of all columns")),
+            Bars(f"Expected speed, against {against}", speed),
+        ]
+
+    @property
+    def _compared(self) -> list[Arm]:
+        """The padded batches of the baseline's size in both orders, and all that is packed."""
+        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
 
 def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:
@@ -245,53 +245,10 @@ def packed_arm(made: Plan, cost: CostModel) -> Arm:
     return Arm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
 
 
-def draw_lengths(axes: Any, found: np.ndarray) -> None:
-    """A histogram of the tokens of documents, with their mean."""
-    edges = np.linspace(0, max(1, found.max()), 61)
-    axes.hist(found, edges, color=PACKED)
-    axes.axvline(found.mean(), color=INK, lw=1, ls="--", label="mean")
-    axes.set(xlabel="tokens", ylabel="documents", xlim=(0, edges[-1]))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def draw_padding(axes: Any, padded: Sequence[Arm]) -> None:
-    """The share of padding by the size of padded batches, in both orders, which take turns in `padded`."""
-    for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
-        shares = [arm.padding * 100 for arm in padded[number::2]]
-        axes.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
-    axes.set_xticks(range(len(padded) // 2), [str(arm.batch_size) for arm in padded[::2]])
-    axes.set(xlabel="documents per padded batch", ylabel="padding, % of all columns", ylim=(0, 100))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
-    """The expected speed of every arm."""
-    bars = axes.barh([_name(arm) for arm in compared], [arm.speedup for arm in compared], color=_colors(compared))
-    axes.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
-
-
-def draw_fill(axes: Any, compared: Sequence[Arm]) -> None:
-    """How full the rows of every arm are: real tokens, of all columns, in percent."""
-    names = [_name(arm) for arm in compared]
-    axes.barh(names, [100] * len(names), color=LINE)
-    bars = axes.barh(names, [100 * (1 - arm.padding) for arm in compared], color=_colors(compared))
-    for bar, arm in zip(bars, compared, strict=True):
-        axes.text(102, bar.get_y() + bar.get_height() / 2, f"{1 - arm.padding:.2%}", va="center")
-    axes.invert_yaxis()
-    axes.set(xlabel="real tokens, % of all columns", xlim=(0, 118))
-    axes.set_xticks([0, 25, 50, 75, 100])
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
-
-
-def _name(arm: Arm) -> str:
-    return f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
-
-
-def _colors(compared: Sequence[Arm]) -> list[str]:
-    return [{"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED) for arm in compared]
+def _bar(arm: Arm, value: float, said: str) -> Bar:
+    """The bar of an arm, in the colour of its sort."""
+    name = f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
+    return Bar(name, value, said, {"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED))
 
 
 def estimate(

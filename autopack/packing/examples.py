@@ -1,4 +1,5 @@
-"""How the collator reads one example: its values as arrays, without its padding, and where its documents start."""
+"""Read one example for the collator: its values as arrays, without padding, and its documents'
+starts."""
 
 from __future__ import annotations
 
@@ -32,14 +33,16 @@ from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
 ANSWERS = ("chosen_ids", "rejected_ids")
-"""Columns of tokens, by the names that TRL has given them."""
+"""Columns of tokens, by the names of TRL."""
 
 
 @dataclass
 class Example:
-    """One example as arrays: values per token (tokens, ...) by key, and per document (documents, ...) by key.
+    """One example as arrays: values per token (tokens, ...) by key, and per document (documents,
+    ...) by key.
 
-    `starts` are the tokens at which its documents start; the first is 0. `media` are those of all of them.
+    `starts` are the tokens at which its documents start; the first is 0. `media` belong to all of
+    them.
     """
 
     columns: dict[str, np.ndarray]
@@ -57,7 +60,7 @@ class Example:
 
     @property
     def label_kind(self) -> str:
-        """What labels it has, in words."""
+        """Kind of its labels, in words."""
         per_token = "labels per token" if "labels" in self.columns else "no labels"
         return "labels per document" if "labels" in self.per_document else per_token
 
@@ -69,10 +72,12 @@ class Example:
 
 
 def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
-    """An example of a prompt and its completions as one of as many documents, each of which begins with the prompt.
+    """Return an example of a prompt and its completions as documents, each beginning with the
+    prompt.
 
-    Tokens of completions are targets, those of the prompt are none. An empty completion has no target. Any other
-    example stays as it is. Raises `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
+    Tokens of completions are targets, tokens of the prompt are not. An empty completion has no
+    target. Any other example stays as it is. Raises `InvalidPacking` for a prompt without
+    completions, and for values that are no lists of tokens.
     """
     if not isinstance(example, Mapping):
         return example
@@ -122,10 +127,11 @@ def read_example(
     reads_pictures: bool,
     numbers_each: bool,
 ) -> Example:
-    """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
+    """Return the example of this number in the batch as arrays, without ignored keys.
 
-    `weighs` says whether weights of tokens are to be made from its weights of documents, `reads_pictures` whether
-    pixels are to be made from its pictures, `numbers_each` whether any key may hold one number for each document.
+    `weighs` asks for weights of tokens from its weights of documents, `reads_pictures` for pixels
+    from its pictures, and `numbers_each` lets any key hold one number per document. Raises
+    `InvalidPacking`.
     """
     if not isinstance(example, Mapping):
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
@@ -196,7 +202,8 @@ def read_example(
 
 
 def _is_of_each(key: str, values: np.ndarray, example: Mapping[str, Any]) -> bool:
-    """Return whether these are one number for each document: of a single one as it is, of several in a list."""
+    """Return True for one number per document: alone for a single document, in a list for
+    several."""
     if key in (*OF_EXAMPLES, *COMPLETION_KEYS):
         return False
     if LENGTHS not in example:
@@ -206,10 +213,11 @@ def _is_of_each(key: str, values: np.ndarray, example: Mapping[str, Any]) -> boo
 
 
 def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
-    """All examples at once, as one with a document for each: plain tokens, with labels per token or without.
+    """Return all examples at once, as one with a document for each: plain tokens, labels per token
+    or none.
 
-    That is what most batches are, and reading short documents one by one takes longer than all the rest. None where
-    anything else is in them, also what is to be refused: that is told example by example.
+    Most batches are such, and reading short documents one by one takes longer than all the rest.
+    Return None for anything else, also for examples to refuse: they are reported one by one.
     """
     first = examples[0] if examples else None
     if type(first) is not dict or any(type(e) is not dict or e.keys() != first.keys() for e in examples):
@@ -237,7 +245,7 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 
 def _flat(values: list[Any]) -> np.ndarray | None:
-    """The values of lists, arrays or tensors of one dimension end to end; None where they are not all of one kind."""
+    """Return one-dimensional lists, arrays or tensors end to end; None if they differ in kind."""
     kinds, torch = {*map(type, values)}, sys.modules.get("torch")
     if kinds == {list}:
         with suppress(ValueError):  # lists in the lists
@@ -258,7 +266,10 @@ def _numbers(index: int, key: str, value: Any) -> np.ndarray:
 
 
 def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
-    """The example without its padding. What declares documents is taken out, apart from positions, and checked."""
+    """Return the example without padding and declarations of documents, which are checked.
+
+    Positions stay.
+    """
     declared = {}
     if (mask := columns.pop(MASK, None)) is not None:
         real = np.flatnonzero(mask)
@@ -300,7 +311,10 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
 
 
 def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
-    """Labels that are not per token, as (documents of the example, ...); `is_packed` says that they come as a list."""
+    """Return labels that are not per token, as (documents of the example, ...).
+
+    With `is_packed` they come as a list.
+    """
     is_vector = values.ndim == 1 and values.dtype.kind == "f"
     is_list = values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector))
     if is_list if documents == 1 else values.ndim in (1, 2) and len(values) == documents:
@@ -313,7 +327,10 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
 
 
 def check_alike(examples: list[Example]) -> None:
-    """All examples have the same keys, with values of the same shape; own positions are optional."""
+    """Raise `InvalidPacking` unless all examples have the same keys with values of one shape.
+
+    Own positions are optional.
+    """
     first = examples[0]
     for index, example in enumerate(examples):
         wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.per_document}.items()} for e in (first, example))

@@ -1,7 +1,8 @@
-"""Documents that begin alike, as plans see them: those of a group share a row, which computes their beginning once.
+"""Documents that begin alike, for plans: a group shares a row, which computes its beginning once.
 
-A model that is enabled finds out by itself what the documents of a row have in common (`autopack.calls.prefixes`); here
-they are only put together, and rows hold as many as there is room for once that is counted once.
+An enabled model finds common beginnings of a row's documents by itself (`autopack.calls.prefixes`).
+Here such documents are only put together, and a row holds as many as fit if the beginning counts
+once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
 from autopack.packing.strategies import best_fit
 
 ALONE = -1
-"""The group of documents that are in none."""
+"""Group number of documents without a group."""
 BLOCK = 1 << 22
 """Tokens that are compared at a time."""
 
@@ -25,7 +26,8 @@ BLOCK = 1 << 22
 class Grouped(NamedTuple):
     """Documents of a plan by group: (documents,) int64 both.
 
-    `groups` are the numbers of their groups, and `prefixes` the tokens that all of a group begin with in common.
+    `groups` are the numbers of their groups, and `prefixes` the tokens that all of a group begin
+    with in common.
     """
 
     groups: np.ndarray
@@ -33,10 +35,11 @@ class Grouped(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Things that go into a row as a whole: documents, some of them together because they begin alike.
+    """Documents that go into a row as a whole, one or several that begin alike.
 
-    `planned` are the units as what is planned: numbered, as long as the room that they take. `members` are the pieces
-    of all of them, unit by unit, and `bounds` where each unit begins and ends in those.
+    `planned` are the units for planning: numbered, as long as the room that they take. `members`
+    are the pieces of all units, unit by unit, and `bounds` where each unit begins and ends in
+    those.
     """
 
     planned: Pieces
@@ -45,7 +48,8 @@ class Units(NamedTuple):
 
 
 def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
-    """What of these documents is planned as one thing: groups, and parts of those that are too long for a row."""
+    """Return the units of these documents: groups, and parts of groups that are too long for a
+    row."""
     groups = grouped.groups[pieces.documents]
     order = np.argsort(groups, kind="stable")
     alone = int((groups == ALONE).sum())
@@ -73,7 +77,8 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
 
 
 def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The documents of a group that is too long for a row, in an order, and where in it a new row begins."""
+    """Return an order of a group's documents, too long for a row, and where in it new rows
+    begin."""
     rests = np.maximum(lengths - prefix, 1)
     if rests.max() > max_length - prefix:  # some are nothing but the prefix, which fills a row
         return np.arange(len(lengths)), np.arange(1, len(lengths))
@@ -84,10 +89,11 @@ def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarra
 def together(
     lengths: np.ndarray, grouped: Grouped | None, max_length: int, strategy: str, overflow: str, align: int
 ) -> Pieces:
-    """Documents of lengths (documents, sequences), which stay whole: as long as the room that each takes in a row.
+    """Return documents of several sequences as pieces, as long as the room that each takes in a
+    row.
 
-    Their squares are without those of what the sequences begin with in common, which is `shared`. Raises where they
-    cannot be kept whole.
+    `lengths` are (documents, sequences), and documents stay whole. `shared` is the common beginning
+    of a document's sequences; `squares` leave it out. Raises if documents cannot be kept whole.
     """
     _refuse_cuts(
         strategy, overflow, ("truncate", "split"), f"and lengths {lengths.shape} are of several sequences each"
@@ -108,7 +114,7 @@ def together(
 
 
 def check_groups(strategy: str, overflow: str, align: int, max_documents: int | None) -> None:
-    """Raises `ValueError` for options that groups of documents cannot be planned with."""
+    """Raise `ValueError` for options with which groups of documents cannot be planned."""
     _refuse_cuts(strategy, overflow, ("split",), "whose parts begin with nothing in common: leave groups= out")
     if align > 1:
         raise ValueError(f"align={align}: what documents begin with cannot be computed once in parts of ranks")
@@ -123,10 +129,11 @@ def _refuse_cuts(strategy: str, overflow: str, cutting: tuple[str, ...], why: st
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
-    """Which documents begin alike, `groups` and `prefixes` as `autopack.packing.plan` takes them; nothing by False.
+    """Return the `groups` and `prefixes` of documents that `autopack.packing.plan` takes; {} if
+    `by` is False.
 
-    `documents` are `autopack.packing.documents.Documents`; `by` names a column of which documents of one value are a
-    group, or is True for those of the same first tokens.
+    `documents` are `autopack.packing.documents.Documents`. `by` names a column, in which equal
+    values make a group, or is True for groups of the same first tokens.
     """
     if by is False:
         return {}
@@ -135,12 +142,13 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
 
 
 def _first_tokens(documents: Any, chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """So many tokens of the beginning of each of these documents, one after the other."""
+    """Return the first tokens of these documents, as many as `counts`, end to end."""
     return documents.values(chosen, zeros(len(chosen)), counts, (IDS,))[IDS]
 
 
 def _by_first_tokens(documents: Any) -> np.ndarray:
-    """Groups of documents whose first tokens are the same, as many as a model computes once: (documents,) int64."""
+    """Return groups of documents with the same first tokens, as many as a model shares:
+    (documents,) int64."""
     long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
@@ -152,7 +160,8 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
 
 
 def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
-    """How many tokens the documents of each group begin with in common, (documents,) int64; 0 where too few."""
+    """Return the length of each group's common beginning, (documents,) int64; 0 if it is too
+    short."""
     lengths = documents.lengths
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
@@ -181,10 +190,11 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
 
 
 def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | None:
-    """What was said of documents of these lengths, (documents,) or (documents, sequences); None where nothing was.
+    """Return the groups of documents of these lengths; None if none were given.
 
-    Raises `InvalidPacking` for what is no int for each document, or no beginning of one, and `ValueError` for groups of
-    documents that are several sequences.
+    `lengths` are (documents,) or (documents, sequences). Raises `InvalidPacking` unless there is an
+    int for each document, and a beginning of it; `ValueError` for groups of documents that are
+    several sequences.
     """
     if groups is None and prefixes is None:
         return None

@@ -1,4 +1,4 @@
-"""Numbers as they are given, in lists, arrays and tensors; lengths of documents, and what becomes of those too long."""
+"""Numbers from lists, arrays and tensors; lengths of documents, and pieces of those too long."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from autopack.packing.checks import is_int
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
-"""The most tokens of a document or row: the sum of the squared lengths of a row then fits into 63 bits."""
+"""Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
+bits."""
 
 ANY_WAY = "'truncate', 'split' or 'drop'"
-"""What `overflow` may be where documents are too long, as errors say it."""
+"""Values of `overflow` for documents that are too long, as errors name them."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was given to a plan, and what was done to documents longer than a row.
+    """Documents and tokens given to a plan, and the treatment of documents longer than a row.
 
-    `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their ends, `split` documents
-    were cut into several pieces, and `dropped` documents, of `dropped_tokens`, were left out.
+    `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their
+    ends, `split` documents were cut into several pieces, and `dropped` documents, of
+    `dropped_tokens`, were left out.
     """
 
     documents: int
@@ -40,11 +42,11 @@ class Counts:
 
 
 class Pieces(NamedTuple):
-    """Documents, or parts of them: whose they are, where they begin in it, and how long they are, (pieces,) int64.
+    """Documents, or parts of them: document, offset in it, and length of each, (pieces,) int64.
 
-    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None where it is one sequence;
-    `shared` the tokens that another piece or sequence begins with and computes, whose squares are left out; None where
-    none does.
+    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None if it
+    is one sequence. `shared` are the tokens that another piece or sequence begins with and
+    computes, whose squares are left out; None if there are none.
     """
 
     documents: np.ndarray
@@ -54,17 +56,19 @@ class Pieces(NamedTuple):
     shared: np.ndarray | None = None
 
     def take(self, order: np.ndarray) -> Pieces:
-        """These pieces in this order. Offsets that `zeros` made stay one number in memory."""
+        """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
         return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given))
 
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
-        """The pieces of these of the rows that `bounds` divide them into, and the bounds of those rows."""
+        """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
+        rows."""
         return self.take(members(bounds, chosen)), bounds_of(np.diff(bounds)[chosen])
 
 
 def to_numpy(value: Any) -> Any:
-    """A tensor as a numpy array, with bfloat16 and float16 as float32; anything else as it is."""
+    """Return a tensor as a numpy array, bfloat16 and float16 as float32; anything else
+    unchanged."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()
@@ -72,7 +76,8 @@ def to_numpy(value: Any) -> Any:
 
 
 def numbers(value: Any) -> np.ndarray:
-    """A list, array or tensor as a numpy array of int64, float32 or bool; raises `ValueError` for anything else."""
+    """Return a list, array or tensor as a numpy array of int64, float32 or bool; else raise
+    `ValueError`."""
     try:
         if isinstance(value, (list, tuple)):
             with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
@@ -87,45 +92,48 @@ def numbers(value: Any) -> np.ndarray:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text or a mapping, or lists of them."""
+    """Return True if a value is text or a mapping, or lists of them."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (str, bytes, Mapping)) or (isinstance(value, np.ndarray) and value.dtype.kind in "US")
 
 
 def bounds_of(sizes: Any) -> np.ndarray:
-    """Where things of these sizes, end to end, begin and end: (sizes + 1,) ints, from 0 to the sum."""
+    """Return the bounds of things of these sizes, end to end: (sizes + 1,) ints, from 0 to the
+    sum."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def numbered(sizes: np.ndarray) -> np.ndarray:
-    """For things of these sizes, end to end, the place inside its thing of each element: 0, 1, ... and again."""
+    """Return each element's place inside its thing, for things of these sizes: 0, 1, ... and
+    again."""
     ends = np.cumsum(sizes)
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
 
 
 def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The pieces of these rows."""
+    """Return the numbers of the pieces of these rows."""
     sizes = np.diff(bounds)[rows]
     return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
 def aligned(lengths: np.ndarray, align: int) -> np.ndarray:
-    """Lengths up to the next multiples of `align`; the very array where that is 1."""
+    """Return lengths up to the next multiples of `align`; the very array if that is 1."""
     return lengths if align == 1 else -(-lengths // align) * align
 
 
 def zeros(count: int) -> np.ndarray:
-    """Offsets of documents that are not cut: one number in memory, however many there are."""
+    """Return offsets of documents that are not cut: one number in memory, however many there
+    are."""
     return np.broadcast_to(np.int64(0), (count,))
 
 
 def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray:
-    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints from 1 to `LONGEST`.
+    """Return lengths as (documents,) int64; raise `InvalidPacking` unless ints from 1 to `LONGEST`.
 
-    With `sequences` they may be (documents, sequences): those of documents that are several sequences, as pairs are.
-    Lists of more than two numbers each are refused there, as lists of tokens look the same.
-    Without `copy` they are what was given, where that is such an array.
+    With `sequences` they may be (documents, sequences), for documents that are several sequences,
+    as pairs are. Lists of more than two numbers each are refused there, as lists of tokens look the
+    same. Without `copy` the given array itself is returned, if it is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
@@ -169,12 +177,13 @@ def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPackin
 
 
 def _place(index: int, found: np.ndarray) -> str:
-    """Where this entry of an array stands, as one would write it."""
+    """Return the index of this entry of an array, in Python's notation."""
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = ANY_WAY) -> tuple[Pieces, Counts]:
-    """Pieces that fit into a row, and what was done to make them fit; an error names these `ways` of `overflow`."""
+    """Return pieces that fit into a row, and the counts; an error names these `ways` of
+    `overflow`."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
@@ -198,7 +207,8 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
 
 
 def cut(lengths: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray, Counts]:
-    """All documents end to end, cut every `max_length` tokens: pieces, bounds of rows, and documents cut."""
+    """Cut all documents, end to end, every `max_length` tokens: pieces, bounds of rows, and
+    counts."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     first, last = starts // max_length, (ends - 1) // max_length

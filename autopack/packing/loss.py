@@ -1,8 +1,9 @@
-"""Losses in which every document counts alike, or as much as it is told to, however long it is.
+"""Losses in which every document counts alike, or by its weight, however long it is.
 
-The usual loss is a mean over tokens: a document of a thousand tokens counts as much as a hundred of ten. Here the loss
-is the sum of each token's loss times its weight (`loss_weights` of `PackingCollator`), over the sum of the weights of
-all micro-batches of a step; with weights `"document"` that is the mean over documents of each document's mean loss.
+The usual loss is a mean over tokens: a document of a thousand tokens counts as much as a hundred of
+ten. Here the loss is the sum of each token's loss times its weight (`loss_weights` of
+`PackingCollator`), over the sum of the weights of all micro-batches of a step; with weights
+`"document"` that is the mean over documents of each document's mean loss.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ def weighted_loss(
     *,
     shift: bool = True,
 ) -> torch.Tensor:
-    """The weighted mean of the tokens' cross-entropies, a scalar.
+    """Return the weighted mean of the tokens' cross-entropies, a scalar.
 
-    For a plain loop, or the `compute_loss` of a trainer. With gradient accumulation, give each micro-batch the same
-    `num_items_in_batch`: the sum of `batch["loss_weights"]` over all micro-batches of the step. Where gradients are
-    averaged over processes, as DDP does, it is the sum over all processes divided by their number.
+    For a plain loop, or the `compute_loss` of a trainer. With gradient accumulation, give each
+    micro-batch the same `num_items_in_batch`: the sum of `batch["loss_weights"]` over all
+    micro-batches of the step. If gradients are averaged over processes, as DDP does, it is the sum
+    over all processes divided by their number.
 
     Args:
-        outputs: what the model returned, with `logits` (B, T, V), or the logits.
-        labels: (B, T) ints, -100 where a token is no target.
-        loss_weights: (B, T) floats, as `PackingCollator(loss_weights=...)` gives; those of targets count as they are,
-            negative ones and NaN too.
-        num_items_in_batch: what the weighted sum is divided by: the sum of these weights if left out.
-        shift: whether a label is predicted by the token before it; `False` for masked language models and token
-            classification.
+        outputs: the model's output, with `logits` (B, T, V), or the logits.
+        labels: (B, T) ints, -100 at tokens that are no targets.
+        loss_weights: (B, T) floats, as `PackingCollator(loss_weights=...)` gives; weights of
+            targets count as they are, negative ones and NaN too.
+        num_items_in_batch: the divisor of the weighted sum; by default, the sum of these weights.
+        shift: `True` if the token before a label predicts it; `False` for masked language models
+            and token classification.
 
-    Raises `InvalidPacking` where the shapes disagree, and for labels or weights that are no tensors of numbers.
+    Raises `InvalidPacking` if the shapes disagree, and for labels or weights that are no tensors of
+    numbers.
     """
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
     for name, given in (("labels", labels), ("loss_weights", loss_weights)):

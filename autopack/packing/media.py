@@ -1,7 +1,7 @@
-"""Images of documents on their way into packed rows, as pictures or as what a processor has made of them.
+"""Images of documents on their way into packed rows, as pictures or as a processor's tensors.
 
-What ties an image to its document is the order of both (docs/multimodal.md): media of a batch lie in the order of its
-documents, row by row.
+The order of both ties an image to its document (docs/multimodal.md): media of a batch lie in the
+order of its documents, row by row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ BYTES = ("uint8", "torch.uint8")
 
 
 def is_picture(value: Any) -> bool:
-    """Whether a value is a picture of PIL, or what datasets has for one that it has not decoded."""
+    """Return True for a picture of PIL, or for one that datasets has not decoded."""
     pillow: Any = sys.modules.get("PIL.Image")
     encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
     return encoded or (pillow is not None and isinstance(value, pillow.Image))
 
 
 def pictures_in(value: Any) -> Iterator[Any]:
-    """The pictures of a value of `PICTURES`, in order: of PIL, or arrays and tensors of up to three dimensions."""
+    """Yield the pictures of a value of `PICTURES`: of PIL, or arrays and tensors of up to three
+    dimensions."""
     is_array = hasattr(value, "ndim")
     if isinstance(value, (list, tuple)) or (is_array and (value.ndim > 3 or value.dtype == object)):
         for part in value:
@@ -37,9 +38,9 @@ def pictures_in(value: Any) -> Iterator[Any]:
 
 
 def has_pictures(name: str, values: Any) -> bool:
-    """Whether there are pictures in a column of this name, or in a value of one.
+    """Return True if there are pictures in a column of this name, or in a value of one.
 
-    An array is one where its name says so, as datasets formats pictures for numpy and torch.
+    An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
     """
     found = pictures_in(values)
     if name not in PICTURES:
@@ -48,7 +49,8 @@ def has_pictures(name: str, values: Any) -> bool:
 
 
 def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
-    """Takes the pictures out of the values of an example; raises `InvalidPacking` where nothing `reads` them."""
+    """Take the pictures out of an example's values; raise `InvalidPacking` unless something `reads`
+    them."""
     found: list[Any] = []
     for name in PICTURES:
         if name in given and (reads or has_pictures(name, given[name])):
@@ -60,18 +62,19 @@ def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
 
 
 def is_media(name: str, values: np.ndarray, tokens: int) -> bool:
-    """Whether the values of a key are media, of any number, and not one for each of so many tokens."""
+    """Return True if the values of a key are media, of any number, and not one per token."""
     return holds_media(name) and values.ndim > 0 and not values.size == tokens == max(values.shape)
 
 
 SEEN = ("image_attention_mask", "cross_attention_mask")
-"""Which images each token of a document sees, (1, tokens, images, ...)."""
+"""Masks of the images that each token of a document sees, (1, tokens, images, ...)."""
 _IDS = "aspect_ratio_ids"
-"""Less than 1 for an image that is none (Mllama)."""
+"""Values below 1 mark images that only fill up a row (Mllama)."""
 
 
 def of_tokens(index: int, name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
-    """A mask of `SEEN` of an example, (tokens, images, ...), without the padding that its attention mask tells."""
+    """Return an example's mask of `SEEN`, (tokens, images, ...), without the padding of its
+    attention mask."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
         found = f"found shape {values.shape} for {tokens} tokens"
         raise invalid(index, name, f"{found}; wanted (1, tokens, images, ...), as processors give it")
@@ -82,10 +85,12 @@ def of_tokens(index: int, name: str, values: np.ndarray, mask: Any, tokens: int)
 def along_diagonal(
     examples: Sequence[dict[str, Any]], rows: Sequence[int], tokens: Sequence[np.ndarray], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """The masks of `SEEN` of a batch of this shape (rows, columns), taken out of the media of its examples.
+    """Return the masks of `SEEN` of a batch of `shape` (rows, columns), taken out of its examples'
+    media.
 
-    `tokens` are the places of the tokens of each in the flattened rows. Images that no token sees are taken out with
-    them, so that those of a row are the ones that its documents see, unless no example has any other.
+    `tokens` are the places of each example's tokens in the flattened rows. Images that no token
+    sees are taken out too, so that a row has only the images that its documents see, unless no
+    example has any other.
     """
     found = {}
     for name in SEEN:
@@ -113,13 +118,13 @@ def along_diagonal(
 
 
 def _kept(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
-    """Which images some token sees, or which are none that fills up a row."""
+    """Return True for images that some token sees, or that do more than fill up a row."""
     seen = np.asarray(mask.reshape(*mask.shape[:2], -1).any(axis=(0, 2)))
     return seen | (media[_IDS][0] > 0) if _IDS in media else seen
 
 
 def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
-    """Leave out images of an example, (1, images, ...) by name; all that it has, where none is left."""
+    """Leave out images of an example, (1, images, ...) by name; if none is left, the names too."""
     for name, values in list(media.items()):
         if name == "images" or values.shape[:2] != (1, len(keep)):
             continue
@@ -130,11 +135,15 @@ def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
 
 
 _NUMBERING = {"image_token_pooling": "pixel_values", "video_token_pooling": "pixel_values_videos"}
-"""Media that are numbers of patches, and what holds those: (crops, patches, values). Less than 0 is none."""
+"""Media that are numbers of patches, and the media with those patches: (crops, patches, values).
+
+Numbers below 0 mean no patch.
+"""
 
 
 def _going_on(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The media of examples, with patches numbered over those of all examples, as a processor of a batch does."""
+    """Return the examples' media with patches numbered over all examples, as a processor of a batch
+    does."""
     before = dict.fromkeys(_NUMBERING, 0)
     found = []
     for index, media in enumerate(examples):
@@ -150,10 +159,11 @@ def _going_on(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool) -> dict[str, np.ndarray]:
-    """The media of a batch: those of the examples, which lie in these of `count` rows, in the order of the examples.
+    """Return the media of a batch in the order of its examples, which lie in these of `count` rows.
 
-    By row they come as (1, images, ...) and become (rows, images, ...), with empty ones after those of rows with fewer.
-    Values of other sizes, as pixels of images of several sizes, are padded with zeros.
+    By row they come as (1, images, ...) and become (rows, images, ...), with empty images at the
+    end of rows with fewer. Values of other sizes, as pixels of images of several sizes, are padded
+    with zeros.
     """
     examples = _going_on(examples)
     names = list(dict.fromkeys(name for media in examples for name in media if name != "images"))
@@ -187,7 +197,8 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 def read_pictures(
     processor: Any, examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
 ) -> dict[str, Any]:
-    """What the image processor of a model makes of the pictures of a batch; only what are media, and none of tokens."""
+    """Return an image processor's media of the pictures of a batch, without its values per
+    token."""
     made: list[Any] = [[] for _ in range(count)]
     for media, row in zip(examples, rows, strict=True):
         made[row] += media.get("images", [])
@@ -200,12 +211,13 @@ def read_pictures(
 
 
 def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns with numbers in the place of pictures, which tables cannot hold, and the pictures by column."""
+    """Return columns with numbers in place of pictures, which tables cannot hold, and the
+    pictures."""
     held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(name, values)}
     return {name: range(len(values)) if name in held else values for name, values in columns.items()}, held
 
 
 def put_back(rows: dict[str, list[Any]], held: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Columns of rows with the pictures again whose numbers they have."""
+    """Return columns of rows with pictures in place of their numbers."""
     numbered = {name: [[held[name][number] for number in row] for row in rows[name]] for name in held if name in rows}
     return {**rows, **numbered}

@@ -1,8 +1,9 @@
-"""Shards by Ray Data: documents are numbered and measured where they are, planned here, and rows made in tasks.
+"""Shards by Ray Data: number and measure documents in place, plan here, and make rows in tasks.
 
-Ray reads, keeps blocks in order, brings the documents of a shard together, and runs again what fails. What it carries
-are the documents themselves, each with its number, its length, and its pieces: row, place, offset and length.
-Tasks raise nothing about data: they return what is wrong, so that it is raised here, as it would be without Ray.
+Ray reads, keeps blocks in order, brings the documents of a shard together, and repeats failed
+tasks. It carries the documents themselves, each with its number, its length, and its pieces: row,
+place, offset and length. Tasks raise nothing about data: they return errors, which are raised here,
+as they would be without Ray.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ from autopack.packing.rows import Packing, Rows, nothing_left
 
 NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
 FIELDS = 4
-"""Numbers of a piece: its row, its place among all pieces, its offset and its length."""
+"""Count of numbers per piece: its row, its place among all pieces, its offset and its length."""
 ANSWER = pa.schema({
     "documents": pa.int64(), "error": pa.string(), "tokens": pa.large_binary(), "schema": pa.binary(),
     "counts": pa.string(), "name": pa.string(), "rows": pa.int64(), "written": pa.int64(),
 })  # fmt: skip
-"""What tasks return; what they do not know is null."""
+"""Schema of results of tasks; unknown fields are null."""
 
 
 def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
-    """Writes the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
+    """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     with _in_order(data):
         if plan == "shard":
             return _write_blocks(data, packing, folder, num_shards)
@@ -63,7 +64,8 @@ def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int
 
 @contextmanager
 def _in_order(data: Any) -> Iterator[None]:
-    """Has Ray Data keep blocks in order, those of files too, so that numbers are the same whenever they are counted."""
+    """Let Ray Data keep blocks in order, also of files, so that documents always get the same
+    numbers."""
     # The dataset's own context, and the one that releases before 2.60 give to copies of it.
     found = [context.execution_options for context in (data.context, ray.data.DataContext.get_current())]
     before = [options.preserve_order for options in found]
@@ -78,7 +80,7 @@ def _in_order(data: Any) -> Iterator[None]:
 
 @contextmanager
 def _alike() -> Iterator[None]:
-    """Errors of arrow are about blocks whose columns do not go together."""
+    """Report errors of arrow as blocks whose columns do not go together."""
     try:
         yield
     except pa.ArrowException as error:
@@ -87,7 +89,7 @@ def _alike() -> Iterator[None]:
 
 
 def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
-    """Shards of one plan of all documents."""
+    """Write the shards of one plan of all documents."""
     folder.prepare(None, 0, "")
     with _alike():
         blocks = data.materialize().to_arrow_refs()
@@ -114,7 +116,8 @@ def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: i
 
 
 def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | None) -> Shards:
-    """A shard of each block that has rows, planned by itself; they get their names when all are there."""
+    """Write a shard of each block that has rows, planned by itself; name them when all are
+    there."""
     marked = mark_of(packing, num_shards, None)
     folder.prepare(None, 0, marked)
     if num_shards is not None:
@@ -163,7 +166,8 @@ def _finished(folder: Folder, found: list[dict[str, Any]], count: int, max_lengt
 
 
 def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.Schema]:
-    """Tokens of each document, (documents,) int64; documents of each block; and the columns of all of them."""
+    """Return tokens of each document, (documents,) int64, documents of each block, and their
+    schema."""
     task = ray.remote(measure)
     measured = [task.remote(block, carries=packing.carried) for block in blocks]
     lengths, sizes = [], []
@@ -185,7 +189,7 @@ def _schema(serialized: bytes) -> pa.Schema:
 
 
 def _placed(plan: Plan, lengths: np.ndarray, sizes: list[int]) -> Iterator[pa.Table]:
-    """For each block the number, length and pieces of each of its documents."""
+    """Yield, for each block, the number, length and pieces of each of its documents."""
     order = np.argsort(plan.documents, kind="stable")
     owners, rows = plan.documents[order], np.repeat(np.arange(len(plan)), np.diff(plan.bounds))
     for first, end in pairwise(bounds_of(sizes).tolist()):
@@ -201,9 +205,10 @@ def _batches(data: Any) -> Iterator[pa.Table]:
 
 
 def _results(answers: Iterable[pa.Table], named: bool = False) -> Iterator[dict[str, Any]]:
-    """What tasks return, in order; raises what they found wrong, by numbers in the whole.
+    """Yield the results of tasks in order; raise their errors, by numbers in the whole.
 
-    Tasks have counted examples from the start of a block, unless those are `named` by such numbers already.
+    Tasks have counted examples from the start of a block, unless they are `named` by such numbers
+    already.
     """
     before = 0
     for answer in answers:
@@ -216,9 +221,10 @@ def _results(answers: Iterable[pa.Table], named: bool = False) -> Iterator[dict[
 
 
 def _answers(work: Callable[..., dict[str, Any]]) -> Callable[..., pa.Table]:
-    """Has a task return a row: what `work` of its table returns, or what `InvalidPacking` said.
+    """Let a task return a row: the result of `work` for its table, or the text of `InvalidPacking`.
 
-    Raised in a task, that would be an error of Ray. Empty tables are not worked on; they may lack columns.
+    Raised in a task, that would be an error of Ray. Empty tables are skipped; they may lack
+    columns.
     """
 
     @wraps(work)
@@ -235,7 +241,7 @@ def _answers(work: Callable[..., dict[str, Any]]) -> Callable[..., pa.Table]:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """A block of Ray with lists where it has tensors, which are what Ray makes of arrays."""
+    """Return a block of Ray with lists in place of tensors, which Ray makes of arrays."""
     for index, field in enumerate(table.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             column = pa.chunked_array([_listed(field, chunk) for chunk in table.column(index).chunks])
@@ -259,7 +265,7 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
 
 @_answers
 def measure(table: pa.Table, carries: dict[str, Any]) -> dict[str, Any]:
-    """The lengths of the documents of a block, and its columns."""
+    """Return the lengths of the documents of a block, and its columns."""
     if taken := {NUMBER, TOKENS, PIECES, SHARD} & set(table.column_names):
         raise InvalidPacking(f"found a column {min(taken)!r}, which is what autopack calls one of its own; rename it")
     documents = Documents(table, None, **carries)
@@ -269,7 +275,7 @@ def measure(table: pa.Table, carries: dict[str, Any]) -> dict[str, Any]:
 
 @_answers
 def write_block(table: pa.Table, packing: Packing, folder: Folder, marked: str) -> dict[str, Any]:
-    """Packs the documents of a block by themselves, and writes their rows under a hidden name."""
+    """Pack the documents of a block by themselves, and write their rows under a hidden name."""
     documents = Documents(table, None, **packing.carried)
     made = packing.plan(documents.lengths)
     counts = {"counts": json.dumps(asdict(made.counts))}
@@ -282,7 +288,8 @@ def write_block(table: pa.Table, packing: Packing, folder: Folder, marked: str) 
 
 
 def spread(table: pa.Table, placed: pa.Table, schema: pa.Schema, edges: np.ndarray) -> pa.Table:
-    """The documents of a block, each as often as there are shards that hold a piece of it, with those pieces."""
+    """Return the documents of a block, once for each shard that holds pieces of them, with those
+    pieces."""
     pieces, owners = _pieces(placed)
     shards = np.searchsorted(edges, pieces[:, 0], "right") - 1
     # Pieces of a document are in the order of rows, and so of shards.
@@ -295,19 +302,20 @@ def spread(table: pa.Table, placed: pa.Table, schema: pa.Schema, edges: np.ndarr
 
 
 def _lists(bounds: np.ndarray, pieces: np.ndarray) -> pa.Array:
-    """Pieces (pieces, FIELDS) as a list of numbers for each document, whose are those between two bounds."""
+    """Return pieces (pieces, FIELDS) as a list of numbers for each document, cut at `bounds`."""
     return pa.LargeListArray.from_arrays(pa.array(bounds * FIELDS), pa.array(pieces.reshape(-1)))
 
 
 def _pieces(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces in such lists, (pieces, FIELDS) int64, and the row of the table of each."""
+    """Return the pieces in such lists, (pieces, FIELDS) int64, and the table row of each."""
     lists = table.column(PIECES).combine_chunks()
     owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
     return lists.flatten().to_numpy().reshape(-1, FIELDS), owners
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a block as all blocks together have them, which one without a value cannot know."""
+    """Return the columns of a block in the types of all blocks together; a block without values has
+    none."""
     columns = {}
     for field in schema:
         known = field.name in table.column_names
@@ -326,10 +334,10 @@ def write_shard(
     folder: Folder,
     marked: str,
 ) -> dict[str, Any]:
-    """Makes the rows of a shard of the documents that were brought here, in whatever order, and writes them.
+    """Write the rows of a shard, made of the documents that were brought here in any order.
 
-    `frame` is the plan without its rows; shard s has the rows `edges[s]` to `edges[s + 1]`, of as many pieces by
-    `places`.
+    `frame` is the plan without its rows. Shard s has the rows `edges[s]` to `edges[s + 1]`, made of
+    the pieces `places[s]` to `places[s + 1]`.
     """
     shard = table.column(SHARD)[0].as_py()
     table = table.take(np.argsort(table.column(NUMBER).to_numpy())).combine_chunks()

@@ -1,7 +1,7 @@
-"""Pairs of preference data, which go through a trainer two sequences at a time: their lengths.
+"""Lengths of pairs of preference data, which go through a trainer two sequences at a time.
 
-Trainers of pairs (TRL's for DPO and rewards) make a batch (2 B, T) of them, chosen ones first. An enabled model runs it
-as one packed row; what is left to plan is which pairs share a batch.
+Trainers of pairs (TRL's for DPO and rewards) make a batch (2 B, T) of them, chosen ones first. An
+enabled model runs it as one packed row; the plan only has to choose which pairs share a batch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ BLOCK = 10_000
 
 
 def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
-    """Tokens of both sequences of each pair, (pairs, 2) int64: the chosen one and the rejected one.
+    """Return tokens of both sequences of each pair, (pairs, 2) int64: the chosen one and the
+    rejected one.
 
-    For `PackedBatchSampler`, which then makes batches of pairs by their tokens, with the squares of a cost counted by
-    sequence. Lengths are what `collator` leaves of them: the columns of the data set say how many tokens there are, and
-    the collator is called with the longest pairs, one at a time, to see that it makes as many of them.
+    For `PackedBatchSampler`, which then makes batches of pairs by their tokens, and counts the
+    squares of a cost by sequence. Lengths are those after `collator`: the columns of the data set
+    give the numbers of tokens, and the collator is called with the longest pairs, one at a time, to
+    check that it makes as many of them.
 
     Args:
-        dataset: tokenized pairs, as TRL's trainers hold them once they are made (`trainer.train_dataset`): a
-            `datasets.Dataset`, or anything with a length and examples that are mappings. Its columns are `prompt_ids`,
-            `chosen_ids` and `rejected_ids` (DPO), `chosen_ids` and `rejected_ids` (rewards), or `chosen_input_ids` and
+        dataset: tokenized pairs, as TRL's trainers hold them once they are made
+            (`trainer.train_dataset`): a `datasets.Dataset`, or anything with a length and examples
+            that are mappings. Its columns are `prompt_ids`, `chosen_ids` and `rejected_ids` (DPO),
+            `chosen_ids` and `rejected_ids` (rewards), or `chosen_input_ids` and
             `rejected_input_ids` (ORPO, CPO).
-        collator: what makes batches of them (`trainer.data_collator`).
-        max_length: tokens at which the collator cuts each sequence, if it has no attribute `max_length` that says so.
+        collator: makes batches of them (`trainer.data_collator`).
+        max_length: tokens at which the collator cuts each sequence, if it has no attribute
+            `max_length` with this number.
 
-    Raises `InvalidPacking` for data without these columns (text, packed rows), without a length, with sequences that
-    hold no token, and where the collator makes other lengths of a pair; `ValueError` for a `max_length` below 1.
+    Raises `InvalidPacking` for data without these columns (text, packed rows), without a length,
+    with sequences that hold no token, and if the collator makes other lengths of a pair;
+    `ValueError` for a `max_length` below 1.
     """
     check_int("max_length", max_length, 1, optional=True)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
@@ -70,11 +75,13 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
 
 
 def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
-    """Tokens that both sequences of each pair begin with, (pairs,) int64: those of the prompt, or what they share.
+    """Return the common beginning of each pair's sequences, (pairs,) int64 tokens: the prompt, or
+    more.
 
-    For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room for as many pairs as
-    a model has to compute that computes a prompt once for both (`autopack.enable(model, share=...)`). Arguments and
-    errors are those of `pair_lengths`; a collator that leaves the prompt out, or cuts off its beginning, is one too.
+    For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room
+    for the pairs of a model that computes a prompt once for both
+    (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`; a
+    collator that leaves the prompt out, or cuts off its beginning, is an error too.
     """
     lengths = pair_lengths(dataset, collator, max_length=max_length)
     form = _form(dataset)
@@ -97,14 +104,14 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_len
 
 
 def _in_common(one: Any, other: Any) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Return the number of tokens that two sequences begin with in common."""
     shorter = min(len(one), len(other))
     differs = np.asarray(one)[:shorter] != np.asarray(other)[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _form(dataset: Any) -> tuple[str, ...]:
-    """The columns of tokenized pairs that a data set has."""
+    """Return the columns of tokenized pairs that a data set has."""
     names = getattr(dataset, "column_names", None)
     if names is None:
         names = list(dataset[0]) if isinstance(dataset[0], Mapping) else []
@@ -122,7 +129,7 @@ def _form(dataset: Any) -> tuple[str, ...]:
 
 
 def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
-    """How many tokens each example has in these columns, (examples, columns) int64."""
+    """Return the number of tokens of each example in these columns, (examples, columns) int64."""
     makes_examples = dict(getattr(dataset, "format", None) or {}).get("type") == "custom"  # when they are read
     if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not makes_examples:
         import pyarrow as pa
@@ -143,7 +150,8 @@ def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
 
 
 def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[np.ndarray]:
-    """The tokens of the sequences that a collator makes of this pair alone; none where that cannot be told."""
+    """Return the tokens of the sequences that a collator makes of this pair alone; [] if
+    unclear."""
     try:
         batch = collator([dict(dataset[index])])
     except Exception as error:

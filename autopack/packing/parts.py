@@ -1,4 +1,4 @@
-"""Parts of a plan as files: which rows a shard has, the folder of shards, and those that this process writes itself."""
+"""Parts of a plan as files: the rows of a shard, the folder of shards, and shards written here."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from autopack.version import __version__
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time."""
 SHARD_TOKENS = 1 << 25
-"""Tokens of a shard, about, unless a number of shards is asked for."""
+"""Approximate tokens of a shard, unless a number of shards is asked for."""
 NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
 SET = b"autopack"
-"""Of the metadata of a shard: whose it is, the same in all shards of a set."""
+"""Metadata key of a shard with the mark of its set, the same in all shards of a set."""
 OWN = b"autopack_shard"
-"""And which it is: its name, or one that no other has where its number is not known yet."""
+"""Metadata key with the name of the shard, or a unique one if its number is not known yet."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """What was written: `files`, in the order of their rows; how many `rows` of at most `max_length` tokens they have
-    and how many `tokens`; and `counts`, of the documents that were planned for all shards."""
+    """Shards that were written: `files`, in the order of their rows, and their totals.
+
+    They have `rows` of at most `max_length` tokens, and `tokens`. `counts` are of the documents
+    that were planned for all shards.
+    """
 
     files: tuple[str, ...]
     rows: int
@@ -52,7 +55,7 @@ class Shards:
 
     @property
     def fill(self) -> float:
-        """The share of all columns that hold tokens, if every row is padded to `max_length`."""
+        """Share of all columns that hold tokens, if every row is padded to `max_length`."""
         return self.tokens / (self.rows * self.max_length)
 
     @property
@@ -66,10 +69,11 @@ class Shards:
 
 
 class Folder:
-    """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so on).
+    """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so
+    on).
 
-    A shard appears under its name when it is whole. Until then it lies beside that, under a hidden name of its own, so
-    that a task which is run again disturbs none that still runs.
+    A shard appears under its name when it is whole. Until then it lies beside that, under a hidden
+    name of its own, so that a repeated task disturbs none that still runs.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -89,18 +93,19 @@ class Folder:
             raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
 
     def names(self) -> list[str]:
-        """What lies in the folder and is not hidden, sorted; nothing where there is no folder."""
+        """Return the names in the folder that are not hidden, sorted; none if there is no
+        folder."""
         found = self.system.get_file_info(fs.FileSelector(self.base, allow_not_found=True))
         return sorted(info.base_name for info in found if not info.base_name.startswith("."))
 
     def address(self, name: str) -> str:
-        """The path of a file, as local programs or `pyarrow.fs` take it."""
+        """Return the path of a file for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}" if "://" in self.path else f"{self.base}/{name}"
 
     def prepare(self, wanted: str | None, count: int, marked: str) -> None:
-        """Makes the folder, for a whole set of shards or for one that is `wanted`.
+        """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
-        Raises `ValueError` where anything else is in it than the other shards, of the same set, of `count`.
+        Raises `ValueError` if it holds anything but other shards of the same set of `count`.
         """
         if self.system.get_file_info(self.base).type == fs.FileType.File:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
@@ -117,7 +122,8 @@ class Folder:
         self.system.create_dir(self.base, recursive=True)
 
     def marks(self, name: str) -> tuple[str | None, str | None]:
-        """Which set a shard says that it is of, and which of it."""
+        """Return the set in a shard's metadata, and its own name there; None for what is
+        missing."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 found = pq.read_schema(file).metadata or {}
@@ -128,7 +134,8 @@ class Folder:
 
     @contextmanager
     def undone(self, marked: str) -> Iterator[None]:
-        """What is written inside is a whole set: where that fails, its shards are deleted, to be repeated."""
+        """Delete the shards of a whole set that is written inside if that fails, so that it can be
+        repeated."""
         try:
             yield
         except BaseException:
@@ -138,9 +145,10 @@ class Folder:
             raise
 
     def write(self, tables: Iterable[pa.Table], marked: str, name: str | None = None) -> tuple[str, int, int]:
-        """Writes these tables of rows, each a group of rows: under `name`, or for `publish`, under a hidden one.
+        """Write these tables of rows, each a group of rows: under `name`, or for `publish`, a
+        hidden name.
 
-        Returns the name, rows and tokens. Nothing is left behind where that fails.
+        Returns the name, rows and tokens. Nothing is left behind if it fails.
         """
         hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
         made = iter(tables)
@@ -162,17 +170,20 @@ class Folder:
         return name or hidden, rows, tokens
 
     def publish(self, hidden: str, name: str) -> None:
-        """Gives a hidden file its name."""
+        """Give a hidden file its name."""
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
     def forget(self, hidden: str) -> None:
-        """Deletes a hidden file, if it is there."""
+        """Delete a hidden file, if it is there."""
         with suppress(OSError):
             self.system.delete_file(f"{self.base}/{hidden}")
 
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
-    """What the shards of a set have in common, in short: the plan, and whatever else decides what rows hold."""
+    """Return a digest of all that the shards of a set have in common.
+
+    It covers the plan, and everything else that determines the contents of rows.
+    """
     told = {
         "version": __version__,
         "rows": int(packing.max_length),
@@ -193,7 +204,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
 
 
 def count_shards(count: int | None, plan: Plan) -> int:
-    """How many shards to make of a plan; raises where it cannot have so many."""
+    """Return the number of shards to make of a plan; raise if it cannot have so many."""
     if not len(plan):
         raise nothing_left(plan.counts)
     if count is None:
@@ -204,22 +215,23 @@ def count_shards(count: int | None, plan: Plan) -> int:
 
 
 def count_by_tokens(lengths: np.ndarray) -> int:
-    """How many shards to make where nobody says."""
+    """Return the default number of shards."""
     return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
 
 
 def total(counts: list[Counts]) -> Counts:
-    """The counts of several plans together."""
+    """Return the counts of several plans together."""
     return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
 
 
 def edges_of(count: int, shards: int) -> np.ndarray:
-    """Where so many shards of rows begin and end, as even as can be: (shards + 1,) int64."""
+    """Return the bounds of so many shards of rows, as even as possible: (shards + 1,) int64."""
     return np.arange(shards + 1, dtype=np.int64) * count // shards
 
 
 def check_sizes(plan: Plan, edges: np.ndarray) -> None:
-    """Raises `ValueError` where the documents of a shard, which one task holds, are too many for lists of arrow."""
+    """Raise `ValueError` if a shard's documents, which one task holds, are too many for lists of
+    arrow."""
     tokens = int(np.diff(bounds_of(plan.lengths)[plan.bounds[edges]]).max())
     if tokens >= LONGEST:
         least = -(-int(plan.lengths.sum()) // (LONGEST // 2))
@@ -227,34 +239,35 @@ def check_sizes(plan: Plan, edges: np.ndarray) -> None:
 
 
 def spans(rows: int, max_length: int) -> list[tuple[int, int]]:
-    """So many rows, about a million tokens at a time: the first of each time, and its end."""
+    """Return the first and end of runs of rows of about a million tokens each."""
     width = max(1, BLOCK // max_length)
     return [(first, min(first + width, rows)) for first in range(0, rows, width)]
 
 
 def tables(rows: Rows) -> Iterator[pa.Table]:
-    """The rows of a plan, about a million tokens at a time."""
+    """Yield the rows of a plan, about a million tokens at a time."""
     return (rows.table(*span) for span in spans(len(rows.plan), rows.plan.max_length))
 
 
 def check_count(plan: Plan, documents: int) -> None:
-    """Raises `InvalidPacking` unless a plan is of so many documents."""
+    """Raise `InvalidPacking` unless a plan is of so many documents."""
     if plan.counts.documents != documents:
         found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
         raise InvalidPacking(f"{found}; make the plan of the same data again")
 
 
 def planned_lengths(plan: Plan) -> np.ndarray:
-    """Tokens of each document as far as the plan has them, (documents,) int64: 0 for those that it leaves out."""
+    """Return tokens of each document in the plan, (documents,) int64: 0 for those that it leaves
+    out."""
     found = np.zeros(plan.counts.documents, np.int64)
     np.maximum.at(found, plan.documents, plan.offsets + plan.lengths)
     return found
 
 
 def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: np.ndarray | None = None) -> None:
-    """Raises `InvalidPacking` unless a plan is of documents of these lengths.
+    """Raise `InvalidPacking` unless a plan is of documents of these lengths.
 
-    `found` and `planned`, as `planned_lengths` says, are of documents `numbers`, or of all.
+    `found` and `planned`, as of `planned_lengths`, are of documents `numbers`, or of all.
     """
     same = found == planned
     if plan.counts.truncated:
@@ -270,7 +283,7 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: n
 
 @contextmanager
 def in_the_whole(numbers: np.ndarray) -> Iterator[None]:
-    """Errors about an example of a part name it by its number in the whole."""
+    """Name an example of a part by its number in the whole, in errors about it."""
     try:
         yield
     except InvalidPacking as error:
@@ -278,14 +291,15 @@ def in_the_whole(numbers: np.ndarray) -> Iterator[None]:
 
 
 def renumbered(message: str, numbers: Any) -> str:
-    """The message of an error about an example of a part, with its number in the whole."""
+    """Return an error's message about an example of a part, with its number in the whole."""
     return re.sub(r"^example (\[?)(\d+)", lambda found: f"example {found[1]}{numbers[int(found[2])]}", message)
 
 
 def pack_own(
     dataset: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
 ) -> Shards:
-    """Writes shards of a `datasets.Dataset`, one after the other; see `autopack.packing.pack_shards`."""
+    """Write shards of a `datasets.Dataset`, one after the other; see
+    `autopack.packing.pack_shards`."""
     if not len(dataset):
         raise InvalidPacking("wanted at least one example, found an empty dataset")
     if plan == "all":
@@ -318,8 +332,11 @@ def pack_own(
 
 
 def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Packing) -> Iterator[Any]:
-    """Tables of the rows `chosen` of a plan of the `whole` dataset, reading only documents that they need, a million
-    tokens at a time."""
+    """Yield tables of the rows `chosen` of a plan of the `whole` dataset, a million tokens at a
+    time.
+
+    Only the documents that they need are read.
+    """
     from datasets.table import table_cast
 
     if not len(chosen):

@@ -1,4 +1,4 @@
-"""Where the documents of a batch go: which columns of which rows, and what is padding."""
+"""Places of the documents of a batch: columns and rows, and padding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from autopack.packing.strategies import next_fit
 
 @dataclass
 class Places:
-    """Where the tokens of a batch lie.
+    """Places of the tokens of a batch.
 
-    `real` (rows, columns) is true at tokens. Documents, and the padding after the last of each row as documents of its
-    own, begin at `starts` and take `lengths` columns each, with what they are padded by; `is_filler` tells which are
-    nothing but padding. `ends` (examples,) are the tokens up to the end of each example.
+    `real` (rows, columns) is True at tokens. Documents, and the padding after the last of each row
+    as documents of its own, begin at `starts` and take `lengths` columns each, with their own
+    padding. `is_filler` is True for documents that are only padding. `ends` (examples,) are the
+    tokens up to the end of each example.
     """
 
     real: np.ndarray
@@ -31,12 +32,16 @@ class Places:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """The places of the tokens in the flattened rows, in the order of the documents, (tokens,) ints."""
+        """Places of the tokens in the flattened rows, in the order of the documents, (tokens,)
+        ints."""
         return np.flatnonzero(self.real)
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
-        """Where documents begin and end over the flattened rows, int32, and the longest of them; of fixed size where
-        rows are fixed, and the most documents `per_row`."""
+        """Return bounds of documents over the flattened rows, int32, and the longest length.
+
+        With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
+        a row's.
+        """
         if per_row is None:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
         rows, columns = self.real.shape
@@ -56,9 +61,9 @@ def place(
     max_documents: int | None,
     rows: int | None,
 ) -> Places:
-    """Puts the examples into rows, in order, a new row where the next does not fit (next-fit).
+    """Put the examples into rows, in order; start a new row if the next does not fit (next-fit).
 
-    The options are those of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    Options have the names of `PackingCollator`; rows are padded to a `multiple` of so many columns.
     """
     lengths = np.concatenate([e.lengths for e in examples])
     taken = aligned(lengths, align)
@@ -98,7 +103,8 @@ def place(
 
 
 def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
-    """How many of the tokens of documents, end to end, lie in the first columns of a row, where documents are padded.
+    """Return the number of real tokens in a row's first columns, with documents end to end and
+    padded.
 
     `columns` is a multiple of `align`.
     """
@@ -107,7 +113,7 @@ def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
 
 
 def keep_positions(examples: list[Example], positions: np.ndarray, placed: Places) -> None:
-    """Puts the positions that examples have of their own into those of the rows."""
+    """Write the examples' own positions into the positions of the rows."""
     if not any(POSITIONS in e.columns for e in examples):
         return
     flat, width = positions.reshape(-1), positions.shape[1]

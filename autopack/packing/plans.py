@@ -1,7 +1,8 @@
-"""Plans: which documents share a row, for a whole data set at once.
+"""Plans: rows of documents for a whole data set at once.
 
-`plan` takes the lengths of all documents and gives a `Plan`. The strategies are those that "Enhancing Training
-Efficiency Using Packing with Flash Attention" (arXiv 2407.09105) compares, and best-fit decreasing.
+`plan` takes the lengths of all documents and gives a `Plan`. The strategies are those that
+"Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105) compares, and
+best-fit decreasing.
 """
 
 from __future__ import annotations
@@ -38,34 +39,40 @@ from autopack.packing.strategies import ORDERED, STRATEGIES
 Strategy = Literal["best_fit", "sequential", "sorted", "fixed_length", "random"]
 FORMAT = 1
 _LENGTH = "capacity"
-"""What `max_length` is called in files."""
+"""Name of `max_length` in files."""
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 OPTIONAL = ("squares", "shared")
 """Arrays of a plan that may be None."""
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
-"""What reading raises for a file that is not what it seems."""
+"""Errors of reading a file that is no plan."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Which documents share which row: a value of a few arrays, which cannot be written to.
+    """Rows of documents: an immutable value of a few arrays.
 
-    A *piece* is a document, or a part of one where documents were cut. `len(plan)` is the number of rows; `plan[r]`
-    gives the documents of row r, (pieces,) int64, and a slice gives a plan of those rows; iteration goes over rows.
+    A *piece* is a document, or a part of one if documents were cut. `len(plan)` is the number of
+    rows; `plan[r]` gives the documents of row r, (pieces,) int64, and a slice gives a plan of those
+    rows; iteration goes over rows.
 
     Attributes:
         documents: (pieces,) int64, the index of the document of each piece, row by row.
-        offsets: (pieces,) int64, the token of its document at which each piece begins: 0 unless documents were cut.
+        offsets: (pieces,) int64, the token of its document at which each piece begins: 0 unless
+            documents were cut.
         lengths: (pieces,) int64, tokens of each piece.
         bounds: (rows + 1,) int64; row r holds the pieces `bounds[r]` to `bounds[r + 1]`.
         max_length: the most tokens that a row may hold.
-        strategy, seed: how documents were chosen, and the seed of whatever was random.
-        counts: what was given, and what `overflow` did to documents longer than a row.
-        align: every piece takes a multiple of so many columns of its row; the last of them are padding.
-        squares: (pieces,) int64, the sum of the squared lengths of each document's sequences, where documents are
-            several sequences or begin alike; else None. Without those of what is shared.
-        shared: (pieces,) int64, the tokens of each piece that are computed with those of another one of its row, or of
-            another sequence of the document, since they begin alike; None where no such were told.
+        strategy, seed: how documents were chosen, and the seed of all that was random.
+        counts: documents and tokens given, and the effect of `overflow` on documents longer than a
+            row.
+        align: every piece takes a multiple of so many columns of its row; the last of them are
+            padding.
+        squares: (pieces,) int64, the sum of the squared lengths of each document's sequences, if
+            documents are several sequences or begin alike; else None. Squares of shared tokens are
+            left out.
+        shared: (pieces,) int64, the tokens of each piece that are computed with another piece of
+            its row, or another sequence of the document, since they begin alike; None if no common
+            beginnings were given.
     """
 
     documents: np.ndarray
@@ -121,31 +128,37 @@ class Plan:
         return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
-        """The pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
+        """Return the pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
         wanted = row + len(self) if row < 0 else row
         if not 0 <= wanted < len(self):
             raise IndexError(f"row {row} of a plan of {len(self)} rows")
         return slice(int(self.bounds[wanted]), int(self.bounds[wanted + 1]))
 
     def select(self, rows: Any) -> Plan:
-        """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
+        """Return the plan of these rows alone, in this order: (rows,) ints, each at most once.
+
+        `counts` stays as it is.
+        """
         pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
         pieces, bounds = pieces.rows(self.bounds, np.asarray(rows, np.int64))
         return replace(self, **pieces._asdict(), bounds=bounds)
 
     @property
     def tokens_per_row(self) -> np.ndarray:
-        """Tokens of each row, (rows,) int64: where documents begin alike, maybe more than `max_length`."""
+        """Tokens of each row, (rows,) int64: if documents begin alike, maybe more than
+        `max_length`."""
         return self._sums(self.lengths)
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Columns that a row's documents take, (rows,) int64: with what `align` pads them with, shared ones once."""
+        """Columns that a row's documents take, (rows,) int64: with the padding of `align`, shared
+        ones once."""
         return self._sums(aligned(self._computed, self.align))
 
     @property
     def _computed(self) -> np.ndarray:
-        """Tokens of each piece without those that are computed with another one's, (pieces,) int64."""
+        """Tokens of each piece without those that are computed with another one's, (pieces,)
+        int64."""
         return self.lengths if self.shared is None else self.lengths - self.shared
 
     def _sums(self, of_pieces: np.ndarray) -> np.ndarray:
@@ -153,7 +166,10 @@ class Plan:
 
     @property
     def fill(self) -> float:
-        """The share of all columns that hold tokens, if every row is padded to `max_length`; shared ones count once."""
+        """Share of all columns that hold tokens, if every row is padded to `max_length`.
+
+        Shared tokens count once.
+        """
         return float(self._computed.sum()) / (len(self) * self.max_length) if len(self) else 1.0
 
     @property
@@ -162,40 +178,43 @@ class Plan:
         return len(self) * self.max_length - int(self._computed.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
-        """The cost of each row, (rows,) float64, in the units of the model."""
+        """Return the cost of each row, (rows,) float64, in the units of the model."""
         return cost.of_rows(self._computed, self.bounds, self.squares) if len(self) else np.zeros(0)
 
     def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
-        """Positions of a row's columns, (columns,) int64: those of its tokens, and of what `align` pads them with.
+        """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
+        of `align`.
 
-        They restart at every piece. With `restart=False` they run through the row as if it were one document: the
-        baseline *without PosID* of arXiv 2407.09105, in which documents see each other.
+        They restart at every piece. With `restart=False` they run through the row as if it were one
+        document: the baseline *without PosID* of arXiv 2407.09105, in which documents see each
+        other.
         """
         lengths = aligned(self.lengths[self.pieces(row)], self.align)
         return numbered(lengths) if restart else np.arange(lengths.sum())
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows compute how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 up to max_length."""
+        """Return a histogram of rows by computed tokens: (bins,) int64, and edges (bins + 1,)
+        float64.
+
+        The edges go up to `max_length`.
+        """
         return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
 
     def plot(self) -> Any:
-        """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('Plan.plot needs matplotlib: pip install "autopack[plot]"') from error
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.stairs(*self.histogram(40), fill=True)
-        left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.max_length))
-        documents = np.bincount(np.diff(self.bounds))
-        right.bar(np.arange(len(documents)), documents, width=1.0)
-        right.set(xlabel="documents per row", ylabel="rows")
-        figure.suptitle(repr(self)[5:-1], fontsize=9)
-        return figure
+        """Draw tokens per row, and documents per row; return the figure of matplotlib, which it needs."""
+        from autopack.pages.figure import Histogram, picture
+
+        rows, edges = self.histogram(40)
+        documents = np.bincount(np.diff(self.bounds))[1:]
+        between = np.arange(len(documents) + 1) + 0.5
+        charts = (
+            Histogram("Tokens per row", rows.tolist(), edges.tolist(), ("tokens", "rows"), log=True),
+            Histogram("Documents per row", documents.tolist(), between.tolist(), ("documents", "rows")),
+        )
+        return picture(charts, repr(self)[5:-1])
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
+        """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
         meta = {name: getattr(self, name) for name in ("strategy", "seed", "align")}
         meta |= {_LENGTH: self.max_length, "counts": asdict(self.counts)}
         arrays = {name: getattr(self, name) for name in self._arrays if name != "offsets" or self.offsets.any()}
@@ -204,7 +223,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
-        """Reads a plan that `save` wrote. Raises `InvalidPacking` for files that hold none; nothing is unpickled."""
+        """Read a plan that `save` wrote. Raises `InvalidPacking` for other files; nothing is
+        unpickled."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
@@ -247,44 +267,50 @@ def plan(
     groups: Any = None,
     prefixes: Any = None,
 ) -> Plan:
-    """Chooses which documents share a row of at most `max_length` tokens.
+    """Choose documents that share a row of at most `max_length` tokens.
 
     Args:
-        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or (documents,
-            sequences) of them, for documents that are several sequences and stay together, such as pairs (see
-            `pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences. More
-            than two sequences come as an array, since lists of them look like tokens.
+        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or
+            (documents, sequences) of them, for documents that are several sequences and stay
+            together, such as pairs (see `pair_lengths`): a row has room for their sum, and the
+            squares of a cost are those of sequences. More than two sequences come as an array,
+            since lists of them look like tokens.
         max_length: the most tokens of a row.
-        strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"sequential"`: in order, a new row where the
-            next document does not fit. `"sorted"`: the same from long to short. `"random"`: the same in random order.
-            `"fixed_length"`: all documents end to end, cut every `max_length` tokens wherever that falls; see
-            `Plan.position_ids`.
-        seed: of random orders, and of which documents of one length go where. The same seed gives the same plan on
-            every machine.
-        overflow: what becomes of a document longer than a row. `"error"` refuses it, `"truncate"` keeps its beginning,
-            `"split"` makes several pieces of it, `"drop"` leaves it out; `Plan.counts` says how much. `"fixed_length"`
-            cuts all documents alike, and has no use for it.
+        strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"sequential"`: in order,
+            with a new row if the next document does not fit. `"sorted"`: the same from long to
+            short. `"random"`: the same in random order. `"fixed_length"`: all documents end to end,
+            cut every `max_length` tokens wherever that falls; see `Plan.position_ids`.
+        seed: of random orders, and of the places of documents of one length. The same seed gives
+            the same plan on every machine.
+        overflow: treatment of a document longer than a row. `"error"` refuses it, `"truncate"`
+            keeps its beginning, `"split"` makes several pieces of it, `"drop"` leaves it out;
+            `Plan.counts` says how much. `"fixed_length"` cuts all documents alike, and has no use
+            for it.
         max_documents: the most documents, or pieces, of a row.
-        cost: what a row costs. Rows of like cost then make a step, and steps are in random order. Strategies with an
-            order of their own (`"sequential"`, `"sorted"`, `"fixed_length"`) refuse it.
-        ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks` are step s. Some rows
-            are split between documents so that the last step is complete. Where there are too few documents
-            for that, `len(plan)` is no multiple of `ranks`.
-        rows: how many rows to have, a multiple of `ranks`: some are split between documents until there are so many.
-            Raises `InvalidPacking` where the documents need more rows, or are fewer.
-        align: pad every document to a multiple of so many columns, as sequence and context parallelism want that cut
-            documents into equal parts: 2 * ranks for zigzag rings. `max_length` must be a multiple, too. What pads them
-            is for the collator (`PackingCollator(align=...)`); lengths stay those of tokens.
-        groups: an int for each document: those of one number begin alike (completions of one prompt) and share a row,
-            or as few as hold them; -1 is for documents by themselves. `max_length`, fill and costs are of what is
-            computed (`enable(model, share=...)`): what a group begins with counts once in each row, so that rows may
-            have more tokens than that.
-        prefixes: an int for each document: how many tokens its group begins with in common, the same in all of it. Or,
-            of documents that are several sequences, how many these do.
+        cost: the cost of a row. Rows of similar cost then make a step, and steps are in random
+            order. Strategies with an order of their own (`"sequential"`, `"sorted"`,
+            `"fixed_length"`) refuse it.
+        ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks`
+            are step s. Some rows are split between documents so that the last step is complete. If
+            there are too few documents for that, `len(plan)` is no multiple of `ranks`.
+        rows: the wanted number of rows, a multiple of `ranks`: some rows are split between
+            documents until there are so many. Raises `InvalidPacking` if the documents need more
+            rows, or are fewer.
+        align: pad every document to a multiple of so many columns, as sequence and context
+            parallelism require that cut documents into equal parts: 2 * ranks for zigzag rings.
+            `max_length` must be a multiple, too. The collator adds the padding
+            (`PackingCollator(align=...)`); lengths stay those of tokens.
+        groups: an int for each document: those of one number begin alike (completions of one
+            prompt) and share a row, or as few as hold them; -1 is for documents by themselves.
+            `max_length`, fill and costs count computed tokens (`enable(model, share=...)`): a
+            group's common beginning counts once in each row, so that rows may have more tokens than
+            that.
+        prefixes: an int for each document: how many tokens its group begins with in common, the
+            same in all of it. Or, of documents that are several sequences, how many these do.
 
-    Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
-    `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
-    out of range, unknown, or contradict each other.
+    Every document (or every one of its tokens, if documents are cut) is in the plan once. Raises
+    `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for
+    options that are out of range, unknown, or contradict each other.
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))

@@ -1,4 +1,4 @@
-"""Packed rows as arrow tables: the pieces of a plan, gathered from where the documents lie."""
+"""Packed rows as arrow tables: the pieces of a plan, gathered from the tables of documents."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Rows:
-    """The rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map` does.
+    """Rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map`
+    does.
 
-    What they hold beside the columns of the documents is said by the options of `autopack.pack` of the same names.
-    Raises `InvalidPacking` where the columns of the documents cannot be columns of such rows.
+    The options of `autopack.pack` of the same names add columns to those of the documents. Raises
+    `InvalidPacking` if the columns of the documents cannot be columns of such rows.
     """
 
     documents: Documents
@@ -75,7 +76,7 @@ class Rows:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
-        """The rows from `first` to `end`."""
+        """Return the rows from `first` to `end`."""
         plan, documents = self.plan, self.documents
         bounds = plan.bounds[first : None if end is None else end + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
@@ -108,10 +109,11 @@ class Rows:
         return pa.table(columns)
 
     def _labels(self, values: dict[str, Values], starts: np.ndarray) -> np.ndarray | None:
-        """The labels per token, if there are any, of which first ones are masked: no token of its document predicts it.
+        """Return the labels per token, if any, with first ones masked: no token of the document
+        predicts them.
 
-        Changes them in `values`, where they are made of what says which tokens are targets, if there is that alone:
-        trainers drop what they do not know.
+        Makes them in `values` if only columns that mark targets are there, which it removes:
+        trainers drop columns that they do not know.
         """
         key, ids = self.documents.label_key or "labels", values[IDS]
         masks = [name for name in COMPLETION_KEYS if name in values]
@@ -136,21 +138,21 @@ class Rows:
 
 
 def nothing_left(counts: Counts) -> InvalidPacking:
-    """The error about data that make no row."""
+    """Return the error about data that make no row."""
     if not counts.documents:
         return InvalidPacking("wanted at least one example, found an empty dataset")
     return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 def _ways(documents: Documents) -> str:
-    """What `overflow` may be for these documents where some are too long, as an error says it."""
+    """Return the values of `overflow` that these documents allow, as an error names them."""
     if {*PICTURES} & {*documents.per_document}:
         return "'drop'"
     return "'truncate' or 'drop'" if documents.label_key in documents.per_document else ANY_WAY
 
 
 def _weights(given: pa.Array, documents: np.ndarray) -> np.ndarray:
-    """Weights of these documents, one each; raises `InvalidPacking` for those that are no numbers."""
+    """Return the weights of these documents; raise `InvalidPacking` unless they are numbers."""
     if given.null_count:
         index = int(documents[given.is_null().to_numpy(zero_copy_only=False).argmax()])
         raise invalid(index, DOCUMENT_WEIGHT, "found no value; fill it, or leave the example out", "column ")
@@ -160,12 +162,12 @@ def _weights(given: pa.Array, documents: np.ndarray) -> np.ndarray:
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
-    """Values cut at these offsets, as one list each."""
+    """Return values cut at these offsets, as one list each."""
     return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
 
 
 def _array(values: Values) -> pa.Array:
-    """An array of arrow. `pa.array` reads all ints and floats; this takes them as they are."""
+    """Return an array of arrow; this does not read the ints and floats, as `pa.array` does."""
     if not isinstance(values, np.ndarray):
         return values
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
@@ -173,7 +175,7 @@ def _array(values: Values) -> pa.Array:
 
 @dataclass
 class Packing:
-    """The options of `autopack.pack` by what they are for: plans, columns that are carried, and what rows hold more."""
+    """Options of `autopack.pack` by purpose: of plans, of carried columns, and of added columns."""
 
     max_length: int
     planned: dict[str, Any]
@@ -182,11 +184,14 @@ class Packing:
     groups: str | bool = False
     warned: bool = False
     kinds: dict[str, str] | None = None
-    """Of each column of the first buffer of a stream, whether it is per token or per document."""
+    """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
     def plan(self, lengths: np.ndarray, ways: str = ANY_WAY, **changes: Any) -> Plan:
-        """The plan of documents of these lengths; an error says which option of `autopack.pack` to change, and to what
-        `ways` where that is `overflow`."""
+        """Return the plan of documents of these lengths; an error names the option of
+        `autopack.pack` to change.
+
+        If that is `overflow`, the error names the values `ways`.
+        """
         try:
             if self.planned["overflow"] == "error" and self.planned["strategy"] != "fixed_length":
                 fit(lengths, self.max_length, "error", ways)
@@ -196,16 +201,17 @@ class Packing:
             raise InvalidPacking(message) from error
 
     def rows(self, documents: Documents) -> Rows:
-        """The rows of all documents of a dataset."""
+        """Return the rows of all documents of a dataset."""
         made = self.plan(documents.lengths, _ways(documents), **self._grouped(documents))
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
         return Rows(documents, made, **self.added)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """The rows of a buffer of examples, as `IterableDataset.map` hands it over: columns in, columns out.
+        """Return the rows of a buffer of examples, columns in and columns out, as
+        `IterableDataset.map` calls it.
 
-        They depend on the buffer alone, so that a stream which resumes makes the same rows again.
+        They depend on the buffer alone, so that a resumed stream makes the same rows again.
         """
         given = {name: batch[name] for name in batch}
         left_out = self.carried["drop_columns"]
@@ -232,14 +238,16 @@ class Packing:
             raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error
 
     def _grouped(self, documents: Documents) -> dict[str, np.ndarray]:
-        """Return the groups for a plan. Rows leave their column out, unless it is labels or named in `columns`."""
+        """Return the groups for a plan; rows leave their column out, unless it is labels or in
+        `columns`."""
         found, name = groups_of(documents, self.groups), self.groups
         if name in documents.per_document and name not in (*LABEL_KEYS, *(self.carried["columns"] or ())):
             documents.per_document.remove(str(name))
         return found
 
     def _check_kinds(self, documents: Documents) -> None:
-        """Raises where columns are of other kinds than in the first buffer, whose rows would not go with these."""
+        """Raise if columns differ in kind from the first buffer, whose rows would not go with
+        these."""
         found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
         self.kinds = self.kinds or found
         for name in sorted(found.keys() | self.kinds.keys()):

@@ -1,4 +1,5 @@
-"""Batches of documents that share rows, for map-style data sets: seeded, per epoch and rank, resumable."""
+"""Batches of documents that share rows, for map-style data sets: seeded, per epoch and rank,
+resumable."""
 
 from __future__ import annotations
 
@@ -21,58 +22,68 @@ from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
-"""Strategies that need now more rows and now fewer."""
 _ATTEMPTS = 16
 
 
 class PackedBatchSampler:
-    """Yields batches of indices into a map-style data set: the documents of one packed row, or of several.
+    """Batch sampler of indices into a map-style data set: the documents of one packed row, or of
+    several.
 
-    Use it as `batch_sampler` of a `DataLoader`, with `PackingCollator()` as `collate_fn` to make the batch one row, or
-    `PackingCollator(max_length=...)` with the same `max_length` to make it rows of that many tokens, at most as many
-    as `rows_per_batch`.
+    Use it as `batch_sampler` of a `DataLoader`, with `PackingCollator()` as `collate_fn` to make
+    the batch one row, or `PackingCollator(max_length=...)` with the same `max_length` to make it
+    rows of that many tokens, at most as many as `rows_per_batch`.
 
-    Every epoch has every document once, over all ranks together, and the same number of batches on every rank: some
-    rows are split between documents so that the last step is complete. Only if there are fewer documents than that
-    takes does the last step repeat rows, as `DistributedSampler` does; `repeated` says how many documents, and a
-    warning is logged. The same arguments and the same epoch give the same batches on every machine, and all epochs
-    have the same number of them, on which trainers count.
+    Every epoch has every document once, over all ranks together, and the same number of batches on
+    every rank: some rows are split between documents so that the last step is complete. Only if
+    there are too few documents for that does the last step repeat rows, as `DistributedSampler`
+    does; `repeated` says how many documents, and a warning is logged. The same arguments and the
+    same epoch give the same batches on every machine, and all epochs have the same number of them,
+    on which trainers count.
 
-    Ranks come from `num_replicas` and `rank`, else from torch.distributed where it is initialised, else from the
-    `WORLD_SIZE` and `RANK` that launchers set, else there is one. *accelerate* cuts up prepared loaders itself, by a
-    `BatchSamplerShard` that keeps every n-th batch. The sampler looks up the stack for one when it is iterated, and
-    then yields the batches of all ranks, step by step, so that each process keeps its own. Its `dispatch_batches` is
-    refused; Lightning needs `use_distributed_sampler=False`.
+    Ranks come from `num_replicas` and `rank`, else from torch.distributed if it is initialised,
+    else from the `WORLD_SIZE` and `RANK` that launchers set, else there is one. *accelerate* cuts
+    up prepared loaders itself, by a `BatchSamplerShard` that keeps every n-th batch. The sampler
+    looks up the stack for one when it is iterated, and then yields the batches of all ranks, step
+    by step, so that each process keeps its own. Its `dispatch_batches` is refused; Lightning needs
+    `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.packing.plan`, or of each of its sequences: of pairs, what
-            `autopack.packing.pair_lengths` gives. A batch of pairs is for the collator of their trainer.
+        lengths: tokens of each document, as in `autopack.packing.plan`, or of each of its
+            sequences: of pairs, as `autopack.packing.pair_lengths` gives them. A batch of pairs is
+            for the collator of their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
-        strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their
-            order in every epoch; the others are drawn anew. With `"random"`, which needs now more rows and now fewer,
-            epochs have about a hundredth more rows than the first would need; one for which no draw of 17 is as short
-            as that, as happens with a few documents, has the rows of the first in another order.
-        seed: with the epoch, what all that is random comes from.
-        overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
-            a collator that cuts off their end (`PackingCollator(max_length=..., overlong="truncate")`).
+        strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and
+            `"sorted"` keep their order in every epoch; the others are drawn anew. With `"random"`,
+            whose number of rows differs from draw to draw, epochs have about a hundredth more rows
+            than the first would need. An epoch for which no draw of 17 is so short, as happens with
+            a few documents, has the rows of the first in another order.
+        seed: with the epoch, determines all that is random.
+        overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out;
+            `"truncate"` yields them for a collator that cuts off their end
+            (`PackingCollator(max_length=..., overlong="truncate")`).
         max_documents: the most documents of a row.
-        cost: what a row costs, so that all ranks have like work in every step. `None` leaves steps as the strategy
-            made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`, else `None`.
+        cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
+            as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`,
+            else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
-        drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
+        drop_last: leave out rows that do not fill a step of `rows_per_batch` rows on every rank,
+            instead.
         align: as in `autopack.packing.plan`; the collator must have the same.
-        groups, prefixes: as in `autopack.packing.plan`, for strategies that need as many rows in each epoch
-            (`"best_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than `max_length`, of
-            which the model computes as many: collate a batch into one row, by a collator without a `max_length`.
+        groups, prefixes: as in `autopack.packing.plan`, for strategies that need as many rows in
+            each epoch (`"best_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than
+            `max_length`, of which the model computes as many: collate a batch into one row, by a
+            collator without a `max_length`.
 
     Attributes:
-        epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one step where
-            `rows_per_batch` is 1.
-        repeated, left_out: documents that are there twice in this epoch, or that `drop_last` leaves out of it.
+        epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one
+            step if `rows_per_batch` is 1.
+        repeated, left_out: documents that are there twice in this epoch, or that `drop_last` leaves
+            out of it.
 
-    Raises `InvalidPacking` for lengths that cannot be packed, and where accelerate splits batches in a way that the
-    sampler does not know; `ValueError` for options that are out of range, unknown, or contradict each other.
+    Raises `InvalidPacking` for lengths that cannot be packed, and if accelerate splits batches in a
+    way that the sampler does not know; `ValueError` for options that are out of range, unknown, or
+    contradict each other.
     """
 
     def __init__(
@@ -127,7 +138,7 @@ class PackedBatchSampler:
             logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
-        """Makes the plan of this epoch, and the table of its rows: step by step, rank by rank."""
+        """Make the plan of this epoch, and the table of its rows: step by step, rank by rank."""
         is_ordered = self._options["strategy"] in ORDERED
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
@@ -157,7 +168,7 @@ class PackedBatchSampler:
             self.left_out = int(documents.sum() - documents[steps].sum())
 
     def _planned(self, seed: int) -> Plan:
-        """The plan of an epoch, which makes as many steps as those of all others."""
+        """Return the plan of an epoch; all epochs have the same number of steps."""
         ranks, options = self.num_replicas, self._options | self._grouped
         if self._first is None:
             made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
@@ -185,7 +196,7 @@ class PackedBatchSampler:
         return plan(self._lengths, self.max_length, seed=first, ranks=ranks, rows=wanted, **options)
 
     def __len__(self) -> int:
-        """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""
+        """Return the number of this rank's batches in a whole epoch; of all ranks for accelerate."""
         return len(self._rows) * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -209,11 +220,15 @@ class PackedBatchSampler:
 
     @property
     def sampler(self) -> PackedBatchSampler:
-        """Itself: accelerate hands `set_epoch` on to the `sampler` of a batch sampler that it has wrapped."""
+        """This sampler: accelerate hands `set_epoch` on to the `sampler` of a wrapped batch
+        sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of another epoch; the present one stays where it is, so that a resumed one goes on."""
+        """Go to the beginning of another epoch.
+
+        The present epoch stays at its step, so that a resumed one goes on.
+        """
         check_int("epoch", epoch, 0)
         if epoch != self.epoch:
             if self._start:
@@ -222,17 +237,18 @@ class PackedBatchSampler:
             self._draw(int(epoch))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Where the sampler is, for `load_state_dict`: a dict that JSON can hold.
+        """Return the place of the sampler, for `load_state_dict`: a dict that JSON can hold.
 
-        `step` is the number of batches of this epoch that this rank has trained on. By default it is the number
-        handed out, which is more where a loader asks ahead (`num_workers`, accelerate).
+        `step` is the number of batches of this epoch that this rank has trained on. By default it
+        is the number handed out, which is more if a loader asks ahead (`num_workers`, accelerate).
         """
         step = self._step if step is None else step
         check_int("step", step, 0)
         return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration yields what remained; raises `InvalidPacking` for the state of another sampler."""
+        """Let the next iteration yield what remained; raise `InvalidPacking` for the state of
+        another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
         except (KeyError, TypeError, ValueError) as error:
@@ -268,7 +284,8 @@ class PackedBatchSampler:
         return {name: value for name, value in found.items() if name != "align" or align > 1}  # as states were before
 
     def _asked_ranks(self) -> Sequence[int]:
-        """The ranks whose batches are asked for: this one, and all of them by a `BatchSamplerShard` of accelerate."""
+        """Return the ranks whose batches are asked for: this one, or all for accelerate's
+        `BatchSamplerShard`."""
         accelerate: Any = sys.modules.get("accelerate.data_loader")
         for asking in self._asked_by():
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
@@ -288,7 +305,8 @@ class PackedBatchSampler:
     def _follow_epoch(self) -> None:
         """Go to the epoch of a prepared loader of accelerate that iterates now.
 
-        It tells its own samplers, but not those behind two of its wrappers, as they stand where a trainer resumes.
+        The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
+        trainer has.
         """
         for asking in self._asked_by():
             iteration = getattr(asking, "iteration", None)
@@ -296,7 +314,7 @@ class PackedBatchSampler:
                 self.set_epoch(iteration)
 
     def _asked_by(self) -> Iterator[Any]:
-        """The objects of accelerate whose methods are running, the innermost first."""
+        """Yield the objects of accelerate whose methods are running, the innermost first."""
         accelerate: Any = sys.modules.get("accelerate.data_loader")
         frame = None if accelerate is None else sys._getframe(1)
         while frame is not None:
@@ -305,20 +323,20 @@ class PackedBatchSampler:
             frame = frame.f_back
 
     def _is_in(self, sampler: Any) -> bool:
-        """Whether a batch sampler is this one, or has it in its wrappers."""
+        """Return True if a batch sampler is this one, or has it in its wrappers."""
         while sampler is not None and sampler is not self:
             sampler = getattr(sampler, "batch_sampler", None)
         return sampler is self
 
 
 def _to_ranks(rounds: np.ndarray, costs: np.ndarray | None) -> np.ndarray:
-    """Rows (steps, rounds, ranks) as (steps, ranks, rounds): by cost, or in order."""
+    """Return rows (steps, rounds, ranks) as (steps, ranks, rounds): by cost, or in order."""
     by_rank = rounds.transpose(0, 2, 1)
     return rounds.reshape(by_rank.shape) if costs is None else np.take_along_axis(by_rank, share(costs[rounds]), axis=1)
 
 
 def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Number of data-parallel processes, and which this is."""
+    """Return the number of data-parallel processes, and the rank of this one."""
     if (num_replicas is None) != (rank is None):
         raise ValueError(f"num_replicas={num_replicas!r} and rank={rank!r}: wanted both or neither")
     if num_replicas is None or rank is None:

@@ -26,23 +26,26 @@ def shard_rows(
     pad_token_id: int = 0,
     ignored_label: int = IGNORED_LABEL,
 ) -> dict[str, Any]:
-    """The part of a batch of packed rows that one of `ranks` ranks gets, which all have the same batch.
+    """Return the part of a batch of packed rows for one of `ranks` ranks, which all have the same
+    batch.
 
-    Rank i gets the i-th of `ranks` equal runs of columns of every row, after padding to a multiple of `ranks`. What is
-    declared of documents, in any form that an enabled model takes, becomes `position_ids` that restart at each of them
-    (those of the batch, where it has any), `seq_idx` where the batch has it, and an `attention_mask` of 0 and 1 where
-    there is padding. Call a model enabled with `sequence_parallel=` the group with it.
+    Rank i gets the i-th of `ranks` equal runs of columns of every row, after padding to a multiple
+    of `ranks`. Declarations of documents, in any form that an enabled model takes, become
+    `position_ids` that restart at each of them (those of the batch, if it has any), `seq_idx` if
+    the batch has it, and an `attention_mask` of 0 and 1 if there is padding. Call a model enabled
+    with `sequence_parallel=` the group with it.
 
     Args:
-        batch: Tensors of a collator: `input_ids` (rows, columns) integers, and others of that shape, which are cut
-            alike. What is no tensor goes on as it is.
+        batch: Tensors of a collator: `input_ids` (rows, columns) integers, and others of that
+            shape, which are cut alike. Other values go on as they are.
         rank: Number of the part, from 0.
         ranks: Number of parts.
-        shift_labels: Whether the model predicts the next token. The last token of a part is compared with the first of
-            the next one then, so labels become `shift_labels`, which stand at the token that predicts them, without
-            those that a document alone would not have; `labels` are the same, as transformers computes no loss without.
-            `num_items_in_batch`, where the batch has none, counts them in whole rows: losses of all parts add up to
-            the mean over them.
+        shift_labels: `True` if the model predicts the next token. The last token of a part is then
+            compared with the first of the next one, so labels become `shift_labels`, which stand at
+            the token that predicts them, without those that a document alone would not have;
+            `labels` are the same, as transformers computes no loss without. `num_items_in_batch`,
+            if the batch has none, counts them in whole rows: losses of all parts add up to the mean
+            over them.
         pad_token_id: Token at columns that are added.
         ignored_label: Label that the loss leaves out.
 
@@ -93,7 +96,7 @@ def shard_rows(
 
 
 def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor) -> torch.Tensor:
-    """Those of the batch, or of its documents; of a padded batch its columns."""
+    """Return positions of the batch, else of its documents, else (padded batch) its columns."""
     given = batch.get("position_ids")
     if given is None:
         given = torch.arange(ids.shape[1], device=ids.device) if layout is None else layout.position_ids()

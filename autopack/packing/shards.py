@@ -1,7 +1,8 @@
-"""Packed rows beyond one machine: `pack_shards` writes the rows of a plan as parquet files, each by whoever is at hand.
+"""Packed rows beyond one machine: `pack_shards` writes the rows of a plan as parquet files.
 
-The engines are others': datasets, of which every job of an array writes a shard, and Ray Data (`on_ray`), which
-schedules the whole. Here are the plan, which documents a shard needs, and rows made of them as `autopack.pack` does.
+The engines are third-party: datasets, of which every job of an array writes a shard, and Ray Data
+(`on_ray`), which schedules the whole. This module has the plan, the documents of a shard, and rows
+made of them as `autopack.pack` does.
 """
 
 from __future__ import annotations
@@ -47,38 +48,45 @@ def pack_shards(
     first_position: int = 0,
     loss_weights: Weighing | None = None,
 ) -> Shards:
-    """Writes packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and so on.
+    """Write packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and
+    so on.
 
-    The rows of all shards, one after the other, are those that `autopack.pack` gives for the same plan, in the same
-    order. A file appears under its name when it is whole.
+    The rows of all shards, one after the other, are those that `autopack.pack` gives for the same
+    plan, in the same order. A file appears under its name when it is whole.
 
-    A `datasets.Dataset` is read where it lies, a million tokens at a time. With `shard` one job writes one shard, and
-    reads only the tokens of its documents; jobs need nothing of each other. A `ray.data.Dataset` is packed by the
-    workers of Ray: its examples are numbered in their order, their lengths gathered, planned by this process, and
-    brought to the task that writes their shard. Ray keeps them meanwhile, on disk where memory ends. A task holds the
-    documents of a shard, or of a few.
+    A `datasets.Dataset` is read in place, a million tokens at a time. With `shard` one job writes
+    one shard, and reads only the tokens of its documents; jobs need nothing of each other. A
+    `ray.data.Dataset` is packed by the workers of Ray: its examples are numbered in their order,
+    their lengths gathered, planned by this process, and brought to the task that writes their
+    shard. Ray keeps them meanwhile, on disk when memory ends. A task holds the documents of a
+    shard, or of a few.
 
     Args:
-        dataset: a `datasets.Dataset` or a `ray.data.Dataset`, of documents as `autopack.pack` takes them.
+        dataset: a `datasets.Dataset` or a `ray.data.Dataset`, of documents as `autopack.pack` takes
+            them.
         max_length: the most tokens of a row.
         path: a folder, which all workers reach: a path, or an address that `pyarrow.fs` knows.
-        plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by themselves, which
-            needs no shuffle and fills rows less: the documents of `dataset.shard(num_shards, shard, contiguous=True)`,
-            or of a block of Ray. A `Plan` of all documents, as `Plan.load` gives it, is kept as it is.
-        num_shards: how many files; by default, about 34 million tokens make one (of Ray, with `plan="shard"`, a block).
-        shard: which of `num_shards` to write, for a `datasets.Dataset`; all by default.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`; not beside a `Plan`.
-        columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see `autopack.pack`.
+        plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
+            themselves, which needs no shuffle and fills rows less: the documents of
+            `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
+            all documents, as `Plan.load` gives it, is kept as it is.
+        num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
+            `plan="shard"`, a block).
+        shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`;
+            not beside a `Plan`.
+        columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see
+            `autopack.pack`.
 
     Returns a `Shards`: the files that were written, their rows, tokens and fill.
 
     Raises:
-        InvalidPacking: for examples that cannot be packed, as `autopack.pack` does, by their number in the dataset, and
-            for a plan of other documents.
-        ValueError: for options that are out of range, unknown, or contradict each other, and for a folder that is not
-            empty. For one `shard`, others of the same set may be in it. Where anything fails, no shard of this call
-            is left.
-        ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
+        InvalidPacking: for examples that cannot be packed, as `autopack.pack` does, by their number
+            in the dataset, and for a plan of other documents.
+        ValueError: for options that are out of range, unknown, or contradict each other, and for a
+            folder that is not empty. For one `shard`, others of the same set may be in it. If
+            anything fails, no shard of this call is left.
+        ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     packing = prepare("autopack.packing.pack_shards", dict(locals()))
     from autopack.packing.parts import Folder, pack_own
@@ -107,10 +115,10 @@ def pack_shards(
 
 
 def shard_files(path: str | os.PathLike[str]) -> list[str]:
-    """The files that `pack_shards` wrote to a folder, in the order of their rows, for whoever loads parquet files.
+    """Return the files that `pack_shards` wrote to a folder, in the order of their rows.
 
-    Raises `InvalidPacking` unless all shards are there, each under its own name, and of one set: of the same plan and
-    options.
+    They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
+    shards are there, each under its own name, and of one set: of the same plan and options.
     """
     from autopack.packing.parts import NAME, NAMED, Folder
 
@@ -138,7 +146,7 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
-    """Raises `ValueError` for options of `pack_shards` that contradict each other."""
+    """Raise `ValueError` for options of `pack_shards` that contradict each other."""
     from autopack.packing.plans import plan as make
 
     check_int("num_shards", num_shards, 1, optional=True)

@@ -1,4 +1,4 @@
-"""Lengths of documents from wherever they are: arrays, datasets, files; tokens or text."""
+"""Lengths of documents from any source: arrays, datasets, files; tokens or text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = (".json", ".jsonl", ".npy", ".parquet")
 
 
 def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None) -> np.ndarray:
-    """Tokens of each document, (documents,) int64; see `autopack.estimate`.
+    """Return tokens of each document, (documents,) int64; see `autopack.estimate`.
 
     Raises `InvalidPacking` for data that holds none.
     """
@@ -46,7 +46,10 @@ def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: 
 
 
 def documents_of(data: Any) -> Any:
-    """The documents of data that holds tokens (`autopack.packing.documents.Documents`); see `autopack.estimate`."""
+    """Return the documents of data that holds tokens (`autopack.packing.documents.Documents`).
+
+    See `autopack.estimate`.
+    """
     try:
         from autopack.packing.documents import Documents, columns_of, from_columns
     except ImportError as error:
@@ -76,7 +79,8 @@ def documents_of(data: Any) -> Any:
 
 @dataclass
 class _Reader:
-    """Reads lengths by the columns that were named, which add up, and with the tokenizer that was given, or None."""
+    """Reader of lengths by the named columns, which add up, and with the given tokenizer, or
+    None."""
 
     columns: tuple[str, ...]
     tokenizer: Any
@@ -131,7 +135,7 @@ class _Reader:
             return self.of_batches(names, file.iter_batches(columns=names))
 
     def of_json(self, data: Any, where: str) -> np.ndarray:
-        """Of a list of lengths or examples, or a mapping of columns."""
+        """Return the lengths in a list of lengths or examples, or in a mapping of columns."""
         if isinstance(data, Mapping):
             columns = [data[name] for name in self.chosen(list(data))]
         elif isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
@@ -165,7 +169,7 @@ class _Reader:
         return self.of_batches(chosen, dataset.select_columns(chosen).with_format("arrow").iter(BATCH))
 
     def of_batches(self, names: Sequence[str], batches: Iterable[Any]) -> np.ndarray:
-        """Of tables or batches of arrow."""
+        """Return the lengths in tables or batches of arrow."""
         found: dict[str, list[Any]] = {name: [] for name in names}
         for batch in batches:
             for name in names:
@@ -173,7 +177,10 @@ class _Reader:
         return _added([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found.values()])
 
     def of_array(self, name: str, values: Any) -> Any:
-        """Of an array of arrow. What is neither ints nor lists of ints is read as Python has it."""
+        """Return the lengths in an array of arrow.
+
+        Anything but ints and lists of ints is read as Python has it.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -189,7 +196,11 @@ class _Reader:
         return self.of_values(values.to_pylist(), f"column {name!r}")
 
     def of_values(self, values: Sequence[Any], where: str) -> Any:
-        """Tokens of each value: an int is their number, a list of ints is tokens, text and messages are tokenized."""
+        """Return the tokens of each value: an int is their number, lists of ints are counted, text
+        is tokenized.
+
+        Messages of a chat are tokenized as text.
+        """
         kinds = [_kind(value) for value in values]
         other = next((i for i, kind in enumerate(kinds) if kind is None or kind != kinds[0]), None)
         if other is not None:
@@ -215,7 +226,7 @@ class _Reader:
             yield from self.tokenizer(list(values[start : start + BATCH]), **options)["input_ids"]
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """The columns that hold lengths, tokens, text or messages."""
+        """Return the columns that hold lengths, tokens, text or messages."""
         unnamed = ("text", "messages") if self.tokenizer is not None else (IDS, "length", "lengths", "text")
         found = [name for name in self.columns or unnamed if name in names]
         if not found or (self.columns and len(found) < len(self.columns)):
@@ -228,7 +239,7 @@ LENGTH, TOKENS, TEXT, MESSAGES = "a length", "a list of token ids", "text", "mes
 
 
 def _kind(value: Any) -> str | None:
-    """Return what a value is; None for what has no tokens that could be counted."""
+    """Return the kind of a value; None if it has no tokens to count."""
     value = to_numpy(value)
     if isinstance(value, np.ndarray):
         return TOKENS if value.ndim == 1 and value.dtype.kind in "iu" else None
@@ -246,7 +257,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _added(columns: list[Any]) -> np.ndarray:
-    """Return the lengths that columns have together; raise `InvalidPacking` where one of them has none."""
+    """Return the sum of the columns' lengths; raise `InvalidPacking` if one of them has none."""
     if len(columns) == 1:
         return read(columns[0])
     sizes = {len(values) for values in columns}

@@ -1,6 +1,7 @@
-"""Ways to choose which documents share a row. Each takes lengths that fit, and gives the rows.
+"""Strategies for documents that share a row: each takes lengths that fit, and gives the rows.
 
-They work on numbers of documents per length, or on sums over all documents, and not on one document at a time.
+They work on numbers of documents per length, or on sums over all documents, and not on one document
+at a time.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
 
 ORDERED = ("sequential", "sorted", "fixed_length")
-"""Strategies whose rows have an order that means something."""
+"""Strategies whose rows have a meaningful order."""
 
 
 PART = 1 << 20
-"""Numbers that are worked on at a time where a whole array more would be too much memory."""
+"""Numbers that are worked on at a time if another whole array would take too much memory."""
 
 
 def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
@@ -30,18 +31,20 @@ def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
 
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
-    """Indices from long to short; documents of one length in random order."""
+    """Return indices from long to short; documents of one length are in random order."""
     return permutation(len(lengths), seed, lengths)
 
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
-    """A random order of `count` things, or by length, the longest first, and random where lengths are equal.
+    """Return a random order of `count` things, or by length, longest first, random among equal
+    lengths.
 
-    It is that of 64 raw bits of PCG64 for each, which are the same in every release of numpy; `Generator.permutation`
-    may change, and then a run that is resumed would go on with other rows.
+    Its source is 64 raw bits of PCG64 for each thing, which are the same in every release of numpy.
+    `Generator.permutation` may change, and then a resumed run would go on with other rows.
 
-    Sorts one array in place: of each index, how much shorter it is than the longest, as many of the drawn bits as
-    there is room for, and the index itself. Where those bits are the same, all bits are drawn again, and decide.
+    One array is sorted in place. It holds, for each index, how much shorter it is than the longest,
+    as many of the drawn bits as there is room for, and the index itself. If those bits are the
+    same, all bits are drawn again, and decide.
     """
     longest = 0 if lengths is None else int(lengths.max())
     of_length = 0 if lengths is None else (longest - int(lengths.min())).bit_length()
@@ -71,7 +74,7 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
 
 
 def _drawn(seed: int, wanted: np.ndarray, count: int) -> np.ndarray:
-    """Those of the bits drawn for `count` things that are wanted."""
+    """Return the `wanted` ones of the bits drawn for `count` things."""
     generator, found = np.random.PCG64(seed), np.empty(len(wanted), np.uint64)
     for at in range(0, count, PART):
         part = generator.random_raw(min(PART, count - at))
@@ -81,7 +84,7 @@ def _drawn(seed: int, wanted: np.ndarray, count: int) -> np.ndarray:
 
 
 def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
-    """The lengths that occur, from long to short, and how often each does."""
+    """Return the lengths that occur, from long to short, and how often each does."""
     if lengths.max() < max(len(lengths), 1 << 16):
         counts = np.bincount(lengths)
         values = np.flatnonzero(counts)
@@ -92,7 +95,8 @@ def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
 
 
 def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
-    """Documents in `order` went to these rows, one number per document. Makes something else of `rows`."""
+    """Return rows of the documents in `order`, which went to `rows`, one number each; overwrites
+    `rows`."""
     bounds = bounds_of(np.bincount(rows))
     bits = (len(rows) - 1).bit_length()
     for at in range(0, len(rows), PART):
@@ -105,20 +109,22 @@ def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
 
 
 class Rooms:
-    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest room of at least a size."""
+    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest
+    sufficient room."""
 
     def __init__(self) -> None:
         self._in_use: list[int] = []  # ascending
         self._ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
     def push(self, room: int, start: int, stop: int, held: int) -> None:
-        """Rows `start` to `stop` have this room, and hold so many documents each."""
+        """Add rows `start` to `stop`, which have this room and hold so many documents each."""
         if not self._ranges[room]:
             insort(self._in_use, room)
         self._ranges[room].append((start, stop, held))
 
     def pop(self, size: int) -> tuple[int, int, int, int] | None:
-        """Takes out one range of the smallest room of at least `size`: room, start, stop and documents."""
+        """Take out one range of the smallest room of at least `size`: room, start, stop and
+        documents."""
         at = bisect_left(self._in_use, size)
         if at == len(self._in_use):
             return None
@@ -130,11 +136,13 @@ class Rooms:
 
 
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
-    """Best-fit decreasing: the longest document first, into the row with the least room that suffices.
+    """Return rows by best-fit decreasing: longest document first, into the least room that
+    suffices.
 
-    Rows of equal room and documents of equal length cannot be told apart, so that ranges of rows take documents
-    together: a row with the least room stays the one with the least room for as long as the next document of that
-    length fits. The work grows with the number of different lengths and rooms, and hardly with that of documents.
+    Rows of equal room and documents of equal length are interchangeable, so ranges of rows take
+    documents together: a row with the least room keeps the least room as long as the next document
+    of that length fits. The work grows with the number of different lengths and rooms, and hardly
+    with the number of documents.
     """
     least, opened = int(lengths.min()), 0
     rooms = Rooms()
@@ -171,7 +179,7 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
 
 
 def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:
-    """Bounds of rows that are filled in order, each until the next document does not fit.
+    """Return bounds of rows that are filled in order, each until the next document does not fit.
 
     `limit` is the most documents of a row, or of the row that begins with each of them.
     """
@@ -188,7 +196,7 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
 def in_order(
     of: Callable[[np.ndarray, int], np.ndarray], lengths: np.ndarray, max_length: int, limit: int, seed: int
 ) -> Rows:
-    """Next-fit in the order that a function makes of lengths and seed."""
+    """Return rows by next-fit in the order that a function makes of lengths and seed."""
     order = of(lengths, seed)
     return order, next_fit(lengths[order], max_length, limit)
 
@@ -199,4 +207,7 @@ STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {
     "sorted": partial(in_order, descending),
     "random": partial(in_order, shuffled),
 }
-"""By name; each takes lengths, max_length, most documents per row and seed. `fixed_length` cuts instead."""
+"""Strategies by name; each takes lengths, max_length, most documents per row and seed.
+
+`fixed_length` cuts instead.
+"""

@@ -1,8 +1,10 @@
-"""Packed streams: every so many examples of a stream become rows, and nothing else of it is held.
+"""Packed streams: a buffer of examples at a time becomes rows, and nothing else of the stream is
+held.
 
-They resume exactly although a shuffle buffer is in them, by drawing again what they drew. datasets saves where a stream
-is, and not what its shuffle buffers hold: such a stream goes on with other examples, and loses those in the buffer.
-Where there is such a buffer, the rows that were given are counted instead.
+They resume exactly although they may have a shuffle buffer. datasets saves the place of a stream,
+and not the contents of its shuffle buffers: such a stream goes on with other examples, and loses
+those in the buffer. A stream with such a buffer counts the rows that it gave instead, and draws
+them again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ ROWS = "autopack_rows"
 
 
 class ReplayedStream(IterableDataset):
-    """An `IterableDataset` whose state is the number of rows that it gave; resuming draws as many and drops them."""
+    """An `IterableDataset` whose state is the number of rows given; resuming draws as many and
+    drops them."""
 
     _given = 0
     _resumed: dict[str, Any] | None = None
@@ -36,11 +39,11 @@ class ReplayedStream(IterableDataset):
                 yield row
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows given in this epoch, and the epoch."""
+        """Return the rows given in this epoch, and the epoch."""
         return {ROWS: self._given, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the rows that were given, when this is iterated in the epoch in which they were."""
+        """Go on after the rows that were given, once this is iterated in their epoch."""
         if ROWS not in state_dict:
             raise InvalidPacking(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
         self._resumed = dict(state_dict)
@@ -48,7 +51,7 @@ class ReplayedStream(IterableDataset):
 
 
 def _forgets(dataset: IterableDataset) -> bool:
-    """Whether a shuffle buffer is in the dataset."""
+    """Return True if a shuffle buffer is in the dataset."""
     waiting = [dataset._ex_iterable]
     for found in waiting:  # grows meanwhile
         for value in vars(found).values():
@@ -58,7 +61,7 @@ def _forgets(dataset: IterableDataset) -> bool:
 
 
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
-    """The rows of a stream, as one that resumes by `state_dict`."""
+    """Return the rows of a stream, as a stream that resumes by `state_dict`."""
     if packing.planned["cost"] is not None or packing.planned["ranks"] != 1:
         raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
     plan([1], packing.max_length, **packing.planned)  # checks the options before the first example is drawn

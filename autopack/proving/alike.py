@@ -1,4 +1,4 @@
-"""Tiny configurations that say the same of a model's behaviour as a given one, in the words of `configuration`."""
+"""Tiny configurations with the same behaviour as a given one, in the words of `configuration`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from autopack.trust import configuration
 
 _OF_EMBEDDINGS = ("word_embed_proj_dim", "embedding_size")
 _SHORT = 16
-"""At how many positions rotary embeddings of a twin change their frequencies: some documents are longer."""
+"""Number of positions at which a twin's rotary frequencies change: some documents are longer."""
 
 
 def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Tiny configurations of the class of `config`, with its behaviour, the likeliest first.
+    """Yield tiny configurations of the class of `config`, with its behaviour, the likeliest first.
 
-    Each has fewer layers: of lists with one entry per layer, as few as have all neighbours that the whole has. A class
-    may still make something else of the fields that it is given, so the words of what comes out are to be compared.
-    Raises `tiny.CannotBuild` where the class refuses the first of them.
+    Each has fewer layers: of lists with one entry per layer, just enough for all pairs of
+    neighbours of the whole. A class may still change the fields that it is given, so compare the
+    words of the results. Raises `tiny.CannotBuild` if the class refuses the first of them.
     """
     layers = _layers(config)
     shortest = _walk(layers) if layers else list(range(rules.LAYERS))
@@ -34,7 +34,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def configuration_depth(config: PretrainedConfig) -> int:
-    """How many layers a configuration has, or rather many where it does not say."""
+    """Return the number of layers of a configuration, or a large number if it does not say."""
     text = text_config(config, decoder=True)
     return next((n for name in rules.DEPTH if isinstance(n := vars(text).get(name), int)), 99)
 
@@ -55,8 +55,10 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
 
 
 def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> None:
-    """Sizes that a type leaves out and a configuration has (a window, a width of heads), and those of the embeddings
-    where they are others than those of the layers, which takes a projection."""
+    """Set sizes that a type leaves out and a configuration has (a window, a width of heads).
+
+    Sizes of the embeddings are set too if they differ from the layers', which takes a projection.
+    """
     of_layers = vars(config).get("hidden_size", vars(config).get("n_embd"))
     for name, value in vars(config).items():
         inner = vars(found).get(name)
@@ -71,7 +73,7 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
 
 
 def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any]:
-    """The fields that say what a model does, for `configs.of_class`; sizes are left to it."""
+    """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`."""
     given: dict[str, Any] = {}
     per_layer = _per_layer(config)
     for name, value in vars(config).items():
@@ -117,8 +119,10 @@ def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
 
 
 def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
-    """The settings of a rotary embedding of a `share` of the channels of a head, for heads of a few channels and
-    documents of a few tokens."""
+    """Return the settings of a rotary embedding for narrow heads and short documents.
+
+    It covers a `share` of the channels of a head.
+    """
     share = value.get("partial_rotary_factor", share)
     found = {name: _rope(part, share) if isinstance(part, Mapping) else part for name, part in value.items()}
     for name, factor in (("short_factor", 1.0), ("long_factor", 1.5)):
@@ -130,7 +134,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Lists with one entry for every layer."""
+    """Return the lists with one entry for every layer."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
@@ -139,7 +143,7 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
 
 
 def _layers(config: PretrainedConfig) -> list[Any]:
-    """For every layer of the text, what lists say of it; empty where there are no such lists."""
+    """Return, for every layer of the text, its entries in such lists; empty if there are none."""
     lists = _per_layer(config)
     if not lists:
         return []
@@ -148,7 +152,7 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 
 def _walk(layers: Sequence[Any]) -> list[int]:
-    """Layers in an order in which every pair of neighbours occurs, with the first one first, and not many more."""
+    """Return few layers in an order with every pair of neighbours, the first one first."""
     pairs = dict.fromkeys(pairwise(layers))
     left = list(pairs)
     where: dict[Any, int] = {}
@@ -166,7 +170,7 @@ def _walk(layers: Sequence[Any]) -> list[int]:
 
 
 def _way_to(start: Any, wanted: Sequence[tuple[Any, Any]], known: Mapping[tuple[Any, Any], None]) -> list[Any]:
-    """The shortest way from a layer over one of the wanted pairs; where none leads there, that pair by itself."""
+    """Return the shortest way from a layer over a wanted pair; without one, a pair by itself."""
     ways: list[list[Any]] = [[start]]
     seen = {start}
     while ways:
@@ -182,6 +186,6 @@ def _way_to(start: Any, wanted: Sequence[tuple[Any, Any]], known: Mapping[tuple[
 
 
 def _prefix(layers: Sequence[Any]) -> list[int]:
-    """The first layers, as many as have all pairs of neighbours."""
+    """Return the first layers that have all pairs of neighbours."""
     every = set(pairwise(layers))
     return list(range(next((n for n in range(2, len(layers)) if set(pairwise(layers[:n])) == every), len(layers))))

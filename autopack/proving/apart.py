@@ -1,7 +1,7 @@
-"""Make and run something as in a fresh process: without what is in force where a model is enabled.
+"""Make and run objects as in a fresh process: without modes in force where users enable models.
 
-People build and enable models under a default device, `init_empty_weights`, DeepSpeed's `zero.Init`, autocast, modes
-of torch, inside of transforms. A tiny model that is only to be measured must not be made so.
+Users build and enable models under a default device, `init_empty_weights`, DeepSpeed's `zero.Init`,
+autocast, modes of torch, inside of transforms. A tiny model for measurements must not be made so.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ _MAKING = (
     *((nn.Module, name) for name in ("register_parameter", "register_buffer")),
     *((torch, name) for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "eye")),
 )
-"""What libraries replace for the whole process while models are to be made elsewhere or not at all."""
+"""Functions that libraries replace process-wide while models are made elsewhere or not at all."""
 _CONFIGURED = "_hf_deepspeed_config_weak_ref"
 
 _here = threading.local()
 
 
 def is_apart() -> bool:
-    """Whether what runs in this thread was called by `apart`: models that are made here are none of the user's."""
+    """Return True if `apart` runs this code: models made here are not the user's."""
     return getattr(_here, "apart", False)
 
 
 def apart(function: Callable[[], _T]) -> _T:
-    """Call a function apart from default devices, modes, autocast, transforms and constructors that are in force.
+    """Call a function without default devices, modes, autocast, transforms, replaced constructors.
 
-    It runs in a thread of its own, for torch keeps nearly all of these by thread; what libraries replace for the whole
-    process is put back meanwhile. What it raises is raised here. An interrupt waits until it has ended.
+    It runs in a thread of its own, for torch keeps nearly all of these by thread. Functions that
+    libraries replace for the whole process are put back meanwhile. Its exceptions are raised here.
+    An interrupt waits until it has ended.
     """
     results: list[_T] = []
     errors: list[BaseException] = []
@@ -66,7 +67,7 @@ def apart(function: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _as_torch_has_them() -> Iterator[None]:
-    """Constructors of torch, and how modules take parameters, as torch has them (accelerate's `init_empty_weights`)."""
+    """Restore torch's constructors and parameter registration (from `init_empty_weights`)."""
     with contextlib.ExitStack() as undo:
         for owner, name in _MAKING:
             found = getattr(owner, name)
@@ -78,7 +79,7 @@ def _as_torch_has_them() -> Iterator[None]:
 
 
 def _innermost(function: Any, name: str) -> Any:
-    """The function of torch of this name that others have wrapped; a function itself where there is none in it."""
+    """Return torch's function of this name inside its wrappers, or the function itself."""
     waiting, seen = [function], set()
     while waiting:
         found = waiting.pop()
@@ -98,7 +99,7 @@ def _innermost(function: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _without_zero() -> Iterator[None]:
-    """As if no ZeRO-3 were configured: under it, what transformers makes is shared out over ranks at once."""
+    """Run as if ZeRO-3 were not configured: it distributes transformers' new models at once."""
     settings = sys.modules.get("transformers.integrations.deepspeed")
     reference = getattr(settings, _CONFIGURED, None)
     making = sys.modules.get("deepspeed.runtime.zero.partition_parameters")

@@ -1,4 +1,4 @@
-"""What twins have shown of models whose code is all the library's, kept for other models of this process."""
+"""Results of twins of models that run library code only, kept for other models of this process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from autopack.proving.twin import Kinds
 
 T = TypeVar("T")
 _NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures"))
-"""Fields of a configuration that say where it came from."""
+"""Fields of a configuration that tell its origin."""
 
 _answers: dict[Hashable, Any] = {}
 
 
 def key_of(model: PreTrainedModel, *asked: Any) -> Hashable:
-    """Return what an answer about the twin of a model depends on; None where it is not to be kept.
+    """Return the key of an answer about a model's twin; None if the answer is not to be kept.
 
-    Equal are the configuration, field by field, the modules, what is on them, and what was `asked`.
+    Equal keys mean equal configurations, field by field, modules, objects on them, and questions
+    `asked`.
     """
     kinds = Kinds(model).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
@@ -31,7 +32,7 @@ def key_of(model: PreTrainedModel, *asked: Any) -> Hashable:
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> tuple[T, bool]:
-    """Return what is kept under a key, or else what `ask` says; and whether it was kept."""
+    """Return the answer under a key, or else the result of `ask`; and True if it was kept."""
     if key in _answers:
         return _answers[key], True
     found = ask()
@@ -41,18 +42,18 @@ def answered(key: Hashable, ask: Callable[[], T]) -> tuple[T, bool]:
 
 
 def forget() -> None:
-    """Forget what is kept."""
+    """Forget all answers."""
     _answers.clear()
 
 
 def _is_made_anew(value: Any) -> bool:
-    """Return whether a value is a function that its module does not hold by its name, such as a closure."""
+    """Return True for functions that no module holds by their name, such as closures."""
     plain = value is None or isinstance(value, (bool, str, type))
     return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
 
 
 def _fields(config: Any) -> Any:
-    """Return a configuration as lists of names and values; parts that are configurations are looked into."""
+    """Return a configuration as lists of names and values, inner configurations included."""
     if hasattr(config, "to_diff_dict") or isinstance(config, Mapping):
         fields = config.items() if isinstance(config, Mapping) else vars(config).items()
         told = sorted(((str(name), _fields(value)) for name, value in fields if name not in _NAMES), key=str)

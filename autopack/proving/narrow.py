@@ -1,7 +1,8 @@
-"""A module like another one of the same code, narrower: every size of its weights divided by one number.
+"""A narrower module with another one's code: every size of its weights is divided by one number.
 
-What a module does with tokens follows from its code, not from how wide it is, as little as for the twin of a model. A
-layer of a large model takes seconds, and hundreds of megabytes, to be run; one of a few hundred channels does not.
+A module's treatment of tokens follows from its code, not from its width, as for a model's twin. A
+layer of a large model takes seconds, and hundreds of megabytes, to run; one of a few hundred
+channels does not.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from autopack.integrations import accelerate
 from autopack.tiny.models import randomize
 
 _WIDE, _NARROW = 256, 96
-"""Sizes above the first are divided, and none of them becomes less than the second."""
+"""Smallest size to divide (exclusive), and smallest result."""
 
 
 def narrowed(module: nn.Module, widths: Iterable[int] = ()) -> tuple[nn.Module, list[int]] | None:
-    """A narrower copy of a module, in float32 on the CPU with random weights, and what such `widths` are there.
+    """Return a narrower copy of a module, random float32 weights on the CPU, and its `widths`.
 
-    None where its sizes have no divisor. Sizes that it holds beside its weights (`in_features`, `normalized_shape`) are
-    divided with them. The copy may not run, where its code has sizes of another kind. Weights that are not plain
-    tensors of numbers with a fraction (quantised or shared out) have none.
+    None if its sizes have no divisor. Sizes that it holds beside its weights (`in_features`,
+    `normalized_shape`) are divided too. The copy may not run if its code has sizes of another kind.
+    Modules whose weights are not plain floating-point tensors (quantised or distributed) have none.
     """
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
     if not all(type(t) in (nn.Parameter, torch.Tensor) and t.is_floating_point() for t in tensors.values()):
@@ -46,7 +47,7 @@ def narrowed(module: nn.Module, widths: Iterable[int] = ()) -> tuple[nn.Module, 
 
 
 def _divisor(sizes: set[int]) -> int | None:
-    """The largest power of two that divides all sizes and leaves them distinct and not too small."""
+    """Return the largest power of two that divides all sizes to distinct, not too small ones."""
     found = [n for n in (2**power for power in range(1, 12)) if all(s % n == 0 and s // n >= _NARROW for s in sizes)]
     return found[-1] if sizes and found else None
 

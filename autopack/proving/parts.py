@@ -1,10 +1,11 @@
-"""Prove a module by itself, where it stands: does what it gives a token depend on that token alone?
+"""Prove a module by itself, where it stands: its output at a token depends on that token alone.
 
-A model of modules that look at one token each, around modules that are known to keep documents apart, is exact. So a
-layer that somebody has put into a known model (a linear layer or norm of one's own, a fused kernel, a quantised layer,
-an adapter) need not be proven together with it. It is run on random states, a large one as a narrower copy of itself:
-one token of them is replaced, and nothing else may move, forward and backward; and a stretch of tokens must give the
-same by itself as among others, at lengths on both sides of all whole numbers that the module holds.
+A model of modules that look at one token each, around modules that are known to keep documents
+apart, is exact. So a layer that third-party code has put into a known model (its own linear layer
+or norm, a fused kernel, a quantised layer, an adapter) need not be proven together with it. It is
+run on random states, a large one as a narrower copy of itself. One token is replaced, and nothing
+else may move, forward and backward. A stretch of tokens must give the same by itself as among
+others, at lengths on both sides of all whole numbers that the module holds.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from autopack.proving.narrow import narrowed
 
 _LENGTHS = (2, 5, 16, 23, 33, 65, 130, 257)
 _FEW_LENGTHS = (5, 16, 33, 65)
-"""In tokens; of these fewer are run where a module is large."""
+"""Lengths in tokens for large modules, which run fewer of them."""
 _LARGE, _MOST = 1_000_000, 300_000_000
-"""Parameters of a module that is large, and of one that is too large to be run by itself."""
+"""Most parameters of a module that is not large, and of one that can run by itself."""
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference, relative to the deviation, of a stretch of tokens by itself: two shapes round differently."""
+"""Largest relative difference of a stretch of tokens by itself: two shapes round differently."""
 _HUGE = 16_000_000
-"""Numbers of a tensor on the meta device for which none are drawn one by one."""
+"""Size above which a tensor on the meta device does not get random numbers one by one."""
 _NO_STATES = "no states were found that it takes by itself"
 _SAME = 64
-"""Roundings of its dtype by which a token may move where another one is replaced: shapes are the same."""
+"""Largest change of a token, in roundings, when another is replaced: shapes are the same."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a module was called: its arguments, and the number of tokens that they were for."""
+    """The form of a module's call: its arguments, and the number of tokens in them."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -48,10 +49,11 @@ class Form:
 
 
 def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequence[int] = ()) -> str | None:
-    """In a clause, why a module is not known to treat every token by itself; None where it does.
+    """Return the reason, in one clause, why a module may not treat tokens alone, or None.
 
-    `form` is how its like is called in a model that may be narrower; without it, the module is called with one tensor
-    of states (rows, tokens, width). `widths` are those that states may have here. The module is left as it was found.
+    `form` is its like's call in a model that may be narrower; without it, the module is called with
+    one tensor of states (rows, tokens, width). `widths` are the possible widths of states here. The
+    module is left as it was found.
     """
     count = sum(p.numel() for p in module.parameters())
     if any(type(p).__module__.startswith("torch.distributed.") or hasattr(p, "ds_id") for p in module.parameters()):
@@ -72,8 +74,11 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
 
 
 def _real(module: nn.Module) -> nn.Module:
-    """The module, or one like it: with random values where it has none (on the meta device, or offloaded), and in
-    float32 where it is in float16 on a CPU, whose backward takes minutes there."""
+    """Return the module, or one like it with real values of its tensors.
+
+    It gets random values if it has none (on the meta device, or offloaded), and float32 for float16
+    on a CPU, whose backward takes minutes there.
+    """
     tensors = [*module.parameters(), *module.buffers()]
     half = any(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in tensors)
     made = {id(tensor): _drawn(tensor) for tensor in tensors if tensor.is_meta}
@@ -81,7 +86,7 @@ def _real(module: nn.Module) -> nn.Module:
 
 
 def _drawn(tensor: torch.Tensor) -> torch.Tensor:
-    """Values for a tensor that has none; of a huge one, one row again and again, which is drawn at once."""
+    """Return values for a tensor without any; a huge one repeats one row, drawn at once."""
     if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
         return torch.zeros_like(tensor, device="cpu")
     shape = tensor.shape if tensor.numel() <= _HUGE else tensor.shape[-1:]
@@ -91,7 +96,7 @@ def _drawn(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
-    """What is said of a narrower copy; `_NO_STATES` where there is none that runs."""
+    """Return the verdict on a narrower copy; `_NO_STATES` if none runs."""
     found = narrowed(module, widths)
     if found is None:
         return _NO_STATES
@@ -103,7 +108,10 @@ def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]
 
 
 def _as_wide_as_it_is(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
-    """Whether a module whose narrow copy is token-wise mixes a few tokens at its own width; without gradients."""
+    """Return the reason why a module mixes a few tokens at its own width, or None.
+
+    Its narrow copy is token-wise; this runs without gradients.
+    """
     module.eval()
     width, evaluated = _width(module, form, widths)
     if width is None:
@@ -146,7 +154,7 @@ def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths:
 
 
 def _own_numbers(module: nn.Module) -> set[int]:
-    """Lengths on both sides of the whole numbers that a module and its parts hold, where they may be thresholds."""
+    """Return lengths on both sides of a module's whole numbers, which may be thresholds."""
     sizes = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
     found: set[int] = set()
     for part in module.modules():
@@ -165,7 +173,7 @@ def _whole(value: Any) -> Iterator[int]:
 
 
 def _width(module: nn.Module, form: Form | None, widths: Sequence[int]) -> tuple[int | None, list[torch.Tensor]]:
-    """The width of states with which a module can be called, and what it gives for five tokens of that width."""
+    """Return the width of states that a module takes, and its outputs for five such tokens."""
     own = [getattr(module, name, None) for name in ("in_features", "normalized_shape", "hidden_size", "embedding_dim")]
     named = [each[-1] if isinstance(each, (tuple, list)) else each for each in own if each]
     shapes = [size for parameter in module.parameters() for size in reversed(parameter.shape)]
@@ -201,7 +209,10 @@ class _Probe:
         self.given = [self._drawn(v) for v in (*self.form.args, *self.form.kwargs.values())]
 
     def _drawn(self, value: Any) -> Any:
-        """A value of the call for so many tokens, and the axis of the tokens; others as they are, without one."""
+        """Return an argument for this probe's number of tokens, and the axis of the tokens.
+
+        Arguments without tokens stay as they are, with None as the axis.
+        """
         if not isinstance(value, torch.Tensor):
             return value, None
         form = self.form
@@ -221,7 +232,7 @@ class _Probe:
         return made, axis
 
     def outputs(self, given: Sequence[tuple[Any, int | None]] | None = None) -> list[torch.Tensor]:
-        """The tensors that the module gives, by its outputs in order."""
+        """Return the tensors in the module's outputs, in order."""
         values = [value for value, _ in (self.given if given is None else given)]
         count = len(self.form.args)
         kwargs = dict(zip(self.form.kwargs, values[count:], strict=True))
@@ -253,13 +264,13 @@ class _Probe:
         return isinstance(value, torch.Tensor) and value.is_floating_point() and axis is not None
 
     def _slopes(self, given: Any, outputs: Any, weights: Any) -> list[torch.Tensor | None]:
-        """The gradients of the states that are given."""
+        """Return the gradients of the given states."""
         return _gradients(outputs, weights, [v for v, a in given if self._is_state(v, a)])
 
     def _replaced(
         self, given: Any, outputs: Any, weights: Any, slopes: Any, axes: Any, token: int, scale: float
     ) -> str | None:
-        """Replace one token of the first row, in what goes in and in what comes back, and look at all others."""
+        """Replace one token of the first row and of its output gradients; compare all others."""
         other = []
         for value, axis in given:
             if isinstance(value, torch.Tensor) and axis is not None:
@@ -294,7 +305,7 @@ class _Probe:
         return None
 
     def _by_itself(self, given: Any, outputs: Any, weights: Any, axes: Any) -> str | None:
-        """Stretches of tokens by themselves, with the gradients of parameters that they make together."""
+        """Compare stretches of tokens by themselves, and their sums of parameters' gradients."""
         cut = max(1, self.tokens // 3)
         parameters = [p for p in self.module.parameters() if p.requires_grad and p.is_floating_point()]
         # By outputs of their own: kernels that save memory (Liger's) write over what their backward needs.
@@ -334,7 +345,7 @@ class _Probe:
 
 
 def _gradients(outputs: Any, weights: Any, of: list[Any]) -> list[torch.Tensor | None]:
-    """The gradients of a weighted sum of outputs; None where there is none."""
+    """Return the gradients of a weighted sum of outputs; None for each that has none."""
     wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
     if not wanted or not of:
         return [None] * len(of)
@@ -346,7 +357,7 @@ def _moved(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 
 def _deviation(value: torch.Tensor) -> float:
-    """By which differences are judged."""
+    """Return the unit of differences."""
     return float(value.detach().double().std(correction=0)) or 1.0
 
 
@@ -362,19 +373,19 @@ def _flat(output: Any) -> Iterator[torch.Tensor]:
 
 
 def _axis(output: torch.Tensor, rows: int, tokens: int) -> int | None:
-    """The axis of the tokens in an output: behind that of the rows, or of both together."""
+    """Return the axis of tokens in an output: behind the rows', or of both together."""
     if output.dim() >= 2 and output.shape[0] == rows and tokens in output.shape[1:]:
         return 1 + list(output.shape[1:]).index(tokens)
     return 0 if output.dim() and output.shape[0] == rows * tokens else None
 
 
 def _at(value: torch.Tensor, axis: int, token: int) -> torch.Tensor:
-    """One token of the first row."""
+    """Return one token of the first row."""
     return value[token] if axis == 0 else value[0].select(axis - 1, token)
 
 
 def _stretch(value: torch.Tensor, axis: int, row: int, first: int, end: int, probe: _Probe) -> torch.Tensor:
-    """Some tokens of one row, as a batch of their own."""
+    """Return some tokens of one row, as a batch of their own."""
     if axis == 0:
         return value[row * probe.tokens + first : row * probe.tokens + end]
     return value[row : row + 1].narrow(axis, first, end - first)

@@ -1,4 +1,4 @@
-"""Threads of this process that share packed rows as processes do, to see what a twin makes of its part of them."""
+"""Threads of this process that share packed rows as processes do, to test a twin on its part."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autopack.runtime.row_group import RowGroup
 
 _T = TypeVar("_T")
 _DONE = object()
-"""What a rank whose work is over hands the others."""
+"""The value that a rank that has finished hands the others."""
 
 
 class ThreadGroup(RowGroup):
-    """The ranks as one of the threads sees them; `laid_out` is where they hand each other what they have."""
+    """The ranks as one of the threads sees them; `laid_out` holds the exchanged values."""
 
     of_processes = False
 
@@ -27,7 +27,7 @@ class ThreadGroup(RowGroup):
         self.barrier, self._laid_out, self._rank = barrier, laid_out, rank
 
     def _of_all(self, value: Any) -> list[Any]:
-        """What every rank has brought, in their order. Raises where some of them have come to their end already."""
+        """Return every rank's value, in order; raise if some have finished already."""
         self._laid_out[self._rank] = value
         self.barrier.wait()
         found = list(self._laid_out)
@@ -37,7 +37,7 @@ class ThreadGroup(RowGroup):
         return found
 
     def end(self) -> None:
-        """Say that this rank exchanges nothing more, and wait until all do."""
+        """Tell the other ranks that this one exchanges nothing more, and wait until all do."""
         self._of_all(_DONE)
 
     @property
@@ -56,15 +56,15 @@ class ThreadGroup(RowGroup):
 
 
 def ranks_of_threads(count: int) -> list[ThreadGroup]:
-    """So many ranks that share rows."""
+    """Return a number of ranks that share rows."""
     barrier, laid_out = threading.Barrier(count), [None] * count
     return [ThreadGroup(barrier, laid_out, rank) for rank in range(count)]
 
 
 def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T]) -> list[_T]:
-    """What a function returns on each of some ranks, which run at the same time.
+    """Return a function's result on each of some ranks, which run at the same time.
 
-    Where one raises, the others no longer wait for it, and what it raised is raised here.
+    If one raises, the others no longer wait for it, and its exception is raised here.
     """
 
     def on_one(group: ThreadGroup) -> _T:

@@ -1,6 +1,6 @@
-"""Functions that somebody has put on a module, for the one that stands in for it: what they hold becomes the other's.
+"""Third-party functions on a module, copied for its stand-in with references to it replaced.
 
-A forward of one's own around a model's commonly holds the forward that was there before, which is bound to the model.
+A user's forward around a model's commonly holds the earlier forward, which is bound to the model.
 Called for a twin it would run the model itself.
 """
 
@@ -18,15 +18,16 @@ from autopack.proving.twin import COPY_OF, NoTwin
 
 
 def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
-    """What is on a module, for the module that stands in for it.
+    """Return an object on a module, rebound to the module that stands in for it.
 
-    Raises `NoTwin` where it holds a part or a tensor of the module, for which nobody knows the stand-in's.
+    Raises `NoTwin` if it holds a part or a tensor of the module whose counterpart in the stand-in
+    is unknown.
     """
     return _Rebinding(module, stand_in).of(value)
 
 
 class _Rebinding:
-    """What stands for a module and its configurations, and functions that have been rebound already."""
+    """The stand-ins of a module and its configurations, and the functions rebound so far."""
 
     def __init__(self, module: nn.Module, stand_in: nn.Module):
         self._module = module
@@ -56,7 +57,7 @@ class _Rebinding:
         return value
 
     def _function(self, function: FunctionType) -> FunctionType:
-        """A function with its cells, defaults and names of its module rebound; itself where nothing changes."""
+        """Return a function with its references to the module rebound; itself if there are none."""
         if id(function) in self._known:
             return self._known[id(function)]
         cells, held = function.__closure__ or (), function.__globals__

@@ -1,9 +1,10 @@
-"""A twin of a model: as small as its class can be made, with all that decides how documents meet as in the whole.
+"""A twin of a model: as small as its class can be, with the same interaction of documents.
 
-What a class does with documents follows from its code and from the words of its configuration, not from how wide it is
-or what it has learned. So a twin (the same class, the same words, some 80,000 random parameters, on the CPU) can be
-audited in the place of a model of any size, wherever that one is. It counts only as far as the two are alike: every
-module of the whole has to be of a kind that the twin has too, and what has none is named, to be proven by itself.
+A class's treatment of documents follows from its code and from the words of its configuration, not
+from its width or its weights. So a twin (the same class, the same words, some 80,000 random
+parameters, on the CPU) can be audited in place of a model of any size, on any device. It counts
+only as far as the two are alike: every module of the whole has to be of a kind that the twin has
+too. Modules without such a kind are named, to be proven by themselves.
 """
 
 from __future__ import annotations
@@ -37,38 +38,41 @@ from autopack.trust import configuration
 from autopack.trust.recorded import Code
 
 MOST_PARAMETERS = 20_000_000
-"""A class that makes more than so many, whatever its configuration says, has sizes of its own: it has no twin."""
+"""Most parameters of a twin: a class that makes more has its own sizes, and no twin."""
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
-"""Where classes come from that modules are put into, or wrapped in, after they have been made."""
+"""Origins of classes that wrap or replace modules' classes after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
     "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
     "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
     "is_8bit_serializable model_tags vocab_size rope_deltas".split()
 )
-"""Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, what its
-model card says (`add_model_tags`, which TRL and others call), how many tokens it has been given embeddings for
-(`resize_token_embeddings` puts that on models whose class has none), or what its last call has left for generation."""
+"""Attributes that do not concern a module's code.
+
+They tell a module's present use, its number among many, the loader of its weights, its model card
+(`add_model_tags`, which TRL and others call), its number of embeddings (`resize_token_embeddings`
+puts that on models whose class has none), or the last call's state for generation.
+"""
 
 COPY_OF = "autopack_copy_of"
-"""Attribute of a function that was put on a twin: the one on the model, which it was made from."""
+"""Attribute of a function that was put on a twin: the model's function that it is a copy of."""
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
-"""What a module is in its place: the class around it, its class, and what is on it that its code may ask for."""
+"""A module's kind: the class around it, its class, and the attributes that its code may read."""
 
 
 class NoTwin(Exception):
-    """A model has no twin; the message says why, in a clause."""
+    """A model has no twin; the message gives the reason, in a clause."""
 
 
 @dataclasses.dataclass
 class Twin:
-    """A twin of a model, and `others`: the outermost modules of the model that are of no kind that the twin has."""
+    """A twin of a model, and `others`: the model's outermost modules of kinds that it lacks."""
 
     model: PreTrainedModel
     others: dict[str, nn.Module]
 
     def counterpart(self, model: PreTrainedModel, name: str) -> nn.Module | None:
-        """The module of the twin that stands for one of the whole: at its place, or else of its kind."""
+        """Return the twin's module for one of the whole: at its place, or else of its kind."""
         wanted, found = Kinds(model).by_name.get(name), Kinds(self.model).by_name
         same = [n for n, kind in found.items() if kind == wanted]
         chosen = name if name in same or (name in found and not same) else next(iter(same), None)
@@ -76,9 +80,9 @@ class Twin:
 
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
-    """Make a twin of a model. Raises `NoTwin` where its class cannot be made from its configuration alone.
+    """Make a twin of a model; raise `NoTwin` if its class needs more than its configuration.
 
-    To be called where neither a default device nor a mode of torch is in force (`apart`).
+    Call it where neither a default device nor a mode of torch is in force (`apart`).
     """
     cls = own_class(model)
     words, code = configuration.describe(model.config), Code(model)
@@ -107,7 +111,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
 
 
 def _keep_vocabulary(config: Any, model: PreTrainedModel) -> None:
-    """Give a twin's configuration the vocabulary of the model where third-party code holds its size as a number."""
+    """Give a twin the model's vocabulary size if third-party code holds it as a number."""
     for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
         size = vars(whole).get("vocab_size")
         if "vocab_size" in vars(part) and size != part.vocab_size and size in _numbers_held(model):
@@ -115,7 +119,7 @@ def _keep_vocabulary(config: Any, model: PreTrainedModel) -> None:
 
 
 def _numbers_held(model: PreTrainedModel) -> set[Any]:
-    """Return the numbers in third-party functions of a model's classes, in its loss, and in the globals they name."""
+    """Return the numbers in third-party functions of a model's classes, loss and their globals."""
     classes = {base for module in model.modules() for base in type(module).__mro__}
     values = [value for cls in classes for value in vars(cls).values()]
     found: set[Any] = set()
@@ -128,7 +132,7 @@ def _numbers_held(model: PreTrainedModel) -> set[Any]:
 
 
 def own_class(model: nn.Module) -> Any:
-    """The class of a module without those that torch derives from it at run time (FSDP, parametrizations)."""
+    """Return a module's class without torch's run-time subclasses (FSDP, parametrizations)."""
     return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith(_RUN_TIME))
 
 
@@ -170,9 +174,9 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
 
 
 def _pad_as(twin: nn.Module, model: nn.Module) -> None:
-    """Have a twin know a token of padding in those of its modules that know one in the model.
+    """Give a twin's modules a token of padding where the model's have one.
 
-    Trainers tell the configuration of one (that of the tokenizer) when the model has been made without.
+    Trainers set the configuration's (from the tokenizer) on a model that has been made without.
     """
     parts = dict(model.named_modules())
     for name, module in twin.named_modules():
@@ -205,7 +209,7 @@ def _check_count(model: nn.Module) -> None:
 
 
 class Kinds:
-    """The kinds of the modules of a model as it is now: those that wrap others at run time are looked through."""
+    """The kinds of a model's modules as it is now; run-time wrappers are looked through."""
 
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
@@ -225,7 +229,7 @@ class Kinds:
             self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
 
     def without(self, known: Kinds) -> list[str]:
-        """The names of the outermost modules of kinds that are not `known`."""
+        """Return the names of the outermost modules whose kind is not `known`."""
         found: list[str] = []
         for name, kind in self.by_name.items():
             if kind in known.all or any(name == other or name.startswith(f"{other}.") for other in found):
@@ -239,7 +243,10 @@ class Kinds:
 
 
 def _flattened(model: nn.Module) -> set[tuple[int, str]]:
-    """Modules, by identity, and the names of their parameters that are views of FSDP's flat ones, set as attributes."""
+    """Return modules, by identity, with names of parameters that are views of FSDP's flat ones.
+
+    FSDP sets these views as attributes.
+    """
     held = [module._parameters for module in model.modules()]
     flat = [parameters["_flat_param"] for parameters in held if "_flat_param" in parameters]
     infos = [
@@ -249,17 +256,18 @@ def _flattened(model: nn.Module) -> set[tuple[int, str]]:
 
 
 def _written(function: Any) -> Any:
-    """The function that somebody has put on a model, also where this is its copy for a twin."""
+    """Return the third-party function on a model, also for its copy on a twin."""
     return getattr(function, "__dict__", {}).get(COPY_OF, function)
 
 
 def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
-    """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type, the
-    names of its parts, and of its parameters which there are and of what class they are.
+    """Yield the attributes of a module that its code may read.
 
-    Attributes that no code of the model reads, and that stand for nothing of its class, are left out: notes of users,
-    and those by which programs find their own again (DeepSpeed, ms-swift).
-    Functions count by identity, so that one which somebody has put there is told from that of the class's own code.
+    They are flags and names as they are, types of numbers and the like, names of parts, and
+    presence and class of parameters. Attributes that no code of the model reads, and that replace
+    nothing of its class, are left out: users' notes, and marks by which programs find their own
+    again (DeepSpeed, ms-swift). Functions count by identity, so that a third-party one is told from
+    the class's own.
     """
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:

@@ -1,15 +1,17 @@
-"""The outputs of a call in the graph of one another, where autopack has made them of the model's results.
+"""The outputs of a call in one another's graphs, where autopack makes them of results.
 
-A model makes its later results of earlier ones, and the caller gets outputs that are joined from these: padded, or put
-together from the batches that documents ran in. In stock an output is the result itself, and a gradient by a state,
-or a hook on it, has its part in the backward pass. So every output gets a place behind its result::
+A model makes its later results of earlier ones. The caller gets outputs that are joined from these:
+padded, or put together from the batches that documents ran in. In stock an output is the result
+itself, and a gradient by a state, or a hook on it, has its part in the backward pass. So every
+output gets a place behind its result::
 
     result 1 ── what the model does ── result 2
        └─ `_Place` ─> output 1 ···········─┴─ `_Place` ─> output 2
 
-Behind the dots nothing goes forward. In backward, the place of output 2 hands on to result 2 what it gets; and where a
-gradient of output 1 is asked for, it sends to output 1 what result 1 gets of that. The place of output 1 takes the same
-out again of what it hands on, so that it does not count twice. Where none is asked for, nothing is sent.
+Behind the dots nothing goes forward. In backward, the place of output 2 passes its gradient on to
+result 2. If a gradient of output 1 is asked for, this place also sends it the share that result 1
+gets from there. The place of output 1 subtracts that share again from the gradient that it passes
+on, so it does not count twice. If none is asked for, nothing is sent.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ Merge = Callable[[str, list[Any]], Any]
 
 @dataclass(eq=False)
 class Result:
-    """Tensors that a model has made, and the way to the output made of them."""
+    """Tensors that a model has made, and their mapping to an output."""
 
     parts: Sequence[torch.Tensor]
     join: Join | None = None
-    """A linear map of the parts to the output; None where the only part is the output."""
+    """A linear map of the parts to the output; None if the only part is the output."""
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
-    """Its transpose, where there is a cheaper way than to differentiate it."""
+    """Its transpose, if that is cheaper than differentiating it."""
     values: Join | None = None
-    """The same as `join`, but for what is put where no part has anything."""
+    """The same as `join`, but with the values that fill places without a part."""
     check: Callable[[torch.Tensor], None] | None = None
-    """Sees the gradient of the output that comes back, and may raise."""
+    """A function that sees the gradient that comes back to the output, and may raise."""
     refuse: Callable[[], None] | None = None
-    """Is called where later outputs have a gradient for it, and raises."""
+    """A function that raises, called if later outputs have a gradient for this one."""
     shape: tuple[int, ...] | None = None
-    """The shape of an output that is to be joined when somebody uses it."""
+    """The shape of an output that is joined at its first use."""
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The output of parts."""
+        """Return the output that parts are joined to."""
         return parts[0] if self.join is None else self.join(parts)
 
     def output(self) -> torch.Tensor:
-        """The output, without a part in any graph."""
+        """Return the output, detached from any graph."""
         parts, join = [part.detach() for part in self.parts], self.values or self.joined
         if self.shape is not None:
             return _empty(parts[0], self.shape)
@@ -60,7 +62,7 @@ class Result:
 
 
 def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
-    """The outputs that results are joined to, each in the graph of all later ones."""
+    """Return the outputs that results are joined to, each in the graph of all later ones."""
     found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
     for result in results:
         waits = result.shape is not None
@@ -73,7 +75,7 @@ def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
 
 
 def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor | None) -> dict[str, Any]:
-    """Outputs put together from those of several runs, by a linear function of their name and parts, and the loss."""
+    """Return outputs merged from several runs by a linear function of name and parts, and loss."""
     results: dict[tuple[int, ...], Result] = {}
     found = {name: _merged(name, parts, merge, results) for name, parts in runs.items()}
     if loss is not None:
@@ -83,7 +85,7 @@ def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor |
 
 
 def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Result]) -> Any:
-    """The parts of several runs as a result, which is put among the others."""
+    """Return the parts of several runs as a result, and add it to `results`."""
     if isinstance(parts[0], tuple | list):
         return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
     if (known := results.get(tuple(map(id, parts)))) is not None:
@@ -121,7 +123,7 @@ def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
 
 
 class _Sent:
-    """What later places send to an output. It does not hold that output, which holds the graph."""
+    """Gradients that later places send to an output, without that output, which holds the graph."""
 
     def __init__(self, way: Result, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]
@@ -132,14 +134,14 @@ class _Sent:
         self._parts: list[torch.Tensor] = []
 
     def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
-        """Whether the backward pass that is under way asks for a gradient of the output, which `node` makes."""
+        """Return True if this backward pass wants a gradient of the output, which `node` makes."""
         output = None if self.output is None else self.output()
         if to_every_leaf:  # of one that waits nothing was asked for
             return bool(self.hooks) or (type(output) is torch.Tensor and output.retains_grad)
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """Note gradients of the parts of the result, and give that of the output."""
+        """Note gradients of the result's parts, and return the output's gradient."""
         if all(part is None for part in parts):
             return None
         if self.refuse is not None:
@@ -150,14 +152,14 @@ class _Sent:
         return self.joined(given)
 
     def taken(self) -> list[torch.Tensor] | None:
-        """What this backward pass has sent, which is forgotten."""
+        """Return the gradients that this backward pass has sent, and forget them."""
         found = self._parts if self._task == torch._C._current_graph_task_id() else None
         self._task, self._parts = -1, []
         return found
 
 
 class _Stand(torch.autograd.Function):
-    """Stands for a tensor, without its memory, where something is differentiated that has been made of it."""
+    """A stand-in for a tensor, without its memory, in the differentiation of a function of it."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
@@ -211,9 +213,9 @@ def _split(way: Result, stands: Sequence[torch.Tensor], gradient: torch.Tensor) 
 
 
 class _Waiting(torch.Tensor):
-    """An output that nobody has used yet: what uses it, by whatever function of torch, finds a plain tensor.
+    """An output that is not in use yet: any function of torch that uses it finds a plain tensor.
 
-    Code that passes by torch's functions finds no numbers in it (NaN).
+    Code that bypasses torch's functions finds no numbers in it (NaN).
     """
 
     @classmethod
@@ -242,13 +244,13 @@ def _fill(output: Any) -> None:
 
 
 def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of a shape in the memory of one number, which is none."""
+    """Return a tensor of a shape in the memory of one number: NaN, or 0 for integers."""
     number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
     return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """A number that grows along the graph."""
+    """Return a number that grows along the graph."""
     return -1 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 

@@ -1,7 +1,8 @@
-"""Does anybody read what a model gives at padding? The gradient that comes back to its output there says so.
+"""Find out if code outside reads a model's output at padding, by the gradient that comes back.
 
-Without its padding a batch gives zeros there, which is all the same to whoever masks them out. A sum over all columns
-or a score of all of them is another number then. So the first batches that are differentiated run as they came.
+Without its padding a batch gives zeros there, which does not matter to code that masks them out. A
+sum over all columns or a score of all of them is another number then. So the first batches that are
+differentiated run as they came.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class PaddingRead:
-    """What is known of one model."""
+    """Observations of the use of one model's outputs at padding."""
 
     def __init__(self) -> None:
         self.looks = 0  # batches that ran as they came, to find it out
@@ -37,16 +38,17 @@ class PaddingRead:
         self.writes: str | None = None  # the module that keeps state, and what it writes, where one does
         self.where: str | None = None  # the part of its output that is read at padding, where one is
         self._looked_at: list[weakref.ref[torch.Tensor]] = []
-        """The tokens of the batches that ran as they came: checkpoints run them again when they are differentiated."""
+        """The tokens of batches that ran as they came: checkpoints repeat them in backward."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_looked_at": []}
 
     def why_to_keep(self, tokens: torch.Tensor, has_labels: bool, trained: bool, before: int) -> str | None:
-        """Why a padded batch, `tokens` (rows, columns, ...), is to run as it came; None where it need not.
+        """Return the reason why a batch, `tokens` (rows, columns, ...), keeps its padding, or None.
 
-        A loss that the model makes of labels does not read padding; others are outside of it. Nothing comes back to a
-        model that is not `trained`. `before` is the number of batches that have run without their padding.
+        A loss that the model makes of labels does not read padding; others are outside of it. No
+        gradient comes back to a model that is not `trained`. `before` is the number of batches that
+        have run without their padding.
         """
         if self.where is not None:
             return f"{self.where} of its output was read at padding: a gradient came back to it there"
@@ -59,19 +61,19 @@ class PaddingRead:
         return LOOKS if self.is_due(before) or not self.answered else None
 
     def why_state_stays(self, model: nn.Module, before: int) -> str | None:
-        """Why a padded batch of a model in training is to run as it came, for state that its modules keep, or None."""
+        """Return the reason why a padded training batch stays, for state of modules, or None."""
         if self.writes is not None:
             return f"{self.writes} in a training call, and keeps state of all columns as stock does"
         return LOOKS_AT_STATE if self.is_due(before) and not _is_run_again() and State(model) else None
 
     def look_at_state(self, state: State, before: int, counts: bool) -> None:
-        """Look at what a call that ran as it came has written; it `counts` where nothing else of it is looked at."""
+        """Note the state that an unchanged call wrote; `counts` if it is the call's only check."""
         self.writes = self.writes or state.changed()
         if counts and not _is_run_again():
             self.looks, self.due_at = self.looks + 1, 2 * (before + self.looks + 1)
 
     def is_due(self, before: int) -> bool:
-        """Whether padding is to be looked at in the next batch: at numbers 1, 2, 4, 8 and so on, or soon after."""
+        """Return True if padding is to be checked in the next batch: 1, 2, 4, 8, ... or so."""
         return before + self.looks + 1 >= self.due_at
 
     def look(
@@ -82,9 +84,13 @@ class PaddingRead:
         tokens: torch.Tensor | None = None,
         refuses: bool = False,
     ) -> None:
-        """Look at the gradients that come back to an output of a batch that ran as it came, or `refuses` where not.
+        """Watch the gradients that come back to an output at padding.
 
-        `sides` say where real tokens are, (rows, columns), in the parts of the output whose names begin so.
+        The batch ran as it came; or else it ran without its padding, and gradients there raise
+        (`refuses`).
+
+        `sides` are masks of real tokens, (rows, columns), each with the prefix of its parts' names
+        in the output.
         """
         if _is_run_again():
             return
@@ -110,12 +116,12 @@ class PaddingRead:
             self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
 
     def refuse(self, name: str) -> None:
-        """Raise, where something beside the loss of the labels has read a part of the output at padding."""
+        """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""
         self.where = name
         raise UnsupportedModel(
             f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
             f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
-            f"now on, so run this step again; autopack.enable(model, unpad='never') keeps it from the beginning."
+            f"now on, so run this step again; autopack.enable(model, unpad=False) keeps it from the beginning."
         )
 
     def _arrived(self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor) -> None:
@@ -131,14 +137,13 @@ class PaddingRead:
             self.where = name
             logger.warning(
                 "What this model gives at padding (%s) is read by what comes after it, and counts there: padded "
-                "batches keep their padding from now on. If nobody should read it, mask it out; unpad='always' does "
-                "not look.",
+                "batches keep their padding from now on. If nobody should read it, mask it out.",
                 name,
             )
 
 
 def _is_run_again() -> bool:
-    """Whether a backward pass is under way, in which checkpoints run what ran before."""
+    """Return True if a backward pass is running, in which checkpoints repeat earlier calls."""
     return torch._C._current_graph_task_id() != -1
 
 

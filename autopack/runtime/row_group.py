@@ -24,9 +24,9 @@ class RowGroup:
 
     @classmethod
     def of(cls, value: Any) -> RowGroup | None:
-        """The group that a user gives: a process group or a mesh of one dimension; None for one process alone.
+        """Return the user's group (process group or one-dimensional mesh); None for one process.
 
-        Raises `ValueError` for anything else, and where this process is not in it.
+        Raises `ValueError` for anything else, and if this process is not in it.
         """
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
@@ -56,7 +56,7 @@ class RowGroup:
 
     @property
     def group(self) -> Group:
-        """The process group. Raises `UnsupportedModel` where it was lost."""
+        """The process group. Raises `UnsupportedModel` if it was lost."""
         if self._group is None:
             raise UnsupportedModel(
                 "this model was enabled with sequence_parallel=... and then pickled, and process groups cannot be: "
@@ -66,35 +66,35 @@ class RowGroup:
 
     @property
     def ranks(self) -> int:
-        """How many processes share a row."""
+        """Number of processes that share a row."""
         return torch.distributed.get_world_size(self.group)
 
     @property
     def rank(self) -> int:
-        """Which part of a row this process has, from 0."""
+        """Number of this process's part of a row, from 0."""
         return torch.distributed.get_rank(self.group)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """The integers of all ranks, (ranks, ...) for (...) of the same shape on each. Has no gradients."""
+        """Return the integers of all ranks, (ranks, ...) for (...) on each; no gradients."""
         found = [torch.empty_like(values) for _ in range(self.ranks)]
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
-        """`exchange` without gradients."""
+        """Exchange as `exchange` does, without gradients."""
         found = torch.empty_like(parts, memory_format=torch.contiguous_format)
         torch.distributed.all_to_all_single(found, parts.contiguous(), group=self.group)
         return found
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Hand part i of (ranks, ...) to rank i: part j of what comes back is what rank j has handed to this one."""
+        """Hand part i of (ranks, ...) to rank i; return rank j's part for this rank as part j."""
         found: torch.Tensor = _AllToAll.apply(parts, self)
         return found
 
     def whole(self, part: torch.Tensor, columns: int) -> torch.Tensor:
-        """The parts of all ranks put together at this axis: whole rows, the same on each. Gradients add up.
+        """Return the parts of all ranks joined at this axis, as whole rows; gradients add up.
 
-        What a rank makes of whole rows is made on every rank; of that, each keeps its `part`.
+        All ranks compute the results of whole rows; each keeps its `part` of them.
         """
         if part.is_floating_point():
             found = self.exchange(part[None].expand(self.ranks, *part.shape))
@@ -103,13 +103,13 @@ class RowGroup:
         return torch.cat(found.unbind(0), dim=columns)
 
     def part(self, whole: torch.Tensor, columns: int) -> torch.Tensor:
-        """This rank's part of whole rows, whose columns lie at this axis."""
+        """Return this rank's part of whole rows, whose columns lie at this axis."""
         size = whole.shape[columns] // self.ranks
         return whole.narrow(columns, self.rank * size, size)
 
 
 class _AllToAll(Function):
-    """The exchange is its own transpose, so gradients go back the same way."""
+    """The exchange of parts: it is its own transpose, so gradients go back the same way."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, rows: RowGroup) -> torch.Tensor:

@@ -1,15 +1,16 @@
-"""What runs more than once in a call: on one batch of documents after another, for other ranks, and in backward.
+"""Repeated runs within a call: on batches of documents in turn, for other ranks, in backward.
 
 Each run begins with the buffers that the documents alone would begin with.
 
-Under FSDP and ZeRO-3 a run of a module waits for the same run on every rank that has a share of its parameters, and so
-does its backward. Where autopack runs a module once for each batch of documents, a rank that has fewer of them goes on
-with *idle* runs: one of its own again, that leaves nothing behind and whose results are in the graph of those that
-count, with a gradient of zero.
+Under FSDP and ZeRO-3 a run of a module waits for the same run on every rank with a share of its
+parameters, and so does its backward. Where autopack runs a module once for each batch of documents,
+a rank with fewer batches goes on with *idle* runs. An idle run repeats one of its own, leaves
+nothing behind, and its results are in the graph of those that count, with a gradient of zero.
 
-A layer that gradient checkpointing recomputes in backward sees the documents of the forward it belongs to. The scope of
-a forward is bound into every `_gradient_checkpointing_func` of an enabled model, and into the functions of torch's
-checkpoint wrappers around its modules (`apply_activation_checkpointing`, which accelerate's FSDP plugin uses).
+A layer that gradient checkpointing recomputes in backward sees the documents of the forward it
+belongs to. The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled
+model, and into the functions of torch's checkpoint wrappers around its modules
+(`apply_activation_checkpointing`, which accelerate's FSDP plugin uses).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from autopack.runtime.scope import Scope, ambient, in_force
 
 
 class Buffers:
-    """What the buffers of a module hold that a forward in training may write to.
+    """The contents of a module's buffers that a forward in training may write to.
 
-    A spectral norm takes a step of its power iteration in every forward. A document alone begins where the call began,
-    and so does every part of a packed call that runs the module again. Left out is what counts all that has been seen
-    (batch norms), to which every run adds.
+    A spectral norm takes a step of its power iteration in every forward. A document alone begins
+    where the call began, and so does every part of a packed call that runs the module again.
+    Buffers that count all inputs so far (batch norms) are left out: every run adds to them.
     """
 
     def __init__(self, module: nn.Module):
@@ -47,7 +48,7 @@ class Buffers:
         self._versions = [buffer._version for _, _, buffer, _ in self._held]
 
     def put_back(self) -> bool:
-        """Give the buffers what they held; whether anything had been written to them."""
+        """Restore the buffers' contents; return True if any had been written to."""
         written = False
         for number, (owner, name, buffer, held) in enumerate(self._held):
             if dict(owner._buffers).get(name) is not buffer:
@@ -60,10 +61,10 @@ class Buffers:
 
 
 class Found:
-    """What tensors the modules of a model held, in buffers or as attributes, when a call began.
+    """The tensors in the buffers and attributes of a model's modules at the beginning of a call.
 
-    Code that keeps something of a row in them hands it on to later calls, and what a document gets alone is what it
-    gets where nothing of that has happened.
+    Code that keeps something of a row in them hands it on to later calls. A document alone gets its
+    results without that.
     """
 
     def __init__(self, model: nn.Module):
@@ -76,13 +77,13 @@ class Found:
         ]
 
     def renew(self) -> None:
-        """Give the model copies of them. Those that it has are left as they are: a graph may have kept them."""
+        """Give the model copies of them; the old ones stay, for graphs may have kept them."""
         for held, name, value in self._held:
             held[name] = value.clone()
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """A module's forward, of which all runs but the first begin with the buffers that the first began with."""
+    """Return a module's forward whose later runs begin with the first run's buffers."""
     if not module.training or next(module.buffers(), None) is None:
         return original
     kept = Buffers(module)
@@ -95,10 +96,11 @@ def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Ca
 
 
 class Steps:
-    """The runs of one module in one call on this rank, and how many there are on the rank that has most.
+    """The runs of one module in one call on this rank, and their largest number on any rank.
 
-    Before each run but the first, and when it has no more, a rank asks all others over `groups` whether anybody goes
-    on. `total` is what they have agreed on already, for a call that is recomputed in backward; then nobody is asked.
+    Before each run but the first, and when it has no more, a rank asks all others over `groups` if
+    any goes on. `total` is the number agreed on earlier, for a call that is recomputed in backward;
+    then no rank asks.
     """
 
     def __init__(self, groups: Sequence[Group], total: int | None = None):
@@ -107,15 +109,15 @@ class Steps:
         self.count = 0  # runs of this rank so far
 
     def begin(self) -> None:
-        """Begin a run of one's own."""
+        """Begin a run that this rank needs itself."""
         if self.count and self._total is None:
             _any(self._groups, True)
         self.count += 1
 
     def idle(self, obstacle: str | None = None) -> Iterator[None]:
-        """Once for each run that this rank has yet to make for the sake of others.
+        """Yield once for each run that this rank has yet to make for other ranks.
 
-        Where there is an `obstacle` on some rank that has to, every rank raises `UnsupportedModel`.
+        If a rank that has to has an `obstacle`, every rank raises `UnsupportedModel`.
         """
         while self.count < self._total if self._total is not None else _any(self._groups, False, obstacle):
             self.count += 1
@@ -123,7 +125,7 @@ class Steps:
 
 
 def most(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
-    """The largest of each value over the ranks of all groups together, all of which have to ask."""
+    """Return the largest of each value over the ranks of all groups; all have to call it."""
     found = list(values)
     for group in groups:
         # Where a group can do so on the CPU, no device is waited for.
@@ -167,7 +169,7 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
-    """An output with the results of idle runs in its graph: each part of theirs in that of the same part of `kept`."""
+    """Return an output with idle runs' results in its graph, each in its part's."""
     if not idle:
         return kept
     if isinstance(kept, torch.Tensor):
@@ -184,7 +186,7 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
 
 
 class _Idle(torch.autograd.Function):
-    """The first of its inputs; the others get zeros wherever it gets a gradient."""
+    """The first of its inputs; in backward the others get zeros."""
 
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
@@ -229,7 +231,7 @@ class _Rebound:
 
 
 def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """A function in a scope; a partial stays one, since checkpoint functions of others look at what it holds."""
+    """Return a function in a scope; a partial stays one, for third-party code that opens it."""
     if isinstance(function, partial):
         return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
     return _Rebound(function, scope)
@@ -248,7 +250,7 @@ class BoundCheckpoint:
 
 
 def bind_checkpointing(modules: list[nn.Module]) -> None:
-    """Wrap every checkpoint function of `modules` that is not wrapped yet: one may have been set since."""
+    """Wrap every checkpoint function of `modules` that is not wrapped yet."""
     for held, name, function in _checkpoint_functions(modules):
         if not isinstance(function, BoundCheckpoint):
             held[name] = BoundCheckpoint(function)

@@ -1,7 +1,8 @@
-"""How attention, masks and mixers learn the documents of the forward that they run in.
+"""Scopes, by which attention, masks and mixers learn the documents of the forward that they run in.
 
-The entry of an enabled model puts a *scope* in force for its forward; sites read it. A module that mixes tokens has a
-*mark*, by which its site knows whose it is: one that is reached without its model's scope raises `OutsideForward`.
+The entry of an enabled model puts a *scope* in force for its forward; sites read it. A module that
+mixes tokens has a *mark* that names its enabled model: without that model's scope, its site raises
+`OutsideForward`.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ NO_ENTRY = -1  # level of an activation that no entry has opened
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """What a module that mixes tokens has to know when it is called."""
+    """Facts that a module that mixes tokens needs in a call."""
 
     link: Link  # the way to the enabled model that it is a part of
     way: Way | None = None  # how it is kept within documents, where it is a mixer
     adjustment: Callable[..., Any] | None = None
-    """What is done to its queries, keys and values, where it is attention that needs it."""
+    """A function of its queries, keys and values, if it is attention that needs one."""
     mixes: bool = True
-    """Whether it mixes tokens of documents; no part that takes no tokens (a vision tower) does, and no attention within
-    each token or within media."""
+    """True if it mixes tokens of documents.
+
+    A part that takes no tokens (a vision tower) does not, nor does attention within each token or
+    media.
+    """
     reads_encoder: bool = False  # whether it is cross-attention, which reads what the encoder has made
     reads_images: bool = False  # whether it is attention from text to images
 
@@ -51,35 +55,35 @@ class Mark:
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """The mark of a module; None for one that belongs to no enabled model or mixes no tokens."""
+    """Return the mark of a module; None if it belongs to no enabled model or mixes no tokens."""
     return module.__dict__.get(MARK)
 
 
 def is_severed(module: nn.Module) -> bool:
-    """Whether a module has a mark of an enabled model that it is no longer a part of."""
+    """Return True if a module has a mark of an enabled model that it is no longer a part of."""
     mark = mark_of(module)
     return mark is not None and mark.model is None
 
 
 def holds_marks(model: nn.Module) -> bool:
-    """Whether a module of this model belongs to an enabled model."""
+    """Return True if a module of this model belongs to an enabled model."""
     return any(MARK in module.__dict__ for module in model.modules())
 
 
 def enabled_in(model: nn.Module) -> EnabledModel | None:
-    """The enabled model that parts of this model belong to, or None."""
+    """Return the enabled model that parts of this model belong to, or None."""
     marks = (mark_of(module) for module in model.modules())
     return next((mark.model for mark in marks if mark is not None), None)
 
 
 def handle_of(model: nn.Module) -> Any:
-    """The handle of an enabled model, or None."""
+    """Return the handle of an enabled model, or None."""
     return model.__dict__.get(HANDLE)
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """What sites may know of one forward of one enabled model."""
+    """The facts about one forward of one enabled model that sites may read."""
 
     model: EnabledModel
     layout: PackedLayout | None = None  # where its documents lie; None for a call that packs nothing
@@ -88,18 +92,21 @@ class Scope:
     images: SeenImages | None = None  # which images each document reads, where text attends to images across
     want_weights: bool = False  # whether attention weights are asked for
     as_batch: bool = False
-    """Whether the documents are the rows of a batch that shares what depends on its longest row (dynamic rope)."""
+    """True if documents are rows of a batch with its longest row's values (dynamic rope)."""
     stock: bool = False  # whether the model runs as it would without autopack, whatever the call declares
     refusal: str | None = None
-    """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
+    """The reason why nothing in this forward may mix tokens, or None.
+
+    The text ends a sentence that begins with a class name.
+    """
     shared: RowGroup | None = None
-    """The processes that share the rows of `layout`, where each has a part of their columns."""
+    """The processes that share the rows of `layout`, if each has a part of their columns."""
     prefixes: Prefixes | None = None
-    """What the documents of `layout` begin with in common, where the row that runs holds that once."""
+    """The common beginnings of `layout`'s documents, if the row that runs holds them once."""
     in_step: bool = False
-    """Whether the number of runs of this module is kept the same on all ranks (`autopack.runtime.runs`)."""
+    """True if all ranks run this module equally often (`autopack.runtime.runs`)."""
     agreed: dict[int, int] = field(default_factory=dict)
-    """How many those are, by the identity of the module: a recomputation in backward makes as many."""
+    """Those numbers of runs, by the module's identity: a recomputation makes as many."""
 
 
 class Activation:
@@ -111,7 +118,7 @@ class Activation:
         self.scope = scope
         self.outer = outer  # what was in force before, and will be again
         self.plan = plan
-        """What the entry has decided about the call (`autopack.calls.plan.Plan`); None in a recomputation."""
+        """The entry's plan of the call (`autopack.calls.plan.Plan`); None in a recomputation."""
         self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
         self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
         self.deepest = level  # the deepest level that has been entered, whether or not it has been left
@@ -123,7 +130,7 @@ class Activation:
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
-        """Pass an entry further in: all is done, only its exit has to be told from that of the scope."""
+        """Pass an inner entry: all is done, only its exit has to be told from the scope's."""
         self.passed = (*self.passed, level)
         self.deepest = max(self.deepest, level)
 
@@ -132,7 +139,7 @@ _HELPERS = ("autopack.", "torch._dynamo.", "contextlib")
 
 
 def _calling_frame() -> FrameType | None:
-    """The frame that runs the forward: the innermost one that is no helper's, of autopack, Dynamo or contextlib."""
+    """Return the frame of the forward: the innermost outside autopack, Dynamo and contextlib."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HELPERS):
         frame = frame.f_back
@@ -147,7 +154,7 @@ def _running(wanted: FrameType | None) -> bool:
 
 
 class Ambient(threading.local):
-    """What is in force in this thread."""
+    """The scope in force in this thread."""
 
     # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so that no
     # graph depends on whether it has been.
@@ -161,10 +168,10 @@ ambient = Ambient()
 
 
 def current() -> Activation | None:
-    """The innermost activation of this thread whose forward is running, or None.
+    """Return the innermost activation of this thread whose forward is running, or None.
 
-    Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. What such a forward leaves
-    behind is dropped here: its frame is no longer on the stack.
+    Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. The
+    activation of such a forward is dropped here: its frame is no longer on the stack.
     """
     activation = ambient.activation
     if torch.compiler.is_compiling():
@@ -175,19 +182,19 @@ def current() -> Activation | None:
 
 
 def running_scope() -> Scope | None:
-    """The scope of the innermost forward that is running in this thread, or None."""
+    """Return the scope of the innermost forward that is running in this thread, or None."""
     activation = current()
     return None if activation is None else activation.scope
 
 
 def of_model(model: EnabledModel) -> Activation | None:
-    """The activation of this thread, where it is of this model."""
+    """Return the activation of this thread, if it belongs to this model."""
     activation = current()
     return activation if activation is not None and activation.scope.model is model else None
 
 
 def close(model: EnabledModel, level: int) -> Activation | None:
-    """Leave the entry of `level`; leaving the first one ends the activation, which is returned then."""
+    """Leave the entry of `level`. Leaving the first one ends the activation, and returns it."""
     activation = ambient.activation
     if activation is None or activation.scope.model is not model or activation.passed[-1:] != (level,):
         return None  # an entry that raised has put nothing in force
@@ -201,7 +208,7 @@ def close(model: EnabledModel, level: int) -> Activation | None:
 
 @contextmanager
 def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None) -> Iterator[None]:
-    """Have a scope in force that no entry has opened; `frame` runs it, by default that of the caller."""
+    """Put a scope in force without an entry; `frame` runs it, by default the caller's."""
     outer = ambient.activation
     ambient.activation = Activation(scope, outer, level, frame=frame)
     try:
@@ -219,7 +226,7 @@ def stock(model: EnabledModel) -> Iterator[None]:
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Run a part of the forward that is under way in a scope with other `fields`."""
+    """Run a part of the current forward in a scope with other `fields`."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -228,12 +235,12 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def without_layout() -> AbstractContextManager[None]:
-    """Run a part of the forward that is under way as if it were not packed."""
+    """Run a part of the current forward as if it were not packed."""
     return changed(layout=None, memory=None)
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
-    """The scope of the forward that `module` runs in, or None where the module belongs to no enabled model.
+    """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
     With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
@@ -267,7 +274,7 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
-    """Raise `UnsupportedModel` for attention over the rows of a packed forward by a module that was not there before.
+    """Raise `UnsupportedModel` for a new module's attention over the rows of a packed forward.
 
     It belongs to no enabled model, so it would take the documents of a row for one.
     """
@@ -284,9 +291,10 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 def check_arrival(module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` where a module that mixes tokens has run in a packed forward, past its site.
+    """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
 
-    Raises `OutsideForward` where it has run in none, as its site would have: a copy has no sites until it is called.
+    Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
+    it is called.
     """
     activation, mark = ambient.activation, mark_of(module)
     if mark is None or torch.compiler.is_compiling():
@@ -307,6 +315,6 @@ def check_arrival(module: nn.Module, output: Any) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether what ran is the compiled form of the forward that its class has, in which arrival leaves no trace."""
+    """Return True if its class's compiled forward ran, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
     return getattr(method, "__self__", None) is module and getattr(method, "__func__", None) is type(module).forward

@@ -1,4 +1,4 @@
-"""What became of the calls of one enabled model, counted on the host."""
+"""Counts, on the host, of the calls of one enabled model and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ after_each: Callable[[], None] | None = None  # called when a call has been coun
 
 
 class Volume(NamedTuple):
-    """How much some calls held, and how much of it was computed."""
+    """The size of some calls, and of their computed part."""
 
     calls: int = 0
     rows: int = 0  # rows that ran; a padded batch that ran as a packed row is one
     columns: int = 0
-    """Columns that ran, over all rows: each of them costs what a token costs. Of an encoder-decoder, those of both."""
+    """Columns that ran, over all rows (and halves): each costs as much as a token."""
     tokens: int = 0  # real tokens of them, and those that were shared
     documents: int = 0
     skipped: int = 0  # columns of padding that came and did not run
@@ -32,9 +32,10 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Packed rows that run as the rows that they are.
+        """Return the size of packed rows that run as they are.
 
-        Several documents of one token each at the end of a row are padding that nothing marks (position 0 for each).
+        Several documents of one token each at the end of a row are padding without a mark (position
+        0 for each).
         """
         columns, lengths = int(layout.bounds[-1]), np.diff(layout.bounds)
         if layout.is_padding is None:
@@ -45,7 +46,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_row(cls, documents: int, *halves: Padding, saved: int = 0) -> Volume:
-        """A batch whose real tokens run as one row, or as one for each half of an encoder-decoder.
+        """Return the size of a batch whose real tokens run as one row, or one per half.
 
         `saved` of them do not run, since another row began with the same ones.
         """
@@ -55,36 +56,39 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_batch(cls, *halves: np.ndarray) -> Volume:
-        """A batch that runs as it came, one document per row; true at real tokens, (rows, columns) for each half."""
+        """Return the size of a batch that runs as it came, one document per row.
+
+        Each half is a mask, (rows, columns), that is True at real tokens.
+        """
         rows, columns = len(halves[-1]), sum(real.size for real in halves)
         return cls(1, rows, columns, sum(int(real.sum()) for real in halves), rows)
 
     def without_padding(self) -> Volume:
-        """The same with its padding taken out before it runs."""
+        """Return the same calls with their padding taken out before they run."""
         return self._replace(columns=self.tokens - self.shared, skipped=self.skipped + self.columns - self.tokens)
 
     def plus(self, other: Volume) -> Volume:
-        """Both together."""
+        """Return the sum of both."""
         return Volume(*map(int.__add__, self, other))
 
     def minus(self, other: Volume) -> Volume:
-        """What of this volume came after the other one, which is a part of it."""
+        """Return this size without an earlier one that is a part of it."""
         return Volume(*map(int.__sub__, self, other))
 
     @property
     def fill(self) -> float:
-        """Share of the columns that ran that are real tokens; 1 where nothing ran."""
+        """Share of real tokens in the columns that ran; 1 if nothing ran."""
         return (self.tokens - self.shared) / self.columns if self.columns else 1.0
 
     @property
     def padding_skipped(self) -> float:
-        """Share of the columns that came that are padding and did not run."""
+        """Share of padding that did not run in the columns that came."""
         came = self.columns + self.skipped + self.shared
         return self.skipped / came if came else 0.0
 
     @property
     def amount(self) -> str:
-        """How many tokens ran in how many columns, in words."""
+        """The number of tokens that ran and of their columns, in words."""
         shared = f", {self.shared:,} of them computed with those of another row," if self.shared else ""
         return f"{self.tokens:,} real tokens{shared} in {self.columns:,} columns"
 
@@ -101,25 +105,25 @@ class Volume(NamedTuple):
 
 @dataclass
 class Tally:
-    """What became of the calls of one enabled model; calls of generation are not counted."""
+    """The outcomes of one enabled model's calls; calls of generation are not counted."""
 
     batches: int = 0  # padded batches that ran as a packed row
     tokens: int = 0  # real tokens in them
     padding: int = 0  # padding tokens in them, which were not computed
     left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
     refused: Counter[str] = field(default_factory=Counter)
-    """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
+    """Calls that autopack would have refused, and that ran as without it, by reason."""
     apart: Counter[str] = field(default_factory=Counter)
     """Batches whose rows began alike and were computed one by one, by reason."""
     after_padding: int = 0
-    """Padded batches that ran as a packed row, without the terms of stock's loss that are predicted at padding."""
+    """Padded batches run as a packed row, without stock's loss terms predicted at padding."""
     unmasked: bool = False
-    """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
+    """True if a batch that looks padded came unmasked, so that all its padding ran."""
     training: Volume = field(default_factory=Volume)
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
     _began: float | None = None
-    """When the first call in training came in this process, in seconds; of a copy, its first."""
+    """Time of the first training call in this process, in seconds; of a copy, the copy's first."""
     _latest: float = 0.0
     _before: int = 0  # real tokens of the training calls before that one
     _between: int = 0  # real tokens of the training calls from that one on, without those of the latest
@@ -128,7 +132,7 @@ class Tally:
         return {**self.__dict__, "_began": None}
 
     def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
-        """Count a call that is about to run, or one that runs otherwise than it was counted before."""
+        """Count a call that is about to run, or recount one that runs otherwise."""
         if instead_of is not None:
             volume = volume.minus(instead_of)
         if not trains:
@@ -144,7 +148,7 @@ class Tally:
             after_each()
 
     def add(self, other: Tally) -> None:
-        """Count what became of the calls of the same model in another process of this machine as well."""
+        """Add the counts of the same model in another process of this machine."""
         for name in ("batches", "tokens", "padding", "after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unmasked = self.unmasked or other.unmasked
@@ -154,35 +158,37 @@ class Tally:
 
     @classmethod
     def of_plain(cls, counted: dict[str, Any]) -> Tally:
-        """A tally with the counts that `vars` of another one has, once JSON has had them."""
+        """Return a tally with the counts in another one's `vars`, once JSON has had them."""
         volumes = {name: Volume(*counted[name]) for name in ("training", "evaluation")}
         reasons = {name: Counter(counted[name]) for name in ("left", "refused", "apart")}
         return cls(**{**counted, **volumes, **reasons})
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Real tokens per second from the first training call to the latest, with all that came between them."""
+        """Real tokens per second, over all time from the first training call to the latest."""
         if self._began is None or self._latest <= self._began:
             return None
         return self._between / (self._latest - self._began)
 
     def count(self, *halves: Padding, batches: int = 1) -> None:
-        """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder; with -1 `batches` no
-        longer, since it could not after all."""
+        """Count a batch that runs as a packed row, or as one per half of an encoder-decoder.
+
+        With -1 `batches`, take it out of the count, since it could not run so after all.
+        """
         self.batches += batches
         self.tokens += batches * sum(padding.tokens for padding in halves)
         self.padding += batches * sum(padding.real.size - padding.tokens for padding in halves)
 
     @property
     def trained(self) -> str | None:
-        """What ran in training, in words; None where nothing did."""
+        """The tokens that ran in training, in words; None if none did."""
         if not self.training.calls:
             return None
         rate = self.tokens_per_second
         return str(self.training) + ("" if rate is None else f", {rate:,.0f} real tokens per second")
 
     def counted(self) -> dict[str, Any]:
-        """What has been counted so far, by attribute: a later count leaves it as it is."""
+        """Return the counts so far, by attribute; a later count does not change them."""
         return {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
     @contextmanager
@@ -217,8 +223,10 @@ class Tally:
 
 
 def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
-    """How many documents stand in runs of two or more at the end of a row, where `single` says which have one token and
-    `ends` which are the last of their row, (documents,) both."""
+    """Return the number of one-token documents in runs of two or more at the end of a row.
+
+    `single` is True for documents of one token, `ends` for the last of a row, (documents,) both.
+    """
     if not (single[1:] & single[:-1]).any():
         return 0
     rows = np.split(single, np.flatnonzero(ends) + 1)
@@ -227,5 +235,5 @@ def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
 
 
 def number_of(count: int, what: str) -> str:
-    """So many of what is a call, a document or a batch, in words."""
+    """Return a number of calls, documents or batches, in words."""
     return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")

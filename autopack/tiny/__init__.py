@@ -3,8 +3,9 @@
     model = tiny.build("qwen3_next", attn_implementation="sdpa")
     ids = tiny.tokens(model.config, 1, 33)
 
-They are small enough to build in milliseconds, hold a layer of every kind that their type has, use windows, chunks and
-key budgets shorter than a short document, and have parameters large enough for leaked context to show in the logits.
+They build in milliseconds and hold a layer of every kind that their type has. Windows, chunks and
+key budgets are shorter than a short document, and parameters are large enough for leaked context to
+show in the logits.
 """
 
 from autopack.registry import first_position

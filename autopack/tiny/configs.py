@@ -20,7 +20,8 @@ from autopack.tiny import rules
 
 
 class CannotBuild(ValueError):
-    """The installed transformers cannot build a tiny model of this type; the message names the type and says why."""
+    """Raised if the installed transformers cannot build a tiny model of a type; names it and the
+    reason."""
 
     def __init__(self, model_type: str, reason: str | BaseException) -> None:
         text = " ".join(str(reason).split())
@@ -43,13 +44,13 @@ TASKS = {
     "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
     "multimodal-lm": "MODEL_FOR_MULTIMODAL_LM_MAPPING",
 }
-"""What a model is built for, and transformers' mapping of the types that have a class for it."""
+"""Tasks of models, with transformers' mapping of the types that have a class for each."""
 
 
 def types_for(task: str) -> list[str]:
-    """Return all model types that the installed transformers maps to a task (one of `TASKS`), sorted.
+    """Return all model types that the installed transformers maps to a task of `TASKS`, sorted.
 
-    Those registered with transformers' auto classes in this process are among them.
+    Types registered with transformers' auto classes in this process are among them.
     """
     registered = getattr(modeling_auto, TASKS[task])._extra_content
     return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
@@ -58,10 +59,11 @@ def types_for(task: str) -> list[str]:
 def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
     """Return a tiny configuration of `model_type`, with a layer of every kind that the type has.
 
-    Overrides go by the type's own field names or by the common ones (`hidden_size`, `num_hidden_layers`). Where the
-    type is composite, those that only its text part has go there, and a dictionary given for a sub-configuration is
-    merged into the tiny one. Lists with one entry per layer follow an overridden number of layers.
-    Raises `CannotBuild` if the installed transformers lacks the type or refuses the result.
+    Overrides go by the type's own field names or by the common ones (`hidden_size`,
+    `num_hidden_layers`). In a composite type, overrides that only its text part has go there, and a
+    dictionary given for a sub-configuration is merged into the tiny one. Lists with one entry per
+    layer follow an overridden number of layers. Raises `CannotBuild` if the installed transformers
+    lacks the type or refuses the result.
     """
     if model_type not in CONFIG_MAPPING:
         raise CannotBuild(model_type, f"transformers {transformers.__version__} has no such type")
@@ -71,9 +73,11 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 def of_class(
     config_class: type[PretrainedConfig], overrides: dict[str, Any], parts: dict[str, str], task: str = ""
 ) -> PretrainedConfig:
-    """Return a tiny configuration of a class, transformers' own or another, as `config` does for one of a type.
+    """Return a tiny configuration of any class, transformers' own or another, as `config` does of a
+    type.
 
-    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the class refuses them.
+    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the
+    class refuses them.
     """
     model_type = config_class.model_type
     own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})
@@ -95,7 +99,7 @@ def of_class(
 
 
 def known(what: str, model_type: str) -> dict[str, Any]:
-    """Return what the families know of a type, by the name of a field of `autopack.family.Tiny`."""
+    """Return the entry that families have for a type in a field of `autopack.family.Tiny`."""
     found = (getattr(family.tiny, what).get(model_type) for family in families())
     return copy.deepcopy(dict(next(filter(None, found), {})))
 
@@ -103,7 +107,7 @@ def known(what: str, model_type: str) -> dict[str, Any]:
 def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments that make a tiny configuration of the class of `default`.
 
-    `own` are the fields that its type has beyond the general rules; the caller's overrides count before them.
+    `own` are the fields of its type beyond the general rules; the caller's overrides win over them.
     """
     present = vars(default)
     parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}  # configurations
@@ -120,7 +124,8 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
 
 
 def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the overrides under the names that the class stores, with those of the text part in its dictionary."""
+    """Return the overrides under the names that the class stores, the text part's in its
+    dictionary."""
     text = next((name for name in ("text_config", "decoder") if name in parts), None)
     given: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -135,7 +140,8 @@ def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[st
 
 
 def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
-    """Return the general rules, and zero dropouts and noises, for the fields that the class takes."""
+    """Return the general rules, and zero dropouts and noises, for the fields that the class
+    takes."""
     if dataclasses.is_dataclass(default):
         taken = {field.name for field in dataclasses.fields(default)}
     else:
@@ -154,7 +160,8 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
 
 
 def _latent(present: dict[str, Any]) -> dict[str, Any]:
-    """Return what multi-head latent attention needs: no grouped heads, and `head_dim` as the width that is rotated."""
+    """Return fields for multi-head latent attention: no grouped heads, and the rotated width as
+    `head_dim`."""
     fields = {"num_key_value_heads": rules.HEADS, "head_dim": rules.FIELDS["qk_rope_head_dim"]}
     if "head_dim" not in present:
         del fields["head_dim"]
@@ -182,7 +189,8 @@ def _depth_name(present: dict[str, Any]) -> str | None:
 
 
 def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Make the number of layers and the per-layer lists agree; the caller's choice counts before the type's own."""
+    """Make the number of layers and the per-layer lists agree; the caller's choice wins over the
+    type's."""
     name = _depth_name(present)
     if name is None:
         return
@@ -202,7 +210,8 @@ def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, An
 
 
 def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
-    """Return the special token ids inside the vocabulary: placeholders for other modalities at its upper end."""
+    """Return special token ids inside the vocabulary: placeholders for other modalities at its
+    upper end."""
     ids: dict[str, Any] = {}
     free = rules.VOCAB - 1
     for name in sorted(present):

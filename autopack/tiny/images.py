@@ -1,11 +1,12 @@
-"""Documents with images for tiny models: tokens with placeholders, and the pixels in the form that the type takes.
+"""Documents with images for tiny models: tokens with placeholders, and the pixels in the form that
+the type takes.
 
     first = images.document(model, [3, images.IMAGE, 4])
     second = images.document(model, [images.IMAGE, 5], seed=1)
     model(**media_rows.row(model, [first, second]))
 
-How many placeholders an image has is not computed here: the model's own `get_image_features` is asked. Types that take
-both can be given videos in the place of images.
+The number of placeholders of an image comes from the model's own `get_image_features`. Types that
+take both can be given videos in the place of images.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autopack.tiny.media_rows import NUMBERS, SEEN, Document, features_of, form_
 from autopack.tiny.models import tokens
 
 IMAGE = "image"
-"""Stands for an image among the lengths of runs of text."""
+"""Marker of an image among the lengths of runs of text."""
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
     "grid of one frame": "the same, where a grid has no time",
@@ -54,16 +55,19 @@ FORMS = {
     "numbered patches": "(crops, patches, channels * pixels), and which of all are pooled for each placeholder",
     "spatial patches": "the same, and how many patches lie side by side",
 }
-"""The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
+"""Forms in which types take images; families name the form of each type
+(`autopack.family.Tiny.images`)."""
 _FRAMES = "frames and instructions"
 _BESIDE = "square beside text"
 _SIDE = 2
-"""Patches that are merged, in each direction."""
+"""Number of patches that are merged, in each direction."""
 
 
 def needs_images(model: PreTrainedModel) -> bool:
-    """Whether every document of this type has an image: transformers cannot run one that has none, or nothing in its
-    tokens tells it from the others."""
+    """Return True if every document of this type has an image.
+
+    Transformers cannot run a document of such a type without one, or no token tells it from others.
+    """
     return form_of(model) == _BESIDE or any(
         model.config.model_type in family.tiny.needs_images for family in families()
     )
@@ -72,7 +76,7 @@ def needs_images(model: PreTrainedModel) -> bool:
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
     """Make a document of runs of text of the given lengths in tokens, and images.
 
-    All that is random follows from the seed: tokens, and pixels with values of order one.
+    The seed determines all that is random: tokens, and pixels with values of order one.
     """
     generator = torch.Generator().manual_seed(seed)
     config, form = model.config, form_of(model) or ""
@@ -103,7 +107,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
 
 
 def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """What processors write: a token sees the image before it, and those that stand together with that one."""
+    """Return a mask as processors write it: a token sees the last image before it."""
     if form not in SEEN or not pictures:
         return {}
     number = places.long().cumsum(0)[:, None] - 1
@@ -122,7 +126,8 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
-    """The arguments of one image; images of different numbers have different sizes where the type allows."""
+    """Return the arguments of one image; images of different numbers differ in size if the type
+    allows."""
     form, vision, odd = form_of(model), _vision(model), number % 2
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
@@ -231,7 +236,7 @@ def _merge(vision: Any) -> int:
 
 
 def _vision(model: PreTrainedModel) -> Any:
-    """The configuration of what reads the images."""
+    """Return the configuration of the part that reads images."""
     whole = getattr(model.config, "encoder", model.config)
     parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
     return next((part for part in parts if part is not None), model.config)
@@ -247,13 +252,18 @@ _OF_FRAMES = {
 _AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
 """Types whose videos have the placeholders of images; token types tell the two apart."""
 _WHOLE = frozenset("ernie4_5_vl_moe qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker".split())
-"""Types whose frames stand one behind the other; others have text between them, and so a run of placeholders each."""
+"""Types whose frames stand one behind the other; others have text between frames, and a run of
+placeholders for each."""
 _IN_SPANS = frozenset({"glm5_next"})
-"""Types whose videos have the placeholders of images, between a token that begins a video and one that ends it."""
+"""Types whose videos have the placeholders of images, between a token that begins a video and one
+that ends it."""
 
 
 def as_videos(model: PreTrainedModel, document: Document) -> Document:
-    """The document with videos in place of its images: of one frame, or of two where their placeholders are one run."""
+    """Return the document with videos in place of its images.
+
+    They have one frame, or two if the placeholders of all frames are one run.
+    """
     config: Any = model.config
     if form_of(model) not in ("tiles", "square") and config.model_type not in _WHOLE | _IN_SPANS:
         return _in_place(model, document)
@@ -280,7 +290,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
 
 
 def _in_place(model: PreTrainedModel, document: Document) -> Document:
-    """The same, where a video of one frame has as many placeholders as an image."""
+    """Return the document with videos of one frame, which have as many placeholders as an image."""
     config: Any = model.config
     tokens = {name: value.clone() for name, value in document.tokens.items()}
     places = tokens["input_ids"] == config.image_token_id

@@ -15,35 +15,40 @@ from autopack.registry import families, first_position
 from autopack.tiny.models import tokens
 
 _ALONG = {"row of patches": -1, "flat patches": 1}
-"""The dimension along which pixels of several images are joined, where it is not the first."""
+"""Dimension along which pixels of several images are joined, if it is not the first."""
 NUMBERS = "image_token_pooling"
 SEEN = {"nested, seen": "image_attention_mask", "tiles by row": "cross_attention_mask"}
-"""Forms of types whose text attends to images across, and the argument that says which token sees which."""
+"""Forms of types whose text attends to images across, and the argument that tells which token sees
+which."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: what it has for every token, (1, tokens), and the arguments of each of its images.
+    """One document: its values per token, (1, tokens), and the arguments of each of its images.
 
-    Its length is that of what the model predicts: of an encoder-decoder, the decoder's tokens.
+    Its length is the number of tokens that the model predicts: in an encoder-decoder, the decoder's
+    tokens.
     """
 
     tokens: dict[str, torch.Tensor]
     images: tuple[dict[str, Any], ...]
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Which of its images each token sees, (1, tokens, images, ...), where text attends to them across."""
+    """Images that each token sees, (1, tokens, images, ...), if text attends to them across."""
 
     def __len__(self) -> int:
         return self.predicted.shape[1]
 
     @property
     def predicted(self) -> torch.Tensor:
-        """The tokens that the model predicts, (1, tokens)."""
+        """Tokens that the model predicts, (1, tokens)."""
         return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
 
 
 def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
-    """In which form the type takes images or sounds, or None where no family knows, and no documents can be made."""
+    """Return the form in which the type takes images or sounds.
+
+    None means that no family knows it, and no documents can be made.
+    """
     forms = ((form, types) for family in families() for form, types in getattr(family.tiny, media).items())
     return next((form for form, types in forms if model.config.model_type in types), None)
 
@@ -56,8 +61,12 @@ def runs(
     around: Sequence[tuple[str, str]],
     count_of_next: Callable[[], int],
 ) -> Iterator[torch.Tensor]:
-    """The tokens (1, tokens) of each part of a document: of text, or as many placeholders as the next medium has, with
-    the tokens `around` them that begin and end one, where a configuration has fields of these names."""
+    """Yield the tokens (1, tokens) of each part of a document: of text, or placeholders of the next
+    medium.
+
+    The fields `around` of a configuration name the tokens that begin and end a medium, if it has
+    such fields.
+    """
     for number, part in enumerate(parts):
         if isinstance(part, int):
             yield tokens(config, 1, part, seed=seed * 100 + number)
@@ -71,7 +80,7 @@ def runs(
 
 
 def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:
-    """What a model makes of an image, a video or a sound by itself, and how many features that has."""
+    """Return a model's features of an image, a video or a sound by itself, and their number."""
     holders = (getattr(model, "model", None), model)
     function: Any = next(f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None)
     known = inspect.signature(function).parameters
@@ -91,12 +100,13 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
 
 
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
-    """The arguments of a row of these documents: without anything that says where one ends."""
+    """Return the arguments of a row of these documents, with nothing that declares where one
+    ends."""
     return rows(model, [documents])
 
 
 def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
-    """The arguments of several rows of documents, which must be equally long."""
+    """Return the arguments of several rows of documents, which must be equally long."""
     names = documents[0][0].tokens
     arguments = {
         name: torch.cat([torch.cat([d.tokens[name] for d in each], dim=1) for each in documents]) for name in names
@@ -118,7 +128,7 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
 
 
 def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Numbers of patches over all pictures, where each picture has its own from 0."""
+    """Return patch numbers over all pictures, where each picture has its own from 0."""
     counts = [picture["pixel_values"].shape[:2].numel() for picture in pictures]
     before = [sum(counts[:place]) for place in range(len(counts))]
     numbers = (picture[NUMBERS] for picture in pictures)
@@ -133,7 +143,8 @@ def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) ->
 
 
 def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Values with zeros behind them, each as large as the largest but along the first dimension."""
+    """Return values with zeros behind them, each as large as the largest but along the first
+    dimension."""
     most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
     missing = ([m - size for m, size in zip(most, value.shape[1:], strict=True)] for value in values)
     pads = ([n for behind in reversed(each) for n in (0, behind)] for each in missing)
@@ -141,7 +152,7 @@ def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    """Images of each row, with empty ones after them where other rows have more."""
+    """Return the images of each row, with empty ones at the end if other rows have more."""
     none = next(d.images[0][name] for each in documents for d in each if d.images)[:, :0]
     rows = [[picture[name] for d in each for picture in d.images] for each in documents]
     return torch.cat(_padded([torch.cat([none, *pictures], dim=1) for pictures in rows]))
@@ -161,8 +172,10 @@ def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch
 
 
 def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
-    """The arguments of packed rows of documents, with position_ids as collators write them; those of the halves of an
-    encoder-decoder come with masks that number them."""
+    """Return the arguments of packed rows of documents, with position_ids as collators write them.
+
+    The halves of an encoder-decoder come with masks that number their documents.
+    """
     if model.config.is_encoder_decoder:
         halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
         taken = {name: tokens for name, tokens in halves.items() if tokens in found[0][0].tokens}
@@ -174,13 +187,14 @@ def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others
 
 
 def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
-    """The numbers of the documents of a row, from one, for each token that they have under this name."""
+    """Return, for each token that a row's documents have under this name, the document's number
+    from one."""
     lengths = [d.tokens[name].shape[1] for d in found]
     return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
 
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
-    """The output for one document by itself, which the model numbers as it always does."""
+    """Return the output for one document by itself, which the model numbers as it always does."""
     arguments: dict[str, Any] = row(model, [document])
     # Every processor gives a mask, and some models compute positions only beside one.
     if "input_ids" in arguments:
@@ -191,7 +205,7 @@ def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
 
 
 def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
-    """Each document with its row, first and end column."""
+    """Return each document with its row, first and end column."""
     places = []
     for row, each in enumerate(found):
         first = 0

@@ -1,4 +1,5 @@
-"""Tiny models, built from a tiny configuration, with random parameters large enough for every part to matter."""
+"""Tiny models, built from a tiny configuration, with random parameters large enough for every part
+to matter."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ def build(
 ) -> PreTrainedModel:
     """Build a tiny random model of `model_type`, in eval mode; for the overrides, see `config`.
 
-    `task` is that of the model's class: one of `tiny.TASKS`.
+    `task` names the model's class: one of `tiny.TASKS`.
 
-    The same arguments give the same parameters. The global random state and the default dtype are left as they were.
-    Raises `CannotBuild` if the installed transformers lacks the type, if the type refuses the attention
-    implementation, or if it is no language model on its own.
+    The same arguments give the same parameters. The global random state and the default dtype stay
+    unchanged. Raises `CannotBuild` if the installed transformers lacks the type, if the type
+    refuses the attention implementation, or if it is no language model on its own.
     """
     if model_type not in configs.types_for(task):
         reason = f"transformers {transformers.__version__} has no model of this type for {task}"
@@ -60,13 +61,15 @@ def build(
 
 
 def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Return random token ids of the given shape, int64 on the CPU; none pads, separates or stands for an image."""
+    """Return random token ids of this shape, int64 on the CPU; none pads, separates or marks an
+    image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 
 
 def class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """Return the class that the task's mapping names, and that part of a composite configuration which it takes."""
+    """Return the class that the task's mapping names, and the part of a composite configuration for
+    it."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = [part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class)]
@@ -75,10 +78,11 @@ def class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrain
 
 @torch.no_grad()
 def randomize(model: nn.Module, seed: int) -> None:
-    """Redraw all floating parameters in place, each once, so that tied weights stay tied; buffers keep their values.
+    """Redraw all floating parameters in place, each once, so that tied weights stay tied; buffers
+    keep their values.
 
-    Weights of linear maps and convolutions become normal with variance one over their fan-in. Everything else keeps the
-    value that its own initialisation means (a norm's one or zero, a decay) and has noise added.
+    Weights of linear maps and convolutions become normal with variance one over their fan-in.
+    Everything else keeps its initial value (a norm's one or zero, a decay), with noise added.
     """
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""What tiny means, as data: the values that shrink a configuration, by field name."""
+"""Rules of tiny models, as data: the values that shrink a configuration, by field name."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Documents with sounds for tiny models: tokens with placeholders, and the sounds in the form that the type takes.
+"""Documents with sounds for tiny models: tokens with placeholders, and the sounds in the form that
+the type takes.
 
     first = sounds.document(model, [3, sounds.SOUND, 4])
     second = sounds.document(model, [sounds.SOUND, 5], seed=1)
     model(**media_rows.row(model, [first, second]))
 
-Sounds of different seeds have different lengths, where the type does not take windows of one length. Those of a call
-are padded with zeros to the longest, as processors do, and a mask says how long each is.
+Sounds of different seeds differ in length, unless the type takes windows of one length. The sounds
+of a call are padded with zeros to the longest, as processors do, and a mask holds the length of
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from autopack.tiny.configs import known
 from autopack.tiny.media_rows import Document, features_of, form_of, runs
 
 SOUND = "sound"
-"""Stands for a sound among the lengths of runs of text."""
+"""Marker of a sound among the lengths of runs of text."""
 
 FORMS = {
     "window": "(sounds, bins, frames), as many frames as the encoder has positions for, and a mask of frames",
@@ -36,16 +38,17 @@ FORMS = {
     "samples of a channel": "the same, (sounds, 1, samples)",
     "chunks of frames": "(chunks, bins, frames), and how many samples each chunk has",
 }
-"""The forms in which types take sounds; the families say which type takes which (`autopack.family.Tiny.sounds`)."""
+"""Forms in which types take sounds; families name the form of each type
+(`autopack.family.Tiny.sounds`)."""
 _MASKS = """
 feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask audio_input_ids_mask
 """.split()
 FRAMES = 22
-"""How many frames the shorter sounds have."""
+"""Number of frames of the shorter sounds."""
 
 
 def overrides(model_type: str) -> dict[str, Any]:
-    """Fields for `tiny.build`, of types that have an encoder of sounds only where it is asked for."""
+    """Return fields for `tiny.build` by which types get an encoder of sounds that is optional."""
     return known("with_sounds", model_type)
 
 
@@ -54,8 +57,9 @@ def document(
 ) -> Document:
     """Make a document of runs of text of the given lengths in tokens, and sounds.
 
-    All that is random follows from the seed: tokens, and sounds with values of order one. `frames`: how many each sound
-    has (samples in proportion), where they shall not be of two lengths.
+    The seed determines all that is random: tokens, and sounds with values of order one. `frames` is
+    the number of frames of each sound (samples in proportion); by default sounds have one of two
+    lengths.
     """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
@@ -79,7 +83,7 @@ def document(
 
 
 def _placeholders(model: Any, sound: dict[str, Any]) -> int:
-    """How many features the model puts in the place of a sound."""
+    """Return the number of features that the model puts in the place of a sound."""
     if isinstance(fixed := getattr(model.config, "audio_soft_tokens_per_image", None), int):
         return fixed
     if "audio_embed_sizes" in sound:
@@ -98,7 +102,7 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
 
 
 def _sound(model: Any, number: int, frames: int | None, generator: torch.Generator) -> dict[str, Any]:
-    """The arguments of one sound; those of different numbers have different lengths."""
+    """Return the arguments of one sound; sounds of different numbers differ in length."""
     form, config = form_of(model, "sounds"), model.config
     names = ("audio_config", "encoder_config", "sound_config", "asr_config")
     part: Any = next((each for name in names if (each := getattr(config, name, None))), config)
@@ -159,7 +163,7 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
 
 
 def _bins(part: Any) -> int:
-    """How many values a frame has."""
+    """Return the number of values of a frame."""
     if isinstance(channels := getattr(part, "subsampling_conv_channels", None), list):
         return int(channels[0])  # Gemma 4 takes the two for one number
     names = ("num_mel_bins", "n_mel_bins", "input_feat_size", "audio_embed_dim", "input_size", "feature_size")
@@ -169,5 +173,5 @@ def _bins(part: Any) -> int:
 
 
 def _whole(length: int, part: int) -> int:
-    """A length padded to whole parts."""
+    """Return a length padded to whole parts."""
     return -(-length // part) * part

@@ -1,9 +1,10 @@
-"""What a configuration says of a model's behaviour, as short words that two configurations can be compared by.
+"""A configuration's behaviour as short words, for comparisons of two configurations.
 
-Behaviour is everything but sizes, rates and labels: a window of 4 tokens and one of 4096 are the same behaviour, a
-window and none are not. Every field becomes a set of words. A number is `0`, `1`, `2+`, `+` (a positive float) or
-`-`, a list of choices its first and every neighbouring pair, a dictionary fields of its own, with a dot. Fields of a
-part that is a configuration of its own stand under its own model type.
+Behaviour is everything but sizes, rates and labels: a window of 4 tokens and one of 4096 are the
+same behaviour, a window and none are not. Every field becomes a set of words. A number is `0`, `1`,
+`2+`, `+` (a positive float) or `-`; a list of choices is its first and every neighbouring pair; a
+dictionary is fields of its own, with a dot. Fields of a part that is a configuration stand under
+its own model type.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 Words = dict[str, dict[str, set[str]]]
-"""By model type and field, the words of its values."""
+"""The words of a configuration's values, by model type and field."""
 
 
 def _pattern(words: str) -> re.Pattern[str]:
@@ -31,8 +32,11 @@ _LABEL = _pattern(r"""
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
     |attention_types|aggregation_labels
 """)
-"""Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers
-that quantization puts in are looked at as modules. `attention_layers` of GPT-Neo spells out its `attention_types`."""
+"""Names and labels, fields for `generate`, and fields on storage or the output's form only.
+
+Layers that quantization puts in are examined as modules. `attention_layers` of GPT-Neo spells out
+its `attention_types`.
+"""
 
 _RATE = _pattern(r"""
     (\w+_)?(dropout|drop|dropout_prob|dropout_rate|dropout_p|pdrop|layerdrop|drop_rate|drop_path_rate|jitter_noise)(_\d)?
@@ -43,8 +47,10 @@ _RATE = _pattern(r"""
     |(\w+_)?(hidden_act|activation_function|hidden_activation|act_fn|hidden_mamba_act|pooler_act|summary_activation)
     |activation|afn|ff_activation|dense_act_fn|mamba_hidden_act|mlp_hidden_act
 """)
-"""Rates of noise, small numbers against division by zero, how weights begin, ids of tokens, weights of the parts of a
-loss, and functions of single numbers: nothing of it reaches from one token to another."""
+"""Rates of noise, epsilons of divisions, initialisation, ids of tokens, weights of losses.
+
+Functions of single numbers are among them too: nothing here reaches from one token to another.
+"""
 
 _SIZE = _pattern(r"""
     (\w+_)?vocab_size(_\w+)?|(\w+_)?hidden_size(_\w+)?|(\w+_)?intermediate_size(_\w+)?|(\w+_)?(hidden_dim|embed_dim|ffn_dim)
@@ -65,7 +71,7 @@ _SIZE = _pattern(r"""
     |out_hidden_size|num_mel_bins|projection_dim|swiglu_(alpha|limits?)|image_seq_length|mm_tokens_per_image|pad_token_id
     |_heterogeneity_spec\.(head_dim|num_key_value_heads|num_attention_heads|intermediate_size)
 """)
-"""Numbers that only count, widen or scale; of them, only whether they are there at all is behaviour."""
+"""Numbers that only count, widen or scale; only their presence is behaviour."""
 
 _USUAL = {
     "is_encoder_decoder": frozenset({"false"}),
@@ -76,14 +82,14 @@ _USUAL = {
     "is_decoder": frozenset({"false"}),
     "_experts_implementation_internal": frozenset({"eager"}),
 }
-"""What every configuration has, and what stands there in nearly every one."""
+"""Fields that every configuration has, with nearly every configuration's values."""
 
 _PICKED = _pattern(r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)")
-"""Lists of the numbers of layers (but for `no_rope_layers`, which has a flag for every layer)."""
+"""Lists of layers' numbers (but for `no_rope_layers`, which has a flag for every layer)."""
 
 
 def describe(config: Any) -> Words:
-    """The words of a configuration and of all its parts. It looks at what is stored, and calls no code of the class."""
+    """Return the words of a configuration and all its parts, from stored values only."""
     found: Words = {}
     _describe(config, found)
     return found
@@ -102,34 +108,34 @@ def _describe(config: Any, found: Words) -> None:
 
 
 def is_neutral(field: str, value: Any = None) -> bool:
-    """Whether a field cannot matter to what a document gets in a packed row, whatever its value."""
+    """Return True if a field never matters to a document's results in a packed row."""
     # A flag that is named like a rate switches something on (`token_dropout` of ESM).
     rate = not isinstance(value, bool) and _RATE.fullmatch(field) is not None
     return rate or _LABEL.fullmatch(field) is not None
 
 
 def is_label(field: str) -> bool:
-    """Whether a field names something, or is what only `generate` and those who store weights read."""
+    """Return True if a field is a name, or only `generate` and storage code read it."""
     return _LABEL.fullmatch(field) is not None
 
 
 def is_size(field: str) -> bool:
-    """Whether a field counts or scales, so that only its presence matters."""
+    """Return True if a field counts or scales, so that only its presence matters."""
     return _SIZE.fullmatch(field) is not None
 
 
 def usual(field: str) -> frozenset[str]:
-    """The words of a field that need not be recorded: those of a type for which nothing else is."""
+    """Return a field's words that need no record: a type without other words has these."""
     return frozenset({"set"}) if is_size(field) else _USUAL.get(field, frozenset())
 
 
 def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
-    """Whether a word is among those that are known; a positive float stands for whole numbers too."""
+    """Return True if a word is among the `known`; a positive float stands for whole numbers too."""
     return word in known or (word in ("1", "2+") and "+" in known)
 
 
 def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Fields with a word each, and with the configuration that it is the type of, where it is one."""
+    """Yield fields with a word each, and the configuration whose type the word is, if any."""
     if is_neutral(field, value):
         return
     if is_size(field):
@@ -163,7 +169,7 @@ def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _presence(value: Any) -> str:
-    """Of a size: none, 0 or set. Token 0 may pad as well as any other."""
+    """Return the word of a size: none, 0 or set. Token 0 may pad as well as any other."""
     if isinstance(value, (list, tuple)):
         return "set" if value else "[]"
     return _word(value) if value in (None, 0) or isinstance(value, (bool, str)) else "set"
@@ -188,7 +194,10 @@ def number_word(value: float) -> str:
 
 
 def _of_list(field: str, value: Any) -> Iterator[str]:
-    """The first entry, all pairs of neighbours, and which entries there are; of numbers of layers, that there are."""
+    """Yield the words of a list: its first entry, all pairs of neighbours, its distinct entries.
+
+    For lists of layers' numbers, yield only that there are some.
+    """
     leaves = list(_leaves(value))
     if not leaves:
         yield "[]"

@@ -93,7 +93,7 @@ def test_what_another_head_reads_keeps_its_padding():
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
         assert not tally_of(model).batches
     autopack.disable(model)
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) > 1e-3
 
 
@@ -122,6 +122,12 @@ def test_packed_rows_are_refused_as_before():
     where = torch.tensor([[[0, 1, 2, 0, 1, 2]]])
     with autopack.enable(model), pytest.raises(UnsupportedModel, match="choices"):
         model(input_ids=torch.full((1, 1, 6), 9), position_ids=where)
+
+
+def test_there_is_nothing_to_audit():
+    _, model = pair("bert")
+    with pytest.raises(UnsupportedModel, match="choices of one question, so its packed rows are refused"):
+        autopack.audit(model)
 
 
 def test_explain_says_which_model_it_is_left_to():

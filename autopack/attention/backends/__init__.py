@@ -1,1 +1,2 @@
-"""One module for each backend, with its `BACKEND` (`autopack.attention.call.Backend`). Imports nothing."""
+"""One module for each backend, with its `BACKEND` (`autopack.attention.call.Backend`). Imports
+nothing."""

@@ -1,4 +1,5 @@
-"""Eager attention, document by document: the model's own function, and any that a user has registered."""
+"""Eager attention, document by document: the model's own function, or any that the user
+registered."""
 
 from __future__ import annotations
 

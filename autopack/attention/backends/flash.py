@@ -1,4 +1,5 @@
-"""FlashAttention 2, 3 and 4: the user's own implementation, told in-band where the documents lie."""
+"""FlashAttention 2, 3 and 4: the user's own implementation, given the bounds of documents as
+arguments."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ from autopack.layout.ways import FLASH_KWARGS
 
 
 def availability() -> tuple[bool, str]:
-    """Whether transformers finds a flash-attn package and a device for it, and which implementations they serve."""
+    """Return True if transformers finds a flash-attn package and a device for it, and which
+    implementations these serve."""
     if found := implementations():
         return True, ", ".join(found)
     return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
 
 
 def implementations() -> tuple[str, ...]:
-    """The attention implementations for which transformers finds a flash-attn package and a device."""
+    """Return the attention implementations with a flash-attn package and a device, as transformers
+    finds them."""
     from transformers import utils
 
     checks = {version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)}
@@ -34,9 +37,9 @@ def implementations() -> tuple[str, ...]:
 def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flash function with cumulative lengths over all flattened rows.
 
-    The function takes windows, softcap and scale from its own arguments, as it does for a document alone. Chunked
-    attention becomes documents of one chunk each. Of a rule over per-token blocks flash attention knows nothing for a
-    document alone either.
+    The function takes windows, softcap and scale from its own arguments, as it does for a document
+    alone. Chunked attention becomes documents of one chunk each. Flash attention ignores a rule
+    over per-token blocks, also for a document alone.
     """
     call.refuse_dense_mask("flash attention")
     pattern = call.mask.pattern if isinstance(call.mask, DocumentMask) else None
@@ -45,7 +48,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend from each stretch to its document up to its end: flash attention aligns queries with the last keys."""
+    """Attend from each stretch to its document up to its end: flash aligns queries with the last
+    keys."""
     call.refuse_dense_mask("flash attention")
     if isinstance(call.mask, DocumentMask) and (call.mask.pattern is None or call.mask.pattern.chunk is not None):
         return None
@@ -56,7 +60,7 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
 def attend_between(
     call: AttentionCall, layout: PackedLayout, memory: PackedLayout, options: Mapping[str, Any]
 ) -> Output:
-    """Attend from each document of `layout` to that of `memory`."""
+    """Attend from each document of `layout` to its counterpart in `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = [each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
     declared = (layout.kernel_cu_seqlens, memory.kernel_cu_seqlens, *longest)

@@ -1,4 +1,5 @@
-"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own functions."""
+"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own
+functions."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from autopack.layout.prefixes import Prefixes
 
 
 def availability() -> tuple[bool, str]:
-    """Whether the backend can be used here, and why not."""
+    """Return True if the backend can be used here, and the reason if not."""
     missing = torches.without_flex_attention()
     if missing is not None:
         return False, missing
@@ -29,7 +30,7 @@ def availability() -> tuple[bool, str]:
 
 
 def refusal(call: AttentionCall) -> str | None:
-    """Why this attention cannot go to flex_attention, or None where it can."""
+    """Return why this attention cannot go to flex_attention, or None."""
     if call.implementation == "flex_attention":
         return None  # transformers' own checks decide
     if isinstance(call.mask, torch.Tensor):
@@ -61,7 +62,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend with a BlockMask of the tree: a token sees those before it in its own stretch and in those it follows."""
+    """Attend with a BlockMask of the tree: a token sees earlier ones in its stretch and in its
+    parents."""
     if torches.is_block_mask(call.mask) or call.options.get("position_bias") is not None:
         return None
     call.refuse_dense_mask("flex_attention")
@@ -72,7 +74,8 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
 
 
 def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
-    """A BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one document."""
+    """Return a BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one
+    document."""
     numbers, depths, sees = prefixes.numbers, prefixes.depths, prefixes.sees
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -82,9 +85,9 @@ def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
 
 
 def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any = None) -> Any:
-    """A BlockMask (rows, 1, columns of `layout`, columns of `memory`) that lets documents see themselves alone.
+    """Return a BlockMask (rows, 1, columns of `layout`, columns of `memory`) within documents.
 
-    `own` is a BlockMask that the model's code made over the rows, whose rule goes on to hold.
+    `own` is a BlockMask that the model's code made over the rows; its rule still holds.
     """
     ours, theirs = layout.seq_idx, memory.seq_idx
 
@@ -98,7 +101,7 @@ def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any
 def _block_mask(
     layout: PackedLayout, key: tuple[Any, ...], own: Any, rule: Callable[..., Any], rows: int, size: tuple[int, int]
 ) -> Any:
-    """The BlockMask of a rule that is made of `own`; once for each layout, `key` and `own`."""
+    """Return the BlockMask of a rule made of `own`; built once per layout, `key` and `own`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def make() -> tuple[Any, Any]:
@@ -123,7 +126,7 @@ class _OfDocuments:
 
 
 def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentMask:
-    """The mask of a call that brings none."""
+    """Return the mask for a call without one."""
     layout, device = call.layout, call.query.device
     arguments = masks.length_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
     arguments.update(batch_size=layout.rows, attention_mask=None, device=device)

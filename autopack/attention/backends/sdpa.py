@@ -1,4 +1,5 @@
-"""SDPA, document by document: by transformers' own function, or in compiled graphs by one operator."""
+"""SDPA, document by document: by transformers' own function, or in compiled graphs by one
+operator."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def _attend_by_function(call: AttentionCall) -> Output:
 
 
 def _by_sdpa(call: AttentionCall) -> AttentionCall:
-    """The call of a model that may be loaded with another implementation, by transformers' function for SDPA."""
+    """Return the call with transformers' function for SDPA, whatever implementation the model
+    has."""
     if call.implementation == "sdpa":
         return call
     mask = call.mask

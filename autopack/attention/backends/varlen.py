@@ -1,8 +1,10 @@
-"""Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch 2.10 and later).
+"""Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch
+2.10 and later).
 
-No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel; attention sinks are folded in
-through the log-sum-exp, with the backward kernel fed the output and log-sum-exp that include the sink, which makes the
-gradients exact (P = exp(S - lse) is what the kernel recomputes).
+No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel. Attention
+sinks are folded in through the log-sum-exp, and the backward kernel gets the output and log-sum-exp
+that include the sink, which makes the gradients exact (P = exp(S - lse) is what the kernel
+recomputes).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
 
 
 def availability() -> tuple[bool, str]:
-    """Whether the backend can be used here, and why not."""
+    """Return True if the backend can be used here, and the reason if not."""
     missing = torches.without_varlen()
     if missing is not None:
         return False, missing
@@ -37,14 +39,14 @@ def availability() -> tuple[bool, str]:
 
 
 def refused_device(device: torch.device) -> str | None:
-    """Why the kernel does not run on a device, or None."""
+    """Return why the kernel does not run on a device, or None."""
     if device.type != "cuda":
         return "the kernel needs CUDA tensors"
     return _TOO_OLD if torch.cuda.get_device_capability(device.index)[0] < 8 else None
 
 
 def refusal(call: AttentionCall) -> str | None:
-    """Why this attention cannot go to the kernel, or None where it can."""
+    """Return why this attention cannot go to the kernel, or None."""
     query, value, options = call.query, call.value, call.options
     if (reason := refused_device(query.device)) is not None:
         return reason
@@ -74,7 +76,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend from each stretch to its document up to its end: the kernel aligns queries with the last keys."""
+    """Attend from each stretch to its document's keys: the kernel aligns queries with the last
+    keys."""
     pattern = call.pattern
     if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
         return None
@@ -95,10 +98,11 @@ def attend_varlen(
     sinks: Tensor | None = None,
     memory: PackedLayout | None = None,
 ) -> Tensor:
-    """Attend within each document of states (R, H, C, E) in float16 or bfloat16; returns (R, C, H, V).
+    """Attend within each document of states (R, H, C, E) in float16 or bfloat16; returns (R, C, H,
+    V).
 
-    Keys and values are those of `memory`, where that is given. `sinks` are one logit per query head that takes part in
-    each softmax without a value.
+    Keys and values belong to `memory`, if given. `sinks` are one logit per query head, which takes
+    part in each softmax without a value.
     """
     if pattern.chunk is not None:
         layout = layout.in_chunks(pattern.chunk)
@@ -120,7 +124,8 @@ def attend_varlen(
 
 
 class _SinkAttention(torch.autograd.Function):
-    """Attention of states (tokens, H, E) with a sink per head; settings as for `torches.attend_varlen`."""
+    """Attention of states (tokens, H, E) with a sink per head; settings as for
+    `torches.attend_varlen`."""
 
     @staticmethod
     def forward(

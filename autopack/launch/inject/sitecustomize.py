@@ -1,6 +1,7 @@
-"""Found first on PYTHONPATH under ``autopack run``: starts autopack here, then gives way to another sitecustomize.
+"""Start autopack under ``autopack run``, then give way to another sitecustomize.
 
-Any interpreter that a script starts may come here, also one that has no autopack or is older than what autopack needs.
+This file stands first on PYTHONPATH. Any interpreter that a script starts may run it, even one
+without autopack or older than autopack needs.
 """
 
 import os
