@@ -772,7 +772,7 @@ _PROOFS = (
     ),
     _seam(
         "checks: no call leaves what has been checked",
-        "watching.envelope:Envelope.is_left_by",
+        "watching.envelope:Checked.is_left_by",
         returns(False),
         "watching/test_envelope.py",
         "test_a_call_that_goes_beyond_is_checked_itself[many documents]",
@@ -805,7 +805,7 @@ _PROOFS = (
         "auditing/test_other_outputs.py",
         "test_what_leaks_beside_the_logits_is_refused[whole numbers]",
         "test_what_leaks_beside_the_logits_is_refused[a number]",
-        "test_what_nobody_can_attribute_to_documents_is_refused_by_its_name",
+        "test_an_audit_does_not_pass_over_it_where_nothing_was_proven",
     ),
     _seam(
         "audit: within a budget nothing essential is run",
