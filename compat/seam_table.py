@@ -454,9 +454,9 @@ _CALLS = (
         "calls.call:generates",
         returns(False),
         "runtime/test_counts.py",
-        "test_generation_of_an_encoder_decoder_is_not_counted[options0-auto]",
+        "test_generation_of_an_encoder_decoder_is_not_counted[options0]",
         "calls/test_generation.py",
-        "test_the_same_tokens[llama-auto]",
+        "test_the_same_tokens[llama-True]",
     ),
     _seam(
         "refusals: whatever packed rows come with",
@@ -524,7 +524,7 @@ _CALLS = (
         "multimodal/test_across.py",
         "test_rows_of_a_padded_batch_get_what_they_get_alone[mllama-left]",
         "multimodal/test_counted_images.py",
-        "test_rows_of_a_padded_batch_get_what_they_get_alone[left-auto]",
+        "test_rows_of_a_padded_batch_get_what_they_get_alone[left]",
     ),
     _seam(
         "shared rows: whatever cannot be shared",
@@ -647,7 +647,7 @@ _PROOFS = (
         "enabling.enable:_refuse_what_leaks",
         skipped,
         "enabling/test_enable.py",
-        "TestFailures::test_an_audit_that_finds_a_leak[llama-always]",
+        "TestFailures::test_an_audit_that_finds_a_leak",
     ),
     _seam(
         "enable: what is changed later is not noticed",
@@ -688,7 +688,7 @@ _PROOFS = (
         "inspection.put_on:looks_at_rows",
         returns(False),
         "integration/test_peft.py",
-        "test_weights_that_eva_makes_of_what_comes_to_layers_are_those_of_stock[auto]",
+        "test_weights_that_eva_makes_of_what_comes_to_layers_are_those_of_stock",
     ),
     _seam(
         "record: every model has been measured",
@@ -813,8 +813,8 @@ _PROOFS = (
         skipped,
         "proving/test_budget.py",
         "TestBudget::test_a_model_of_which_too_little_is_known_is_refused",
-        "TestFinds::test_rows_that_leak[MixesInTraining-in mode '.*, train' logits are off by-auto]",
-        "TestFinds::test_rows_that_leak[ClipsBack-in mode '.*, train' gradients are off by-auto]",
+        "TestFinds::test_rows_that_leak[MixesInTraining-in mode '.*, train' logits are off by]",
+        "TestFinds::test_rows_that_leak[ClipsBack-in mode '.*, train' gradients are off by]",
     ),
     _seam(
         "checks: a document with images stands for one without",

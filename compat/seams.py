@@ -116,18 +116,19 @@ class _Reports:
             self.ran.add(report.nodeid)
 
 
-def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str], str]:
-    """Run the tests of seams here; return those that ran, those that failed, and the last output."""
+def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str]]:
+    """Run the tests of seams here; return those that ran and those that failed."""
     os.chdir(root)
-    reports, printed = _Reports(), io.StringIO()
+    reports = _Reports()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(_SECONDS if broken else 0)
-    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(printed):
+    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
         for seam in seams:
             stack.enter_context(put(seam, None if broken else unchanged))
-        pytest.main([*options, *dict.fromkeys(test for seam in seams for test in seam.tests)], plugins=[reports])
-    return reports.ran | reports.failed, reports.failed, printed.getvalue()[-1000:]
+        for tests in dict.fromkeys(seam.tests for seam in seams):  # one that is not found ends all beside it
+            pytest.main([*options, *tests], plugins=[reports])
+    return reports.ran | reports.failed, reports.failed
 
 
 def _hangs(*_: Any) -> None:
@@ -143,16 +144,16 @@ def _in_here(back: Connection, table: str, names: Sequence[str], broken: bool, r
     back.send(tested([seam for seam in importlib.import_module(table).SEAMS if seam.name in names], broken, root))
 
 
-def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str], str]:
+def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str]]:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_here, args=(theirs, *given))
     process.start()
     theirs.close()
     try:
-        ran, failed, said = ours.recv()
-        return ran, failed, said
+        ran, failed = ours.recv()
+        return ran, failed
     except EOFError:
-        return set(), set(), "the process ended without a word"
+        return set(), set()  # the process ended without a word
     finally:
         process.join()
 
@@ -174,13 +175,14 @@ def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "c
     with ThreadPoolExecutor(jobs) as pool:
         whole = pool.submit(_in_a_new_process, context, table, names, False, root)
         broken = [pool.submit(_in_a_new_process, context, table, [name], True, root) for name in names]
-        ran, wrong, said = whole.result()
+        ran, wrong = whole.result()
         for seam, future in zip(seams, broken, strict=True):
-            _, failed, _ = future.result()
+            _, failed = future.result()
             unfit = [test for test in seam.tests if _of(test, wrong) or not _of(test, ran)]
             missed = [test for test in seam.tests if not _of(test, failed)]
             if unfit:
-                yield Outcome(seam, False, f"does not pass without it: {unfit[0]}" + ("" if ran else f" ({said})"))
+                why = "does not pass without it" if _of(unfit[0], wrong) else "does not run"
+                yield Outcome(seam, False, f"{unfit[0]} {why}")
             elif missed:
                 yield Outcome(seam, False, f"SURVIVES {' '.join(missed)}")
             else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -75,6 +77,14 @@ def test_every_seam_is_there():
     assert seams.problems(SEAMS) == []
 
 
+def test_every_test_of_a_seam_is_collected():
+    """With its parameters, at which `problems` does not look."""
+    tests = dict.fromkeys(test for seam in SEAMS for test in seam.tests)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=seams.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_a_break_is_put_in_place_and_taken_back(seam):
     _, name, before = seams.home_of(seam.at)
@@ -136,7 +146,7 @@ def test_one_is_caught_one_survives_and_one_fails_by_itself(root):
     }
     assert found["test_add"].by == "test_sums.py::test_add"
     assert found["test_nothing"].by == "SURVIVES test_sums.py::test_nothing"
-    assert found["test_false"].by == "does not pass without it: test_sums.py::test_false"
+    assert found["test_false"].by == "test_sums.py::test_false does not pass without it"
 
 
 @pytest.mark.sampled(3)
