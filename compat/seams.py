@@ -126,8 +126,9 @@ def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], s
     with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
         for seam in seams:
             stack.enter_context(put(seam, None if broken else unchanged))
-        for tests in dict.fromkeys(seam.tests for seam in seams):  # one that is not found ends all beside it
-            pytest.main([*options, *tests], plugins=[reports])
+        # Once for all: parameters that are an iterator serve one collection. One test that is not
+        # found ends the run, and pytest names it.
+        pytest.main([*options, *dict.fromkeys(test for seam in seams for test in seam.tests)], plugins=[reports])
     return reports.ran | reports.failed, reports.failed
 
 
