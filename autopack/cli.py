@@ -19,7 +19,7 @@ from autopack.errors import AutopackError, did_you_mean
 from autopack.version import __version__, refuse_old
 
 COMMANDS = {
-    "demo": ("autopack.commands.demo", "train a small model offline: padded batches against packed rows"),
+    "demo": ("autopack.demo", "train a small model offline: padded batches against packed rows"),
     "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
     "families": ("autopack.commands.families", "list the architectures that are served, how, and what was measured"),
     "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),

@@ -4,14 +4,13 @@
 
 A Llama with a layer of somebody else's class is trained on packed rows of random documents. One copy is enabled as
 users do it, so that calls which go beyond those that were checked are compared with stock; the other one with
-`verify="never"`, which checks nothing. Blocks of ten steps alternate, so that a machine that slows down slows both.
+`verify=False`, which checks nothing. Blocks of ten steps alternate, so that a machine that slows down slows both.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import time
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack.bench.machine import origin
+from autopack.bench.race import Entrant, race
 
 BLOCK = 10
 
@@ -48,14 +48,21 @@ def batch(step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "position_ids": where, "labels": ids}
 
 
-def seconds(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batches: list[dict[str, torch.Tensor]]) -> float:
-    """How long some steps of training take."""
-    started = time.perf_counter()
-    for each in batches:
-        model(**each).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return time.perf_counter() - started
+def entrant(model: LlamaForCausalLM, steps: int) -> Entrant:
+    """An arm whose every run is the next block of steps."""
+    optimizer, blocks, batches = torch.optim.SGD(model.parameters(), lr=1e-3), iter(range(0, steps, BLOCK)), []
+
+    def ready() -> None:
+        first = next(blocks)
+        batches[:] = [batch(step) for step in range(first, min(first + BLOCK, steps))]
+
+    def run() -> None:
+        for each in batches:
+            model(**each).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Entrant(run, ready=ready)
 
 
 def main() -> None:
@@ -68,20 +75,16 @@ def main() -> None:
     checked = build()
     plain = copy.deepcopy(checked)
     handle = autopack.enable(checked)
-    autopack.enable(plain, verify="never")
-    arms = {"checked": checked, "not checked": plain}
-    optimizers = {name: torch.optim.SGD(model.parameters(), lr=1e-3) for name, model in arms.items()}
-    took = dict.fromkeys(arms, 0.0)
-    for first in range(0, arguments.steps, BLOCK):
-        batches = [batch(step) for step in range(first, min(first + BLOCK, arguments.steps))]
-        for name in list(arms)[:: 1 if first // BLOCK % 2 else -1]:
-            took[name] += seconds(arms[name], optimizers[name], batches)
+    autopack.enable(plain, verify=False)
+    arms = {"checked": entrant(checked, arguments.steps), "not checked": entrant(plain, arguments.steps)}
+    laps = race(arms, -(-arguments.steps // BLOCK))
+    took = {name: sum(lap["wall"] for lap in of) for name, of in laps.items()}
     print(f"python -m benchmarks.checks --steps {arguments.steps}")
     print(f"{'':12} {'seconds':>8} {'a step':>9}")
     for name, total in took.items():
         print(f"{name:12} {total:8.1f} {1000 * total / arguments.steps:6.1f} ms")
     print(f"ratio        {took['checked'] / took['not checked']:8.4f}")
-    print(f"checks       {handle.envelope}")
+    print(f"checks       {handle.checked}")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
-"""What all benchmarks share: memory settings, interleaved timing, and what a result must say about its origin.
-
-Only ratios of arms that ran interleaved in one process mean anything: on a shared machine everything else drifts.
-"""
+"""What all benchmarks share: memory settings, the race of `autopack bench`, and what a result says of its origin."""
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
+import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autopack.bench import machine
+from autopack.bench.race import Entrant, Lap, race, summary
 
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -24,6 +20,11 @@ MALLOC = {
 }
 """Keep freed memory in the process. Else page faults of large fp32 tensors cost more than some of the arithmetic."""
 
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+"""Give every tensor above 64 KiB back as it is freed: else a peak is that of the heap and the holes in it."""
+STATISTICS = ("median", "min", "cpu median")
+STATUS = Path("/proc/self/status")
+
 
 def keep_freed_memory() -> None:
     """Start this program again with `MALLOC` set: glibc reads it only once, at the start of a process."""
@@ -31,43 +32,58 @@ def keep_freed_memory() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **MALLOC})
 
 
-@dataclass
-class Times:
-    """What one arm took, call by call, in seconds: by the clock, and of processor time over all threads."""
+def begin(options: Any) -> dict[str, Any]:
+    """Start again with `MALLOC`, set the threads that options ask for, and return the origin of the result."""
+    keep_freed_memory()
+    import torch
 
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def run(self, function: Callable[[], Any]) -> None:
-        """Time one call."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        function()
-        self.wall.append(time.perf_counter() - wall)
-        self.cpu.append(time.process_time() - cpu)
-
-    def summary(self) -> dict[str, Any]:
-        """Minimum and median by the clock, the median of processor time, and all that they come from."""
-        return {
-            "min": min(self.wall),
-            "median": statistics.median(self.wall),
-            "cpu median": statistics.median(self.cpu),
-            **asdict(self),
-        }
+    torch.set_num_threads(options.threads)
+    return origin()
 
 
 def interleave(
-    arms: dict[str, Callable[[], Any]], rounds: int, report: Callable[[str], None] | None = print
+    arms: Mapping[str, Callable[[], Any] | Entrant], rounds: int, report: Callable[[str], None] | None = print
 ) -> dict[str, dict[str, Any]]:
-    """Run every arm once per round, beginning with another one in each round; returns the summary of each."""
-    times = {name: Times() for name in arms}
-    names = list(arms)
-    for number in range(rounds):
-        for name in machine.in_turn(names, number):
-            times[name].run(arms[name])
+    """Race arms against each other; returns the summary of each."""
+
+    def tell(number: int, laps: dict[str, list[Lap]]) -> None:
         if report is not None:
-            done = ", ".join(f"{name} {times[name].wall[-1]:.2f} s" for name in names)
-            report(f"round {number + 1} of {rounds}: {done}")
-    return {name: found.summary() for name, found in times.items()}
+            done = ", ".join(f"{name} {of[-1]['wall']:.2f} s" for name, of in laps.items())
+            report(f"round {number} of {rounds}: {done}")
+
+    return {name: summary(laps) for name, laps in race(arms, rounds, report=tell).items()}
+
+
+def once(function: Callable[[], Any]) -> dict[str, Any]:
+    """The summary of one call, which has no rival."""
+    return summary(race({"": function}, 1)[""])
+
+
+def speeds(times: dict[str, dict[str, Any]], arm: str) -> dict[str, dict[str, float]]:
+    """By all others, how many times as fast as one arm they are, in each statistic."""
+    own = times[arm]
+    return {name: {key: own[key] / of[key] for key in STATISTICS} for name, of in times.items() if name != arm}
+
+
+def cells(found: Mapping[str, float], form: str) -> str:
+    """The statistics of something in columns of a table."""
+    return "".join(f"{found[key]:{form}}" for key in STATISTICS)
+
+
+def elsewhere(*arguments: str, **environment: str) -> Any:
+    """What this program with these arguments prints as JSON in a process of its own, without `MALLOC`."""
+    clean = {name: value for name, value in os.environ.items() if name not in MALLOC} | environment
+    output = subprocess.run([sys.executable, *arguments], env=clean, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(output.stdout.splitlines()[-1])
+
+
+def resident(field: str) -> float:
+    """A field of what Linux says of this process, in MiB: VmRSS is resident now, VmHWM was at most.
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) / 2**10
 
 
 def origin() -> dict[str, Any]:

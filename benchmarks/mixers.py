@@ -26,7 +26,6 @@ from typing import Any
 
 from benchmarks import interleave
 
-STATISTICS = ("median", "min", "cpu median")
 TOLERANCE = 1e-4
 """Relative, for outputs and gradients: float32 sums over thousands of tokens in another order."""
 LEAK = 1e-2
@@ -164,12 +163,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="model types")
     parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
+    where = interleave.begin(options)
     documents = documents_of(options.tokens, options.documents, options.seed)
     results = {}
     for name, (model_type, _, goal, dimensions) in MIXERS.items():
@@ -180,7 +174,7 @@ def main() -> None:
         times = interleave.interleave(found, options.rounds, report=None)
         ratios = {
             key: {f"{arm} / autopack": times[arm][key] / times["autopack"][key] for arm in ("stock", "one by one")}
-            for key in STATISTICS
+            for key in interleave.STATISTICS
         }
         results[name] = {
             "dimensions": dimensions,

@@ -11,7 +11,7 @@ Forward and backward of one and the same Llama on an unpacked batch of 4 x 256 t
 
 Models are enabled and disabled, and called once on a few columns, outside the time that is taken; the arms of a round
 follow each other at once. What is reported is the median over rounds of an arm's ratio to stock *in that round*, with
-the interval that holds it in 95 of 100 bootstraps of the rounds: on a shared machine single rounds scatter by several
+the interval that holds it with 95 % confidence: on a shared machine single rounds scatter by several
 percent. `beside` shows how far from 1 two arms come out that run the same code but for a few `if`s.
 
 `calls of a tiny model` is the same cost as a number: the forward of one layer on 8 tokens, which hides nothing.
@@ -23,11 +23,14 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from autopack.bench.race import Entrant, Spread
 from benchmarks import interleave
 
 MODELS = {"small": (4, 128), "medium": (8, 512)}
@@ -71,31 +74,21 @@ def measure_calls(model: Any, call: dict[str, Any], rounds: int) -> dict[str, di
     """Times of the three arms."""
     import autopack
 
-    other = build(1, 64)
-    states: dict[str, Any] = {"stock": None, "enabled": model, "beside": other}
-    times = {name: interleave.Times() for name in states}
+    few = {name: tensor[:, :8].contiguous() for name, tensor in call.items()}
 
     def run(call: dict[str, Any] = call) -> None:
         model(**call).loss.backward()
         model.zero_grad()
 
-    few = {name: tensor[:, :8].contiguous() for name, tensor in call.items()}
+    states: dict[str, Any] = {"stock": nullcontext, "enabled": lambda: autopack.enable(model)}
+    states["beside"] = partial(autopack.enable, build(1, 64))
     run()
     gc.collect()
     gc.disable()  # a collection would fall to one arm or another
-    names = list(states)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            enabled = states[name]
-            if enabled is not None:
-                autopack.enable(enabled)
-            run(few)
-            times[name].run(run)
-            if enabled is not None:
-                autopack.disable(enabled)
+    arms = {name: Entrant(run, state, lambda: run(few)) for name, state in states.items()}
+    times = interleave.interleave(arms, rounds, None)
     gc.enable()
-    return {name: found.summary() for name, found in times.items()}
+    return times
 
 
 def measure_tiny(rounds: int, calls_at_a_time: int = 100) -> dict[str, float]:
@@ -105,45 +98,43 @@ def measure_tiny(rounds: int, calls_at_a_time: int = 100) -> dict[str, float]:
     import autopack
 
     model, ids = build(1, 64).eval(), torch.arange(8)[None]
-    times: dict[str, list[float]] = {"stock": [], "enabled": []}
 
-    def run() -> float:
-        start = time.perf_counter()
+    def run() -> None:
         for _ in range(calls_at_a_time):
             model(input_ids=ids)
-        return (time.perf_counter() - start) / calls_at_a_time * 1e6
 
+    arms = {
+        "stock": Entrant(run),
+        "enabled": Entrant(run, lambda: autopack.enable(model), lambda: model(input_ids=ids)),
+    }
     with torch.no_grad():
-        for _ in range(rounds):
-            times["stock"].append(run())
-            autopack.enable(model)
-            model(input_ids=ids)
-            times["enabled"].append(run())
-            autopack.disable(model)
-    added = [of - stock for of, stock in zip(times["enabled"], times["stock"], strict=True)]
-    return {**{name: statistics.median(found) for name, found in times.items()}, "added": statistics.median(added)}
+        times = interleave.interleave(arms, rounds, None)
+    found = {name: [1e6 / calls_at_a_time * wall for wall in of["wall"]] for name, of in times.items()}
+    added = [of - stock for of, stock in zip(found["enabled"], found["stock"], strict=True)]
+    return {**{name: statistics.median(of) for name, of in found.items()}, "added": statistics.median(added)}
 
 
 def ratio(times: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
-    """The median of an arm's ratios to stock, round by round, and the 95 % interval of its bootstrap."""
-    import numpy
-
-    found = numpy.asarray(times["wall"]) / numpy.asarray(stock["wall"])
-    draws = numpy.random.default_rng(0).choice(found, (4000, len(found)))
-    low, high = numpy.quantile(numpy.median(draws, axis=1), (0.025, 0.975))
-    return {"median": float(numpy.median(found)), "low": float(low), "high": float(high)}
+    """The median of an arm's ratios to stock, round by round, and the interval that holds it."""
+    found = Spread.of([a / b for a, b in zip(times["wall"], stock["wall"], strict=True)])
+    return {"median": found.median, "low": found.low, "high": found.high}
 
 
-def measure_enable(model: Any, rounds: int, verify: str) -> dict[str, Any]:
+def measure_enable(model: Any, rounds: int, verify: bool) -> dict[str, Any]:
     """Times of `enable`, the first of this model and later ones, and of `disable`."""
     import autopack
 
-    times = interleave.Times()
-    taken = interleave.Times()
-    for _ in range(rounds):
-        times.run(lambda: autopack.enable(model, verify=verify))
-        taken.run(lambda: autopack.disable(model))
-    return {"first": times.wall[0], **times.summary(), "disable median": taken.summary()["median"]}
+    @contextmanager
+    def taken_off() -> Iterator[None]:
+        yield
+        autopack.disable(model)
+
+    arms = {
+        "enable": Entrant(lambda: autopack.enable(model, verify=verify), taken_off),
+        "disable": Entrant(lambda: autopack.disable(model), ready=lambda: autopack.enable(model, verify=False)),
+    }
+    times = interleave.interleave(arms, rounds, None)
+    return {"first": times["enable"]["wall"][0], **times["enable"], "disable median": times["disable"]["median"]}
 
 
 def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
@@ -157,8 +148,8 @@ def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
     found = {}
     for name, make in models.items():
         model = make()
-        found[name] = measure_enable(model, rounds, "never")
-    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), "always")
+        found[name] = measure_enable(model, rounds, verify=False)
+    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), verify=True)
     return found
 
 
@@ -169,15 +160,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
+    where = interleave.begin(options)
     build(1, 64)  # transformers' own imports
-    imports = interleave.Times()
-    imports.run(lambda: import_module("autopack.enabling.enable"))
+    imports = interleave.once(lambda: import_module("autopack.enabling.enable"))
     start = time.perf_counter()
     enables = measure_enables(30)
     tiny_calls = measure_tiny(3 * options.rounds)
@@ -192,7 +177,7 @@ def main() -> None:
         "benchmark": "overhead",
         "origin": where,
         "settings": {"rows": ROWS, "columns": COLUMNS, "models": MODELS, "rounds": options.rounds},
-        "import": imports.summary(),
+        "import": imports,
         "enable": enables,
         "calls of a tiny model": tiny_calls,
         "calls": found,

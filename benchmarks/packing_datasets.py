@@ -121,10 +121,7 @@ def main() -> None:
             assert same[name] == same[PEERS.get(name, name)], f"the rows of {name} hold other documents than TRL's"
         arms["autopack, cached"] = lambda: autopack.pack(dataset, max_length)
         times = interleave.interleave(arms, options.rounds)
-    ratios = {
-        name: {s: times[peer][s] / times[name][s] for s in ("median", "min", "cpu median")}
-        for name, peer in PEERS.items()
-    }
+    ratios = {name: {s: times[peer][s] / times[name][s] for s in interleave.STATISTICS} for name, peer in PEERS.items()}
     goals = {name: ratios[name]["median"] >= GOAL for name in ("autopack", "fixed_length, no positions")}
     lines = [
         interleave.heading(where),

@@ -41,7 +41,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autopack.bench.lengths import DISTRIBUTIONS
+from autopack.bench.subjects import DISTRIBUTIONS
 from benchmarks import interleave, paper_full
 from benchmarks.paper_arms import ARMS, PADDING
 from benchmarks.paper_data import load

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.lengths import DISTRIBUTIONS, draw
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 
 END, UNKNOWN = 0, 1
 """The token that ends every document, and the one for words that are not in the vocabulary."""

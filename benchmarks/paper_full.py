@@ -15,14 +15,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from autopack.bench import machine
-from autopack.bench.lengths import DISTRIBUTIONS, draw
-from benchmarks import interleave, paper_table
+from autopack.bench.race import by_the_clock, race
+from autopack.bench.subjects import DISTRIBUTIONS, draw
+from benchmarks import paper_table
 from benchmarks.paper_arms import ARMS, MINI_BATCH, PADDING, SORTED, Arm, Piece, Shape
 from benchmarks.paper_data import END, Corpus, load
 from benchmarks.paper_training import MODELS, build, on, prepare, shape_of, train, update
@@ -38,7 +39,7 @@ PROBE = (4, 512)
 def run(options: argparse.Namespace, where: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any] | None:
     """Measure what the JSON file does not have yet; None where `--minutes` are over before all is measured."""
     result = _begun(options.json, where, settings)
-    late = _clock(options.minutes)
+    end = time.monotonic() + 60 * options.minutes
     begun = time.monotonic()
     if "expected" not in result:
         result["expected"] = expected(options)
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, where: dict[str, Any], settings: dict[str, 
         begun = time.monotonic()
         _keep(options.json, result)
 
-    whole = all(_measure(name, options, result, late, keep) for name in options.data)
+    whole = all(_measure(name, options, result, end, keep) for name in options.data)
     if not whole:
         keep()
         print(f"{options.minutes:g} minutes are over; the same command goes on from {options.json}", flush=True)
@@ -94,13 +95,8 @@ def _keep(path: Path | None, result: dict[str, Any]) -> None:
         beside.replace(path)
 
 
-def _clock(minutes: float) -> Callable[[], bool]:
-    end = time.monotonic() + 60 * minutes
-    return lambda: time.monotonic() >= end
-
-
 def _measure(
-    name: str, options: argparse.Namespace, result: dict[str, Any], late: Callable[[], bool], keep: Callable[[], None]
+    name: str, options: argparse.Namespace, result: dict[str, Any], end: float, keep: Callable[[], None]
 ) -> bool:
     """Train and time the arms on one data set, as far as time allows; whether all is there."""
     corpus, shape = load(name, options), shape_of(options)
@@ -110,24 +106,28 @@ def _measure(
     common = options.steps or min(len(arm.choose(corpus.lengths, shape, 0)) for arm in ARMS.values())
     for arm, way in ARMS.items():
         if arm not in data["trained"]:
-            if late():
+            if time.monotonic() >= end:
                 return False
             print(f"{name}: {arm}", flush=True)
             data["trained"][arm] = train(way, corpus, options, common).summary(common)
             keep()
     if len(data["rounds"]) >= options.rounds:
         return True
-    timed = _timed(corpus, options)
-    while len(data["rounds"]) < options.rounds:
-        if late():
-            return False
-        number = len(data["rounds"])
-        found = {arm: timed[arm]() for arm in machine.in_turn(list(ARMS), number)}
-        data["rounds"].append(found)
+    done = data["rounds"]
+
+    def report(number: int, laps: dict[str, list[Any]]) -> None:
+        done.append({arm: of[-1] for arm, of in laps.items()})
         keep()
-        said = ", ".join(f"{arm} {sum(found[arm]['wall']):.1f} s" for arm in ARMS)
-        print(f"{name}, round {number + 1} of {options.rounds}: {said}", flush=True)
-    return True
+        said = ", ".join(f"{arm} {sum(done[-1][arm]['wall']):.1f} s" for arm in ARMS)
+        print(f"{name}, round {number} of {options.rounds}: {said}", flush=True)
+
+    # What is timed are the steps of a run, which says so itself.
+    race(_timed(corpus, options), options.rounds, begun=len(done), until=end, least=0, clock=_itself, report=report)
+    return len(done) >= options.rounds
+
+
+def _itself(run: Callable[[], Any]) -> Any:
+    return run()
 
 
 def _timed(corpus: Corpus, options: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -143,11 +143,10 @@ def _timed(corpus: Corpus, options: argparse.Namespace) -> dict[str, Callable[[]
         calls = [on(options.device, arm.collate(corpus.train, pieces, shape)) for pieces in steps]
 
         def run(calls: list[dict[str, Any]] = calls, enabled: bool = arm.enabled) -> dict[str, Any]:
-            times = interleave.Times()
-            for call in calls:
-                times.run(lambda call=call: update(models[enabled], optimizers[enabled], call).item())
+            step = partial(update, models[enabled], optimizers[enabled])
+            laps = [by_the_clock(lambda call=call: step(call).item()) for call in calls]
             columns = [call["input_ids"].numel() for call in calls]
-            return {"wall": times.wall, "cpu": sum(times.cpu), "columns": columns}
+            return {"wall": [lap["wall"] for lap in laps], "cpu": sum(lap["cpu"] for lap in laps), "columns": columns}
 
         least = min(calls, key=lambda call: call["input_ids"].numel())
         update(models[arm.enabled], optimizers[arm.enabled], least)  # the first call of an arm makes what stays
@@ -231,11 +230,9 @@ def expected(options: argparse.Namespace) -> dict[str, float]:
     optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-5)
     ids = torch.full((size, length), END + 1, device=options.device)
     call = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    times = interleave.Times()
-    for _ in range(4):
-        times.run(lambda: update(probe, optimizer, call).item())
+    laps = race({"": lambda: update(probe, optimizer, call).item()}, 4)[""]
     step = operations(ARMS[PADDING], [Piece(0, 0, length)] * size, shape, model, vocabulary)
-    speed = step / min(times.wall[1:])
+    speed = step / min(lap["wall"] for lap in laps[1:])
     return {"operations": total, "columns": size * length, "operations per second": speed, "seconds": total / speed}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autopack.pages.figure import Bar, Bars, picture, save
+from autopack.pages.theme import PACKED, PADDED
 from benchmarks import interleave
 from benchmarks.paper_arms import ARMS, FIXED, FIXED_POSID, MINI_BATCH, OFFLINE, PADDING
 
@@ -155,23 +157,16 @@ def _asked(result: dict[str, Any], arm: str) -> Iterator[tuple[str, dict[str, An
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Bars of speed, memory and validation loss after one epoch, a row of them for each data set; needs matplotlib."""
-    from matplotlib.figure import Figure
-
     readings: dict[str, Callable[[dict[str, Any]], float]] = {
         "real tokens per second": lambda arm: arm["tokens per second"],
         "peak memory, MiB": lambda arm: arm["peak bytes"] / 2**20,
         "validation loss, one epoch": lambda arm: arm["epoch"]["validation"],
     }
-    figure = Figure(figsize=(13, 3.6 * len(result["data"])), layout="constrained")
-    axes = figure.subplots(len(result["data"]), len(readings), squeeze=False)
-    for row, (name, data) in zip(axes, result["data"].items(), strict=True):
-        for axis, (title, read) in zip(row, readings.items(), strict=True):
-            values = [read(arm) for arm in data["arms"].values()]
-            colors = ["tab:gray" if not ARMS[arm].enabled else "tab:blue" for arm in data["arms"]]
-            bars = axis.barh(list(data["arms"]), values, color=colors)
-            axis.bar_label(bars, [f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values], padding=2)
-            axis.set(title=f"{name}: {title}", xlim=(0, 1.15 * max(values)))
-            axis.invert_yaxis()
-            if axis is not row[0]:
-                axis.set_yticks([])
-    figure.savefig(path)
+    charts = []
+    for name, data in result["data"].items():
+        for title, read in readings.items():
+            values = {arm: read(found) for arm, found in data["arms"].items()}
+            colors = {arm: PACKED if ARMS[arm].enabled else PADDED for arm in values}
+            bars = [Bar(arm, value, f"{value:,.{2 * (value < 10)}f}", colors[arm]) for arm, value in values.items()]
+            charts.append(Bars(f"{name}: {title}", bars))
+    save(picture(charts, rows=len(result["data"])), path)

@@ -28,10 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,37 +96,27 @@ def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
     import autopack.packing.plans  # noqa: F401
 
     lengths = flan_like(count, seed)
-    before = _peak()
-    times = interleave.Times()
-    made = []
-    times.run(lambda: made.append(planned(lengths, arm)))
+    before = interleave.resident("VmHWM")
+    made: list[Any] = []
+    times = interleave.once(lambda: made.append(planned(lengths, arm)))
     return {
         "count": count,
         "arm": arm,
-        "seconds": times.wall[0],
-        "cpu": times.cpu[0],
+        "seconds": times["min"],
+        "cpu": times["cpu median"],
         "before": before,
-        "peak": _peak(),
+        "peak": interleave.resident("VmHWM"),
         "fill": made[0].fill,
     }
 
 
-def _peak() -> float:
-    """Largest resident memory of this process so far, in MiB; `ru_maxrss` would begin with that of its parent."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10
-
-
 def measure_peaks(counts: list[int], seed: int) -> list[dict[str, Any]]:
     """`measure_peak` in processes of their own, where freed memory goes back to the system."""
-    environment = {k: v for k, v in os.environ.items() if k not in interleave.MALLOC}
     found = []
     for count in counts:
         for arm in ("best_fit", "best_fit, 8 ranks") if count < 10**8 else ("best_fit",):
-            command = [sys.executable, "-m", "benchmarks.planning", "--peak-of", arm, "--lengths", str(count)]
-            command += ["--seed", str(seed)]
-            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found.append(json.loads(output))
+            command = ["-m", "benchmarks.planning", "--peak-of", arm, "--lengths", str(count), "--seed", str(seed)]
+            found.append(interleave.elsewhere(*command))
             print(f"{arm}, {count:,} lengths: {found[-1]['seconds']:.2f} s, {found[-1]['peak']:.0f} MiB", flush=True)
     return found
 
@@ -199,11 +185,7 @@ def measure_trl(count: int, whole: bool, rounds: int, seed: int) -> dict[str, An
         "batch": count if whole else 1000,
         "fill": {name: float(ideal / rows) for name, rows in made.items()},
         "times": times,
-        "ratios": {
-            name: {s: times["trl"][s] / times[name][s] for s in ("median", "min", "cpu median")}
-            for name in arms
-            if name != "trl"
-        },
+        "ratios": interleave.speeds(times, "trl"),
     }
 
 
@@ -219,8 +201,13 @@ def measure_llamafactory(knapsack: peers.Knapsack, count: int, size: int, rounds
     times = interleave.interleave(arms, rounds)
     fill = {name: float(lengths.sum() / CAPACITY / rows) for name, rows in made.items()}
     assert fill["plan"] >= fill["llamafactory"]
-    ratios = {s: times["llamafactory"][s] / times["plan"][s] for s in ("median", "min", "cpu median")}
-    return {"lengths": count, "batch": size, "fill": fill, "times": times, "ratios": {"plan": ratios}}
+    return {
+        "lengths": count,
+        "batch": size,
+        "fill": fill,
+        "times": times,
+        "ratios": interleave.speeds(times, "llamafactory"),
+    }
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ The workloads, each as its trainer or harness computes it:
 * `choices`: 4 choices below each of 4 passages 20 times as long, scored without gradients.
 * `nothing`: 16 documents that share nothing, a training step: what it costs to look.
 
-The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share="never")`), `enabled` (the plain
+The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share=False)`), `enabled` (the plain
 `enable(model)`), and for `group` `by hand`: a row that a user could write for this one workload, with an attention
 function of its own. All arms have to give the same loss and gradients before anything is timed. In the 1st, 2nd, 4th,
 8th ... padded batch of a training whose loss is made outside of the model, autopack runs the batch as it came, to see
@@ -24,15 +24,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import interleave, workload
-from benchmarks.unpadding import resident
 
 GOALS = {
     "group": {"stock": 3.0, "unpadded": 2.5},
@@ -171,7 +168,7 @@ def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
     found = {each: (copy.deepcopy(stock), work) for each in ("stock", "unpadded", "enabled")}
     if name == "group":
         found["by hand"] = copy.deepcopy(stock), by_hand(rows, scored)
-    autopack.enable(found["unpadded"][0], share="never")
+    autopack.enable(found["unpadded"][0], share=False)
     autopack.enable(found["enabled"][0])
     return found
 
@@ -215,21 +212,15 @@ def peak_of(name: str, arm: str, options: argparse.Namespace) -> float:
         work(model)
         model.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = resident("VmRSS")
+    before = interleave.resident("VmRSS")
     work(model)
-    return resident("VmHWM") - before
+    return interleave.resident("VmHWM") - before
 
 
 def peaks_of(name: str, names: list[str]) -> dict[str, float]:
     """The peaks of the arms, each in a process of its own."""
-    environment = {key: value for key, value in os.environ.items() if key not in interleave.MALLOC}
-    environment["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    found = {}
-    for arm in names:
-        command = [sys.executable, *sys.orig_argv[1:], "--peak-of", name, arm]
-        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[arm] = json.loads(output.splitlines()[-1])
-    return found
+    command = (*sys.orig_argv[1:], "--peak-of", name)
+    return {arm: interleave.elsewhere(*command, arm, **interleave.GIVEN_BACK) for arm in names}
 
 
 def main() -> None:
@@ -238,17 +229,13 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     workload.add_arguments(parser, rounds=7)
     options = parser.parse_args()
-    if options.peak_of is None:
-        interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
     if options.peak_of is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
         print(json.dumps(peak_of(*options.peak_of, options)))
         return
-    del options.peak_of
-    where, found = interleave.origin(), {}
+    where, found = interleave.begin(options), {}
     for name in options.workloads:
         prepared = arms(name, options)
         losses = check(prepared)

@@ -28,11 +28,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.demo.arms import Arm, LanguageArm, packed, padded
-from autopack.demo.corpus import collect_documents
+from autopack.demo import collect_documents
 from benchmarks import interleave
-from benchmarks.sentences import STATISTICS, TOLERANCE, difference
+from benchmarks.sentences import TOLERANCE, difference
 from examples.pretrained import language_model, sentences
+from examples.pretrained.arms import Arm, LanguageArm, packed, padded
 from examples.pretrained.texts import alone, collect_pairs, draw_apart, evaluate, in_batches
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 
@@ -141,14 +141,12 @@ def main() -> None:
     if options.page:
         PAGE.write_text(with_table(PAGE.read_text(), recorded()))
         return
-    interleave.keep_freed_memory()
     for weights in (MINILM, SMOLLM2):
         checked_folder(weights)
 
     import torch
 
-    torch.set_num_threads(options.threads)
-    where = {**interleave.origin(), **{name: version(name) for name in PACKAGES}}
+    where = {**interleave.begin(options), **{name: version(name) for name in PACKAGES}}
     torch.manual_seed(options.seed)
     off: dict[str, dict[str, float]] = {}
     times: dict[str, Any] = {}
@@ -158,12 +156,7 @@ def main() -> None:
             if max(off[task].values()) > TOLERANCE:
                 raise SystemExit(f"the arms do not agree within {TOLERANCE}: {task} {off[task]}")
             times[task] = interleave.interleave(arms, options.rounds)
-    speeds = {
-        task: {
-            arm: {key: found["stock"][key] / found[arm][key] for key in STATISTICS} for arm in found if arm != "stock"
-        }
-        for task, found in times.items()
-    }
+    speeds = {task: interleave.speeds(found, "stock") for task, found in times.items()}
     result = {
         "benchmark": "pretrained",
         "origin": where,
@@ -195,7 +188,7 @@ def describe(result: dict[str, Any]) -> str:
     ]
     for task, speed in result["speed of stock"].items():
         for arm, found in speed.items():
-            lines.append(f"{task:<28}{arm:<10}" + "".join(f"{found[key]:>12.3f}" for key in STATISTICS))
+            lines.append(f"{task:<28}{arm:<10}{interleave.cells(found, '>12.3f')}")
     lines += ["", f"Goal: enabled and packed at least {GOAL} where sentences are not sorted."]
     return "\n".join(lines)
 

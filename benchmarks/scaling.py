@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.lengths import Lengths, draw
+from autopack.bench.subjects import Lengths, draw
 from benchmarks import interleave
 
 PACKED, SINGLE, STOCK = "enabled, documents", "enabled, one document", "stock, dense mask"
@@ -171,12 +171,7 @@ def exponents(points: list[dict[str, Any]], fit_from: int) -> dict[str, float] |
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
+    where = interleave.begin(options)
     found = measure(options)
     fits = {arm: exponents(points, options.fit_from) for arm, points in found["arms"].items()}
     settings = {name: value for name, value in vars(options).items() if name != "json"}

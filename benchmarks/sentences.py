@@ -38,7 +38,6 @@ MEAN, SIGMA, LONGEST = 40, 0.8, 254
 CONTINUED = 12
 """Words of a continuation, at most."""
 GOAL = 1.3
-STATISTICS = ("median", "min", "cpu median")
 TOLERANCE = 1e-5
 
 
@@ -170,14 +169,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     workload.add_arguments(parser, rounds=5)
     options = parser.parse_args()
-    interleave.keep_freed_memory()
+    where = interleave.begin(options)
 
     import torch
 
     import autopack
 
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
     torch.manual_seed(options.seed)
     stock = build(options)
     enabled = copy.deepcopy(stock)
@@ -188,9 +185,7 @@ def main() -> None:
     if max(off.values()) > TOLERANCE:
         raise SystemExit(f"the arms do not agree within {TOLERANCE}: {off}")
     times = {task: interleave.interleave({n: a[task] for n, a in prepared.items()}, options.rounds) for task in tasks}
-    speeds = {
-        task: {key: found["stock"][key] / found["enabled"][key] for key in STATISTICS} for task, found in times.items()
-    }
+    speeds = {task: interleave.speeds(found, "stock")["enabled"] for task, found in times.items()}
     result = {
         "benchmark": "sentences",
         "origin": where,
@@ -221,7 +216,7 @@ def describe(result: dict[str, Any]) -> str:
         f"{'real tokens/s / stock':<24}{'of medians':>12}{'of minima':>12}{'of cpu':>12}",
     ]
     for task, speed in result["speed of stock"].items():
-        lines.append(f"{task:<24}" + "".join(f"{speed[key]:>12.3f}" for key in STATISTICS))
+        lines.append(f"{task:<24}{interleave.cells(speed, '>12.3f')}")
     lines += ["", f"Goal: at least {GOAL} where sentences are not sorted."]
     return "\n".join(lines)
 

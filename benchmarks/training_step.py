@@ -29,8 +29,6 @@ from typing import Any
 from autopack.bench.machine import kept_by, peak_memory
 from benchmarks import interleave, workload
 
-STATISTICS = ("median", "min", "cpu median")
-
 
 def documents_of(tokens: int, seed: int, each: int | None = None, mean: int | None = None) -> list[int]:
     """Lengths of documents that fill a row of `tokens`; the last one is cut to fit.
@@ -104,12 +102,7 @@ def main() -> None:
     parser.add_argument("--mean", type=int, help="mean tokens of a document, from half to one and a half of it")
     workload.add_arguments(parser, rounds=15)
     options = parser.parse_args()
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
+    where = interleave.begin(options)
     documents = documents_of(options.tokens, options.seed, options.each, options.mean)
     prepared = arms(options, documents)
     losses, gradient_error = workload.check(prepared)
@@ -125,7 +118,7 @@ def main() -> None:
         "largest gradient error": gradient_error,
         "seconds": times,
         "peak bytes": peaks,
-        "ratios": {key: ratios(times, key) for key in STATISTICS},
+        "ratios": {key: ratios(times, key) for key in interleave.STATISTICS},
     }
     interleave.write(options.json, result, describe(result))
 
@@ -169,15 +162,14 @@ def describe(result: dict[str, Any]) -> str:
         "",
         f"{'arm':<22}{'median s':>11}{'min s':>11}{'cpu s':>11}{'tokens/s':>11}{'peak MiB':>11}",
         *(
-            f"{name:<22}"
-            + "".join(f"{t[key]:>11.3f}" for key in STATISTICS)
-            + f"{sum(documents) * settings['steps'] / t['median']:>11.0f}{result['peak bytes'][name] / 2**20:>11.0f}"
+            f"{name:<22}{interleave.cells(t, '>11.3f')}"
+            f"{sum(documents) * settings['steps'] / t['median']:>11.0f}{result['peak bytes'][name] / 2**20:>11.0f}"
             for name, t in times.items()
         ),
         "",
         f"{'ratio':<22}{'of medians':>11}{'of minima':>11}{'of cpu':>11}",
         *(
-            f"{name:<22}" + "".join(f"{result['ratios'][key][name]:>11.3f}" for key in STATISTICS)
+            f"{name:<22}" + "".join(f"{of[name]:>11.3f}" for of in result["ratios"].values())
             for name in result["ratios"]["median"]
         ),
         "",

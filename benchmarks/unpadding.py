@@ -24,20 +24,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from benchmarks import interleave, workload
 
 ARMS = ("stock", "enabled", "logits read", "packed by hand")
 GOAL = 0.9
-STATISTICS = ("median", "min", "cpu median")
-STATUS = Path("/proc/self/status")
-MIB = 2**20
 
 
 def arms(
@@ -76,29 +70,19 @@ def measure_peak(name: str, options: argparse.Namespace, documents: list[int]) -
     ((model, call),) = arms(options, documents, (name,)).values()
     run = step(name, model, call, steps=1)
     run({key: value[:, : workload.SHORTEST] if hasattr(value, "shape") else value for key, value in call.items()})
-    before = resident("VmRSS")
+    before = interleave.resident("VmRSS")
     run()
-    peak = resident("VmHWM")  # not ru_maxrss: a process inherits that from the one that started it
+    peak = interleave.resident("VmHWM")
     return {"before": before, "peak": peak, "added": peak - before}
-
-
-def resident(field: str) -> float:
-    """A field of what Linux says of this process, in MiB: VmRSS is resident now, VmHWM was at most."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024 / MIB
 
 
 def measure_peaks() -> dict[str, dict[str, float]]:
     """The peaks of all arms, each in a process of its own; empty where the system does not tell."""
-    if not STATUS.exists():
+    if not interleave.STATUS.exists():
         return {}
-    environment = {name: value for name, value in os.environ.items() if name not in interleave.MALLOC}
-    environment["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
     found = {}
     for name in ARMS:
-        command = [sys.executable, *sys.orig_argv[1:], "--peak-of", name]
-        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[name] = json.loads(output)
+        found[name] = interleave.elsewhere(*sys.orig_argv[1:], "--peak-of", name, **interleave.GIVEN_BACK)
         print(f"peak memory, {name}: {found[name]['added']:.0f} MiB", flush=True)
     return found
 
@@ -109,18 +93,14 @@ def main() -> None:
     parser.add_argument("--peak-of", choices=ARMS, help=argparse.SUPPRESS)
     workload.add_arguments(parser, rounds=3)
     options = parser.parse_args()
-    if options.peak_of is None:
-        interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
     documents = list(islice(workload.lengths(options.seed), options.documents))
     if options.peak_of is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
         print(json.dumps(measure_peak(options.peak_of, options, documents)))
         return
-    del options.peak_of  # no setting of the result
-    where = interleave.origin()
+    where = interleave.begin(options)
     peaks = measure_peaks()
     prepared = arms(options, documents)
     losses, gradient_error = workload.check(prepared)
@@ -137,7 +117,7 @@ def main() -> None:
         "peak memory, MiB": peaks,
         "padded / real tokens": len(documents) * max(documents) / sum(documents),
         "speed of stock": {
-            key: {name: times["stock"][key] / found[key] for name, found in times.items()} for key in STATISTICS
+            key: {name: times["stock"][key] / of[key] for name, of in times.items()} for key in interleave.STATISTICS
         },
     }
     interleave.write(options.json, result, describe(result))
@@ -163,10 +143,10 @@ def describe(result: dict[str, Any]) -> str:
     for name, found in times.items():
         peak = f"{peaks[name]['added']:>11.0f}" if peaks else f"{'-':>11}"
         speed = real * settings["steps"] / found["median"]
-        lines.append(f"{name:<16}" + "".join(f"{found[key]:>11.3f}" for key in STATISTICS) + f"{speed:>11.0f}{peak}")
+        lines.append(f"{name:<16}{interleave.cells(found, '>11.3f')}{speed:>11.0f}{peak}")
     lines += ["", f"{'speed / stock':<16}{'of medians':>11}{'of minima':>11}{'of cpu':>11}{'/ tokens':>11}"]
     for name in ARMS[1:]:
-        cells = [speeds[key][name] for key in STATISTICS]
+        cells = [speeds[key][name] for key in interleave.STATISTICS]
         lines.append(f"{name:<16}" + "".join(f"{cell:>11.3f}" for cell in [*cells, cells[0] / ratio]))
     lines += [
         "",

@@ -235,12 +235,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(options.threads)
-    where = interleave.origin()
+    where = interleave.begin(options)
     types = {}
     for name in options.types:
         types[name] = measure(name, TYPES[name], options)

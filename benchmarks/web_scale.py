@@ -19,18 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import re
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autopack.bench.race import Entrant, race
 from benchmarks import interleave, web_laws
 
 SIZES: dict[str, tuple[int, ...]] = {
@@ -86,18 +84,20 @@ def planned(lengths: np.ndarray, options: argparse.Namespace) -> Any:
 
 def best(function: Callable[[], Any], rounds: int) -> tuple[float, Any]:
     """The least seconds of so many calls, and what the last one returned."""
-    taken, found = [], None
-    for _ in range(rounds):
-        found = None  # not two at a time
-        begun = time.perf_counter()
-        found = function()
-        taken.append(time.perf_counter() - begun)
-    return min(taken), found
+    found: list[Any] = [None]
+
+    def clear() -> None:
+        found[0] = None  # not two at a time
+
+    def run() -> None:
+        found[0] = function()
+
+    return min(lap["wall"] for lap in race({"": Entrant(run, ready=clear)}, rounds)[""]), found[0]
 
 
 def peak() -> int:
     """The largest resident memory of this process so far, in bytes."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 2**10  # type: ignore[index]
+    return int(interleave.resident("VmHWM") * 2**20)
 
 
 # Parts, each measured in a process of its own
@@ -110,9 +110,8 @@ def measure_plan(size: int, options: argparse.Namespace) -> dict[str, Any]:
     found = {"documents": size, "seconds": seconds, "peak": peak(), "rows": len(made), "padding": 1 - made.fill}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan"
-        begun = time.perf_counter()
-        made.save(file)
-        found |= {"save": time.perf_counter() - begun, "file": file.stat().st_size}
+        found["save"], _ = best(partial(made.save, file), 1)
+        found["file"] = file.stat().st_size
         del made
         loaded = part("load", file, options)
     return found | {"load": loaded["seconds"], "load peak": loaded["peak"]}
@@ -145,9 +144,8 @@ def simulate(size: int, count: int, options: argparse.Namespace, report: bool = 
     seconds = 0.0
     for shard in range(count):
         lengths = lengths_of(size, options, (1, shard))
-        begun = time.perf_counter()
-        made = planned(lengths, options)
-        seconds += time.perf_counter() - begun
+        taken, made = best(partial(planned, lengths, options), 1)
+        seconds += taken
         rows += len(made)
         tokens += int(lengths.sum())
         if report and shard % 3000 == 0:
@@ -236,13 +234,11 @@ PARTS: dict[str, Callable[[Any, argparse.Namespace], dict[str, Any]]] = {
 
 def part(kind: str, size: Any, options: argparse.Namespace) -> dict[str, Any]:
     """A part, in a process where freed memory goes back to the system."""
-    environment = {k: v for k, v in os.environ.items() if k not in interleave.MALLOC}
-    command = [sys.executable, "-m", "benchmarks.web_scale", "--part", kind, str(size)]
+    command = ["-m", "benchmarks.web_scale", "--part", kind, str(size)]
     for name in ("mean", "sigma", "max_length", "rounds", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     command += ["--trial"] if options.trial else []
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return interleave.elsewhere(*command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

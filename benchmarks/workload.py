@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The options that a result depends on."""
-    return {name: value for name, value in vars(options).items() if name != "json"}
+    return {name: value for name, value in vars(options).items() if name not in ("json", "peak_of")}
 
 
 def lengths(seed: int) -> Iterator[int]:

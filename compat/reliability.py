@@ -51,10 +51,10 @@ def _fuzz(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mutants(found: dict[str, Any]) -> list[str]:
-    survived = [each["name"] for each in found["mutants"] if not each["caught"]]
-    caught = len(found["mutants"]) - len(survived)
-    first = f"{len(found['mutants'])} deliberate breaks of autopack: its tests notice {caught}."
+def _seams(found: dict[str, Any]) -> list[str]:
+    survived = [each["name"] for each in found["seams"] if not each["caught"]]
+    caught = len(found["seams"]) - len(survived)
+    first = f"{len(found['seams'])} named functions of autopack, each broken in turn: its tests notice {caught}."
     return [first, *(f"* not noticed: {name}" for name in survived)]
 
 
@@ -118,7 +118,7 @@ def _kernels(found: dict[str, Any]) -> list[str]:
     return [
         f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against "
         f"documents alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and "
-        f'{worst["gradients"]:.0e} in gradients. {len(given)} of them (Liger\'s) were enabled with `verify="never"`, '
+        f"{worst['gradients']:.0e} in gradients. {len(given)} of them (Liger's) were enabled with `verify=False`, "
         f'since proving them takes an interpreter too long; flash-attn was asked for by `backend="flash"`. '
         "Nothing here has run on a GPU.",
     ]
@@ -131,10 +131,10 @@ def _counted(counts: Counter[str]) -> str:
 _SECTIONS = (
     ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
     (
-        "mutants",
+        "seams",
         "Breaks that the tests notice",
-        "python -m compat.mutants --json compat/results/mutants.json",
-        _mutants,
+        "python -m compat.seams --json compat/results/seams.json",
+        _seams,
     ),
     ("attacks", "Attacks", "python -m compat.attacks --json compat/results/attacks.json", _attacks),
     (

@@ -231,7 +231,7 @@ def _audited_model(
     if base is not None and str(model.config) == str(base):
         return {"status": "no change"}
     # What is recorded here is what the default goes by, so it cannot be asked for it.
-    found = outcome(model, audit=_DEPTHS[depth], verify="never")
+    found = outcome(model, audit=_DEPTHS[depth], verify=False)
     if found.status != "exact":
         return {"status": found.status, "reason": found.reason}
     for part, fields in configuration.describe(model.config).items():

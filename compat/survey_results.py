@@ -89,7 +89,7 @@ def _row(count: Counter[str], kept: dict[str, str]) -> Row:
 
 _VARIANTS = "tiny random models whose configuration differs in one field"
 _NOT_COVERED = (
-    ' What leaks or crashes does so with `verify="never"`; it is not covered, and `enable` proves or refuses it.'
+    " What leaks or crashes does so with `verify=False`; it is not covered, and `enable` proves or refuses it."
 )
 _BASES = "a tiny random model of each class, and one for each published configuration of it (compat/published)"
 

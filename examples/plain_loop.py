@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopack
-from autopack.demo.batches import pad, tokenize, train_tokenizer
-from autopack.demo.corpus import collect_documents
+from autopack.demo import collect_documents, pad, tokenize, train_tokenizer
 
 
 def main() -> None:

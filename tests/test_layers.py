@@ -13,7 +13,7 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
-errors
+errors options
 version
 pages
 inspection
@@ -31,15 +31,16 @@ auditing packing tiny
 proving
 watching
 enabling
-launch demo bench
+launch bench
 commands
+demo
 cli
 __main__
 """
 """Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {"__init__", "__main__", "cli", "errors", "version", "patching", "family", "registry"}
+TOP = {"__init__", "__main__", "cli", "demo", "errors", "options", "version", "patching", "family", "registry"}
 
 
 def sources() -> dict[str, str]:
@@ -128,3 +129,18 @@ def test_only_what_belongs_there_lies_at_the_top():
 
 def test_no_module_is_longer_than_a_reader_can_hold():
     assert {name: lines for name, text in sources().items() if (lines := text.count("\n")) > 400} == {}
+
+
+@pytest.mark.parametrize(
+    ("library", "module"), [("matplotlib", "pages.figure"), ("jinja2", "pages.parts"), ("ray", "packing.on_ray")]
+)
+def test_one_module_imports_a_library(library, module):
+    assert [name for name, text in sources().items() if library in imported(text)] == [module]
+
+
+def imported(text: str) -> set[str]:
+    """The names of all that a module imports, inside functions and for type checkers too."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}

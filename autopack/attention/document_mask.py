@@ -197,7 +197,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.prefixes is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share='never')."
+                "rows of the batch begin with. Use autopack.enable(model, share=False)."
             )
         return mask.over_rows
 
@@ -250,7 +250,7 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
     if asked != ran:
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share='never')."
+            f"once what rows of the batch begin with. Use autopack.enable(model, share=False)."
         )
     return arguments | masks.length_arguments(columns, prefixes.device)
 

@@ -229,7 +229,8 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
     head = row_head(model)
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__}: {head.refusal}, so its packed rows are refused: nothing to audit"
+            f"{type(model).__name__}: {head.refusal}, so its packed rows are refused: "
+            f"nothing to audit. Pass padded batches"
         )
     if is_head_of_pair(model) and head is None:
         why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autopack.pages import parts
-from autopack.pages.figure import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, NO_FIGURES, PACKED, PADDED, drawn
+from autopack.pages.figure import Errors, Influence, figures, on_axes, picture
 
 __all__ = ["LeakReport"]
 
@@ -24,6 +24,8 @@ ALIKE = "one beginning"
 """The mode with documents that begin alike."""
 ROUTER = "router loss"
 """The mode that asks for routers' losses: its refusal says nothing of labels alone."""
+KINDS = ("vs alone, or stock", "influence", "gradients", "loss")
+"""What is measured, in the order of the columns of the table."""
 _SIDES = "<<>>>><"
 """Alignment of the table's columns: < for texts, > for numbers."""
 
@@ -67,7 +69,7 @@ class ModeResult:
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """An error of each kind, in the order of `MARKS`."""
+        """An error of each kind, as `KINDS` names them."""
         return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
     def says_as_much_as(self, other: ModeResult) -> bool:
@@ -104,6 +106,8 @@ class LeakReport:
     """Call modes that have no reference, with the reason, such as documents that stock cannot run so."""
     notes: dict[str, str] = dataclass_field(default_factory=dict)
     """Other omissions from the measurements, with the reason."""
+    unattributed: set[str] = dataclass_field(default_factory=set)
+    """Fields of the output of which nobody can tell what belongs to which document, where a model is proven."""
     padded_tolerance: float = 0.0
     """`tolerance` of padded batches, if it is larger; gradients may be off by ten times as much."""
 
@@ -270,16 +274,24 @@ class LeakReport:
         """
         head, *rows = self._table()
         numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
-        errors = drawn(lambda axes: draw_errors(axes, self), (5.2, 0.9 + 0.22 * len(self.results)))
         shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
-        if errors is not None:
-            shown.append(("Errors; rounding ends at the red line, of gradients and losses at the grey one", errors))
         return parts.joined(
             parts.lines([self._headline()], strong=True),
             parts.table(head, rows, _SIDES),
             parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            parts.figures(shown),
-            parts.lines([NO_FIGURES] if errors is None else []),
+            figures([self._errors()], shown),
+        )
+
+    def _errors(self) -> Errors:
+        """All errors, and beside each where rounding ends."""
+        ran = [mode.errors if mode.failure is None else (None,) * len(KINDS) for mode in self.results]
+        return Errors(
+            "Errors; rounding ends at the red line, of gradients and losses at the grey one",
+            [mode.name for mode in self.results],
+            {name: [errors[number] for errors in ran] for number, name in enumerate(KINDS)},
+            # Of the loss, which is that of gradients or near it, and over it of results.
+            [(self._tolerances(mode)[0], self.loss_tolerance) for mode in self.results],
+            [mode.failure is not None for mode in self.results],
         )
 
     def _cell(self, influence: float) -> tuple[str, float]:
@@ -298,80 +310,22 @@ class LeakReport:
 
         Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
         """
-        try:
-            from matplotlib.colors import LogNorm
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('LeakReport.plot needs matplotlib: pip install "autopack[plot]"') from error
-        if ax is None:
-            ax = Figure(figsize=(5.6, 4.6), layout="constrained").subplots()
-        matrix = np.clip(self.influence, 1e-8, 10.0)
-        image = ax.imshow(matrix, norm=LogNorm(1e-8, 10.0), cmap="magma_r")
-        ax.set_facecolor("#dddddd")
-        numbers = np.arange(1, len(matrix) + 1)
-        ax.set_xticks(numbers - 1, numbers)
-        ax.set_yticks(numbers - 1, numbers)
-        ax.set(xlabel="document that was changed", ylabel="document that was watched")
-        largest = _number(_largest(self.influence))
-        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: largest influence {largest}")
-        for (i, j), value in np.ndenumerate(self.influence):
-            if not np.isnan(value):
-                colour = "white" if value > 1e-3 else "black"
-                ax.text(j, i, _number(value, digits=0), ha="center", va="center", color=colour, fontsize=8)
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.85)
-        bar.set_label("change of logits / their standard deviation")
-        bar.ax.axhline(self.tolerance, color="black", linewidth=1)
-        return ax.figure
+        state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
+        chart = Influence(
+            f"{self.model}\n{state}: largest influence {largest}",
+            self.influence,
+            self.tolerance,
+            ("document that was changed", "document that was watched"),
+            "change of logits / their standard deviation",
+        )
+        return picture([chart]) if ax is None else on_axes(chart, ax)
 
 
 def _largest(influence: np.ndarray) -> float:
     return math.nan if np.isnan(influence).all() else float(np.nanmax(influence))
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def _number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
-    return "0" if value == 0 else f"{value:.{digits}e}"
-
-
-LEAST, MOST = 1e-9, 10.0
-"""Edges of the drawing; errors beyond them, and 0, are drawn at the edge."""
-MARKS = {"vs alone, or stock": ("o", PACKED), "influence": ("D", LEAKS), "gradients": ("^", GROUPED),
-         "loss": ("s", PADDED)}  # fmt: skip
-"""The kinds of errors, with marker and colour, in the order of the table's columns."""
-
-
-def draw_errors(axes: Any, report: LeakReport) -> None:
-    """Draw a line of markers for each mode, and the end of rounding for each kind of error."""
-    modes = report.results
-    rows = range(len(modes))
-    axes.hlines(rows, LEAST, MOST, color=LINE, linewidth=1, zorder=0)
-    for row, mode in enumerate(modes):
-        # Of the loss, which is that of gradients or near it, and over it of results.
-        for limit, color in ((report.loss_tolerance, FAINT), (report._tolerances(mode)[0], LIMIT)):
-            axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=1)
-    for number, (name, (marker, color)) in enumerate(MARKS.items()):
-        errors = [mode.errors[number] if mode.failure is None else None for mode in modes]
-        measured = [row for row, error in enumerate(errors) if error is not None]
-        found = [_drawn(errors[row]) for row in measured]
-        shown = {"color": color, "edgecolor": INK, "linewidth": 0.5, "zorder": 2 + number, "clip_on": False}
-        axes.scatter(found, measured, 26, marker=marker, label=name, **shown)
-    for row, mode in enumerate(modes):
-        if mode.failure is not None:
-            axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
-    axes.set_yticks(rows, [mode.name for mode in modes])
-    ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
-    axes.minorticks_off()
-    axes.set(xlim=(LEAST, MOST), ylim=(max(len(modes), 1) - 0.5, -0.5))
-    axes.tick_params(axis="y", length=0, pad=8)
-    axes.spines["left"].set_visible(False)
-    axes.figure.legend(loc="outside upper right", ncols=len(MARKS), handletextpad=0.1, columnspacing=0.9, fontsize=9)
-
-
-def _drawn(error: float | None) -> float:
-    """Return the place of an error in the drawing; one that is no number is as bad as any."""
-    if error is None or math.isnan(error):
-        return MOST
-    return min(max(error, LEAST), MOST)
+    return "0" if value == 0 else f"{value:.1e}"

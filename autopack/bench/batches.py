@@ -26,22 +26,15 @@ class Batch:
 
     @classmethod
     def of(
-        cls,
-        lengths: Sequence[int],
-        tokens: torch.Tensor,
-        seed: int,
-        device: str | torch.device,
-        completions: int = 1,
-        prompt: int = 0,
+        cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device, prompt: int = 0
     ) -> Batch:
-        """Documents of these lengths, of tokens drawn from those given; so many `completions` have a prompt in common,
-        the first `prompt` tokens of each."""
+        """Documents of these lengths, of tokens drawn from those given; the first `prompt` are the same in all."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(len(tokens), (1, sum(lengths)), generator=generator)
         rows = drawn[0].split(list(lengths))
-        for number, row in enumerate(rows if prompt else ()):
-            first = rows[number - number % completions][: min(prompt, len(row))]
-            row[: len(first)] = first
+        for row in rows[1:]:
+            common = min(prompt, len(row), len(rows[0]))
+            row[:common] = rows[0][:common]
         return cls(list(lengths), tokens[drawn].to(device))
 
     @property

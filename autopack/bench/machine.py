@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
-
-_Name = TypeVar("_Name")
+from typing import Any
 
 
 def origin() -> dict[str, Any]:
@@ -42,12 +40,6 @@ def processor() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def in_turn(names: Sequence[_Name], number: int) -> list[_Name]:
-    """The order of a round: that of the names, beginning with another one in each round."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
 
 
 def wait_for(device: Any) -> None:

@@ -1,267 +1,158 @@
-"""All arms on one model: that they compute the same, what memory they take, and how fast they are, in turns."""
+"""The one loop that times: arms against each other, in turns, and what may be said of their ratios.
+
+Only ratios of arms that ran interleaved in one process mean anything: on a shared machine everything else drifts.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import numpy as np
-import torch
-from transformers import PreTrainedModel
-
-from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.batches import ARMS, BASELINE, GROUPED, Arm, Batch, calls_of, grouped
-from autopack.bench.machine import in_turn, kept_by, load, origin, peak_memory, wait_for
-from autopack.bench.models import longest_document
-from autopack.bench.noise import LEAST
-from autopack.bench.result import Outcome, Result, Settings
-from autopack.enabling.enable import enable
-from autopack.enabling.handle import Handle
-from autopack.errors import AutopackError
-from autopack.inspection.configs import text_config
-from autopack.inspection.heads import row_head
-from autopack.inspection.modules import device_of, is_pair
-from autopack.layout import IGNORED_LABEL
-from autopack.packing.balance import CostModel
-from autopack.packing.collator import PackingCollator
-from autopack.packing.estimate import padded_arms
-
-WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
-_OF_PADDED, _PREPARING, _COMPARING = 0.6, 4, 0.4
-"""For a guess of the time: what an arm takes of padded's, its steps before rounds begin, a forward pass in steps."""
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-_Found = TypeVar("_Found")
+Lap = dict[str, float]
+"""Seconds of one run: `wall` by the clock, and others by what they are of."""
+CONFIDENCE = 0.95
+LEAST = 6
+"""Fewer values than these have no interval of that confidence: the least and the greatest of five have 94 %."""
+MOST_DIGITS = 3
+FASTER, SLOWER, NOISY, TOO_FEW = "faster", "slower", "too noisy to tell", "too few rounds"
+"""What is said of a ratio of speeds."""
 
 
-class CannotBench(AutopackError):
-    """Nothing can be timed of this model on these documents."""
+@dataclass(frozen=True)
+class Entrant:
+    """What is timed, the state that it runs in, and what is done in that state before the time is taken."""
+
+    run: Callable[[], Any]
+    state: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ready: Callable[[], Any] = int
+
+    def lap(self, clock: Callable[[Callable[[], Any]], Lap]) -> Lap:
+        """Run once."""
+        with self.state():
+            self.ready()
+            return clock(self.run)
 
 
-def compare(
-    model: PreTrainedModel,
-    lengths: np.ndarray,
-    settings: Settings,
-    about: dict[str, Any] | None = None,
-    tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[float], None] = lambda share: None,
-) -> Result:
-    """Times padded batches and packed rows of documents of these lengths, stock and enabled, on this model.
+def by_the_clock(run: Callable[[], Any], wait: Callable[[], Any] = int) -> Lap:
+    """Time one run, by the clock and in processor time over all threads; `wait` is for what a device still does."""
+    wait()
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    wait()
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
-    The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every round runs every
-    arm once over all batches, beginning with another arm. What fails in an arm, for lack of memory or otherwise, is
-    recorded, and the others go on.
 
-    Args:
-        model: a causal or masked language model on its device.
-        lengths: (documents,) ints, of which as many as are timed are drawn.
-        about: what is said of the model, beside what it says itself.
-        tell: called with a line at the beginning of every stage.
-        progress: called with the share of the rounds that are over, 0 to 1.
+def race(
+    arms: Mapping[str, Callable[[], Any] | Entrant],
+    rounds: int | None = None,
+    *,
+    until: float = math.inf,
+    least: int = 1,
+    begun: int = 0,
+    clock: Callable[[Callable[[], Any]], Lap] = by_the_clock,
+    attempt: Callable[[str, Callable[[], Lap]], Lap | None] = lambda name, lap: lap(),
+    report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
+) -> dict[str, list[Lap]]:
+    """Run every arm once per round, beginning with another one in each round; return the laps of each.
 
-    Raises `CannotBench` for documents longer than the model's positions, and for models whose loss is not one over
-    tokens.
+    There are so many `rounds`, or at least `least` and as many as are over before `until` (by `time.monotonic`), those
+    that have `begun` earlier counted.
+    `attempt` runs a lap of an arm, and gives None where that failed: the arm leaves, and the others go on. `report`
+    is called after each round.
     """
-    where, until = origin(), time.monotonic() + settings.seconds
-    _check(model, lengths)
-    text_config(model.config).use_cache = False  # as trainers have it
-    shuffled = np.random.default_rng(settings.seed).permutation(lengths).tolist()
-    race = _Race(model, settings)
-    tell("timing a first step, to see how much fits")
-    count = settings.batches or race.batches_that_fit(shuffled[: settings.batch_size], until, tell)
-    chosen = shuffled[: count * settings.batch_size]
-    documents = [chosen[i : i + settings.batch_size] for i in range(0, len(chosen), settings.batch_size)]
-    race.take(documents)
-    tell("comparing losses, measuring memory")
-    for outcome in race.outcomes:
-        race.prepare(outcome)
-    tell(f"timing every arm on {len(documents)} x {settings.batch_size} documents")
-    race.run(until, progress)
-    columns = {name: sum(len(b) * max(b) for b in form)
-               for name, form in (("as drawn", documents), ("grouped", grouped(documents)))}  # fmt: skip
-    found = {
-        "class": type(model).__name__,
-        "type": model.config.model_type,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": model.config._attn_implementation,
-        "device": str(race.device),
-    }
-    if race.device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(race.device)
-    padding_of_all = padded_arms(lengths, [settings.batch_size], CostModel(), settings.seed)[0].padding
-    where["load at end"] = load()
-    return Result(settings, where, {**(about or {}), **found}, documents, columns, padding_of_all, race.outcomes)
-
-
-def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:
-    name, most = type(model).__name__, longest_document(model)
-    if is_pair(model) or row_head(model) is not None or not name.endswith(("LM", "LMHeadModel", "Generation")):
-        raise CannotBench(f"wanted a causal or masked language model, whose loss is one over tokens, found {name}")
-    if most is not None and lengths.max() > most:
-        over = f"the longest document has {lengths.max():,} tokens, and {name} takes {most:,}"
-        raise CannotBench(f"{over}; --max-length {most} cuts what is longer")
-
-
-class _Race:
-    """The arms of one model: their calls, what they gave, and one optimizer for all."""
-
-    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
-        self.model, self.settings, self.device = model, settings, device_of(model)
-        self.shifted = PackingCollator.for_model(model).mask_first_label
-        self.vocabulary = tokens_to_draw(model)
-        self.optimizer: torch.optim.Optimizer | None = None
-        if not settings.forward:
-            # A rate that moves no weight of half precision: all arms and rounds find the same model.
-            fused = self.device.type == "cuda"
-            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=fused)
-        self.outcomes = [Outcome(arm) for arm in ARMS]
-        self.calls: dict[str, list[dict[str, Any]]] = {}
-
-    def batches_that_fit(self, lengths: list[int], until: float, tell: Callable[[str], None]) -> int:
-        """How many batches like this a pass of an arm may have, for enough rounds in the time."""
-        (call,) = calls_of(BASELINE, self.model, [self._batch(lengths, 0)])
-        self.model.train(not self.settings.forward)
-
-        def seconds(_: Handle | None) -> float:
-            self._update(call)
-            return self._timed([call])
-
-        taken, _ = self._tried(BASELINE, seconds)
-        if taken is None:
-            return FEW_BATCHES
-        each = taken * len(ARMS) * _OF_PADDED
-        left = until - time.monotonic() - _PREPARING * each
-        if left < each * (least := LEAST + _COMPARING):
-            wanted = each * (_PREPARING + least)
-            tell(
-                f"this takes about {wanted:.0f} s, since one batch takes {taken:.1g} s; shorter documents or fewer "
-                f"would do, or --seconds {math.ceil(wanted)}"
-            )
-        return min(max(int(left / each / (WANTED_ROUNDS + _COMPARING)), 1), MOST_BATCHES)
-
-    def take(self, documents: list[list[int]]) -> None:
-        """Make the batches of all arms, which lie on the device before anything is timed."""
-        for arm in ARMS:
-            form = grouped(documents) if arm.form == GROUPED else documents
-            self.calls[arm.name] = calls_of(arm, self.model, self._batches(documents, form))
-
-    def prepare(self, outcome: Outcome) -> None:
-        """Find out the loss of an arm, warm it up, and measure the memory of its largest batch."""
-        calls = self.calls[outcome.arm.name]
-
-        def work(handle: Handle | None) -> None:
-            outcome.loss = self._loss(calls)
-            self.model.train(not self.settings.forward)
-            largest = max(calls, key=lambda call: call["input_ids"].numel())
-            self._update(largest)
-            if self.device.type in ("cpu", "cuda"):
-                kept = kept_by(self.model, self.optimizer, largest)
-                outcome.peak = peak_memory(lambda: self._update(largest), kept, str(self.device))
-            if handle is not None and handle.tally.left:
-                outcome.note = str(handle.tally)
-
-        _, outcome.failed = self._tried(outcome.arm, work, verify="auto")
-        wanted = self.outcomes[0].loss
-        if outcome.loss is not None and wanted:
-            outcome.difference = abs(outcome.loss / wanted - 1)
-
-    def run(self, until: float, progress: Callable[[float], None]) -> None:
-        """Run the rounds that were asked for, or as many as there is time for, and at least `LEAST`."""
-        started, number, longest, over = time.monotonic(), 0, 0.0, 0.0
-        few = [[2, 3]]
-        ready = {arm.name: calls_of(arm, self.model, self._batches(few, few))[0] for arm in ARMS}
-        while racing := [outcome for outcome in self.outcomes if outcome.failed is None]:
-            if self.settings.rounds is None and number >= LEAST and time.monotonic() + longest > until:
-                break
-            if number == self.settings.rounds:
-                break
-            began = time.monotonic()
-            for outcome in in_turn(racing, number):
-
-                def work(_: Handle | None, name: str = outcome.arm.name) -> float:
-                    with torch.no_grad():
-                        self.model(**ready[name])  # what a first call does that has just been given to an arm
-                    return self._timed(self.calls[name])
-
-                taken, outcome.failed = self._tried(outcome.arm, work)
-                if taken is not None:
-                    outcome.seconds.append(taken)
-            number, longest = number + 1, max(longest, time.monotonic() - began)
-            if self.settings.rounds is None:
-                share = (time.monotonic() - started) / max(until - started, longest * LEAST)
+    entered = {name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()}
+    laps: dict[str, list[Lap]] = {name: [] for name in entered}
+    number, longest = begun, 0.0
+    while laps and number != rounds and (number < least or time.monotonic() + longest <= until):
+        started, names = time.monotonic(), list(laps)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            lap = attempt(name, partial(entered[name].lap, clock))
+            if lap is None:
+                del laps[name]
             else:
-                share = number / self.settings.rounds
-            over = max(over, min(share, 1.0))  # a guess by the time may go back
-            progress(over)
-
-    def _batch(self, lengths: list[int], seed: int) -> Batch:
-        alike = {"completions": self.settings.completions, "prompt": self.settings.prompt}
-        return Batch.of(lengths, self.vocabulary, seed, self.device, **alike)
-
-    def _batches(self, drawn: list[list[int]], form: list[list[int]]) -> list[Batch]:
-        """The documents of `drawn` in the batches of `form`: the same tokens, whatever the order of lengths."""
-        known: dict[int, list[torch.Tensor]] = {}
-        for number, lengths in enumerate(drawn):
-            batch = self._batch(lengths, self.settings.seed + number)
-            for length, ids in zip(lengths, batch.documents, strict=True):
-                known.setdefault(length, []).append(ids)
-        return [Batch(list(lengths), torch.cat([known[n].pop() for n in lengths], dim=1)) for lengths in form]
-
-    @torch.no_grad()
-    def _loss(self, calls: list[dict[str, Any]]) -> float:
-        """The mean loss over all targets of the documents, in evaluation mode."""
-        self.model.eval()
-        total, count = 0.0, 0
-        for call in calls:
-            labels = call["labels"][:, 1:] if self.shifted else call["labels"]
-            targets = int((labels != IGNORED_LABEL).sum())
-            if targets:
-                total += float(self.model(**call).loss) * targets
-                count += targets
-        return total / count if count else float("nan")
-
-    def _update(self, call: dict[str, Any]) -> None:
-        if self.optimizer is None:
-            with torch.no_grad():
-                self.model(**call).loss  # noqa: B018
-            return
-        self.model(**call).loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _timed(self, calls: list[dict[str, Any]]) -> float:
-        wait_for(self.device)
-        started = time.perf_counter()
-        for call in calls:
-            self._update(call)
-        wait_for(self.device)
-        return time.perf_counter() - started
-
-    def _tried(
-        self, arm: Arm, act: Callable[[Handle | None], _Found], verify: str = "never"
-    ) -> tuple[_Found | None, str | None]:
-        """What an act on the model in the state of an arm gives, or None and why: what fails leaves room for others."""
-        try:
-            state: AbstractContextManager[Handle | None] = nullcontext()
-            if arm.enabled:
-                state = enable(self.model, backend=self.settings.backend, verify=verify)
-            with state as handle:
-                return act(handle), None
-        except AutopackError as raised:
-            failed = f"refused: {_first_line(raised)}"
-        except Exception as raised:  # whatever a model may raise in one form of the batch and not in another
-            full = isinstance(raised, (torch.cuda.OutOfMemoryError, MemoryError))
-            full = full or any(said in str(raised) for said in _NO_MEMORY)
-            failed = "out of memory" if full else f"{type(raised).__name__}: {_first_line(raised)}"
-        # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
-        self.model.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None, failed
+                laps[name].append(lap)
+        number, longest = number + 1, max(longest, time.monotonic() - started)
+        report(number, laps)
+    return laps
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:300]
+def summary(laps: Sequence[Lap]) -> dict[str, Any]:
+    """Return least and median by the clock, the median of processor time, and all that they come from."""
+    wall, cpu = ([lap[name] for lap in laps] for name in ("wall", "cpu"))
+    found = {"min": min(wall), "median": statistics.median(wall), "cpu median": statistics.median(cpu)}
+    return {**found, "wall": wall, "cpu": cpu}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and an interval that holds it; `count` numbers were measured."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of measured values: the interval is the narrowest of two of them that holds the median in 95 of 100 cases.
+
+        By the order of values alone, whatever their distribution (the sign test's interval). Fewer values than `LEAST`
+        have none of that confidence: then it is from the least to the greatest.
+        """
+        ordered, count = sorted(values), len(values)
+        outside, cut = 0.0, 0
+        while cut < count // 2:
+            outside += 2 * math.comb(count, cut) / 2**count
+            if outside > 1 - CONFIDENCE:
+                break
+            cut += 1
+        inner = max(cut - 1, 0)
+        return cls(statistics.median(ordered), ordered[inner], ordered[count - 1 - inner], count)
+
+    @property
+    def unit(self) -> float:
+        """The last decimal place that noise leaves: three digits at most, and one or two of half the interval.
+
+        Two where they are below 25, as the Particle Data Group rounds: one digit of 1.4 would hide a third of it.
+        """
+        half = (self.high - self.low) / 2
+        finest = _place(abs(self.median)) / 10 ** (MOST_DIGITS - 1)
+        return max(_place(half / 2.5), finest)
+
+    @property
+    def rounded(self) -> Spread:
+        """What is shown: to the unit, the interval outward."""
+        unit = self.unit
+        if unit == 0:
+            return self
+        # A hair inward first: 0.3 / 0.1 is below 3, and 0.7 / 0.1 is above 7.
+        low, high = math.floor(self.low / unit + 1e-9), math.ceil(self.high / unit - 1e-9)
+        return Spread(round(self.median / unit) * unit, low * unit, high * unit, self.count)
+
+    def __str__(self) -> str:
+        decimals = max(0, -math.floor(math.log10(self.unit) + 0.5)) if self.unit else 0
+        shown = self.rounded
+        median, low, high = (f"{value:,.{decimals}f}" for value in (shown.median, shown.low, shown.high))
+        return f"{median} ({low}..{high})"
+
+
+def _place(value: float) -> float:
+    """The value of the first digit's place: 100 for 271; 0 for 0."""
+    return 10.0 ** math.floor(math.log10(value)) if value else 0.0
+
+
+def verdict(ratio: Spread) -> str:
+    """What a ratio of speeds says, as it is shown: 1 in the interval after rounding is 1 in the interval."""
+    if ratio.count < LEAST:
+        return TOO_FEW
+    shown = ratio.rounded
+    if shown.low <= 1 <= shown.high:
+        return NOISY
+    return FASTER if shown.low > 1 else SLOWER

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autopack.bench.batches import BASELINE, STOCK_ROW, Arm
-from autopack.bench.noise import Spread, verdict
+from autopack.bench.race import Spread, verdict
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
 """How far losses may be apart, relative to padded's, and still count as equal: rounding, over thousands of tokens. A
@@ -18,7 +18,7 @@ random model's loss moves by a few thousandths where documents see each other.""
 class Settings:
     """What is timed; `batches` and `rounds` of None are as many as fit into the seconds.
 
-    Every so many `completions` of a batch begin with the same `prompt` of so many tokens.
+    The documents of a batch begin with the same `prompt` of so many tokens.
     """
 
     batch_size: int = 8
@@ -28,7 +28,6 @@ class Settings:
     forward: bool = False
     backend: str = "auto"
     seed: int = 0
-    completions: int = 1
     prompt: int = 0
 
 

@@ -149,7 +149,7 @@ def refuse_unproven(call: Call) -> None:
     if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
-            f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call itself."
+            f"{proof.how}. Declare them to the call itself."
         )
     if proof.packed is not None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")
@@ -284,7 +284,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
                     f"with {kind}s in this very code and release: {apart}. Leave it out (text alone is served), run "
-                    f"the documents one per row, or enable the model with verify='never' if you know that they are "
+                    f"the documents one per row, or enable the model with verify=False if you know that they are "
                     f"kept apart."
                 )
     norm = _norm_over_batch(call.module) if media.given(given) else None

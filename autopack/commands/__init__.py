@@ -16,16 +16,14 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
+from autopack.options import CHOICES
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
+from autopack.pages.figure import NeedsMatplotlib, formats, save
 from autopack.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class CannotWrite(AutopackError):
@@ -68,19 +66,17 @@ def check_directory(option: str, path: Path | None) -> None:
         raise CannotWrite(f"{option} {path}: wanted a file, found a directory; name a file in it")
 
 
-def check_drawable(path: Path | None, option: str) -> None:
-    """Raise `CannotWrite` if the picture that an option asks for could not be drawn or written."""
+def check_drawable(path: Path | None) -> None:
+    """Raise `CannotWrite` if the picture that --plot asks for could not be drawn or written."""
     if path is None:
         return
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        remedy = "install it with: pip install 'autopack[plot]'"
-        raise CannotWrite(f"{option} needs matplotlib, which could not be imported ({error}); {remedy}") from error
-    check_directory(option, path)
-    formats = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
+        known = formats()
+    except NeedsMatplotlib as error:
+        raise CannotWrite(f"--plot: {error}") from error
+    check_directory("--plot", path)
+    if path.suffix.lstrip(".").lower() not in known:
+        raise CannotWrite(f"--plot {path}: wanted a file name that ends with one of {', '.join(known)}")
 
 
 def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
@@ -103,22 +99,22 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
 
 
-def add_outputs(parser: argparse._ActionsContainer, *names: str) -> None:
-    """The options --html and --plot, by its other names too, for `check_outputs` and `write_outputs`."""
+def add_outputs(parser: argparse._ActionsContainer) -> None:
+    """The options --html and --plot, for `check_outputs` and `write_outputs`."""
     about = "also write it as a page that needs nothing but itself (figures need matplotlib)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=about)
     about = "also draw it (needs matplotlib)"
-    parser.add_argument(*names, "--plot", dest="plot", type=Path, metavar="FILE.png", help=about)
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=about)
 
 
-def check_outputs(args: argparse.Namespace, plot: str = "--plot") -> None:
+def check_outputs(args: argparse.Namespace) -> None:
     """Raise `CannotWrite` if what --html and --plot ask for could not be written, before anything is computed."""
     check_directory("--html", args.html)
-    check_drawable(args.plot, plot)
+    check_drawable(args.plot)
 
 
 def write_outputs(
-    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Figure]
+    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Any]
 ) -> None:
     """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
 
@@ -138,7 +134,7 @@ def write_outputs(
         page = parts.whole(title, made.items(), body())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
     if args.plot is not None:
-        draw().savefig(args.plot, dpi=150)
+        save(draw(), args.plot)
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and args.json is not True:
             print(f"\n{name}: {path}")

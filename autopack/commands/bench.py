@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
-from autopack.bench.sizes import NAMES
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw
 from autopack.commands import (
     add_data_options,
     add_model_options,
@@ -52,13 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else than padded. Rounds are interleaved, and a ratio that noise could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
-    about = "a directory with a saved model, or the name of one on the Hub that has been downloaded; or a type"
-    model.add_argument("model", metavar="MODEL", nargs="?", help=about)
-    about = "build this type at random: llama, qwen3, mamba, bert ... (llama)"
-    model.add_argument("--type", metavar="TYPE", help=about)
+    about = "a directory with a saved model, the name of one on the Hub that has been downloaded, or a type that is "
+    about += "built at random: llama, qwen3, mamba, bert ... (%(default)s)"
+    model.add_argument("model", metavar="MODEL", nargs="?", default="llama", help=about)
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
-    model.add_argument("--task", choices=TASKS, help="of what is built (what the type is for)")
     add_model_options(model, "of enabled arms")
     model.add_argument("--dtype", choices=DTYPES, help="of the weights (float32; on a GPU bfloat16)")
     model.add_argument("--device", help="cpu, cuda, cuda:1 ... (cuda where there is one)")
@@ -75,10 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
-    about = "put a prompt of so many tokens before each document, the same one for --completions of them (none)"
+    about = "put a prompt of so many tokens before each document, the same one in a batch (none)"
     data.add_argument("--prompt", type=tokens, default=0, metavar="TOKENS", help=about)
-    about = "documents of a batch that go on from one prompt (all of a batch)"
-    data.add_argument("--completions", type=positive, metavar="COUNT", help=about)
 
     work = parser.add_argument_group("what is timed, and what comes of it")
     work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
@@ -87,34 +82,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
     work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
     work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
-    add_outputs(work, "--picture")
+    add_outputs(work)
 
 
 def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
-    check_outputs(args, "--picture")
+    check_outputs(args)
     _check(args)
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
-    from autopack.bench.picture import body
-    from autopack.bench.picture import draw as draw_picture
-    from autopack.bench.race import compare
+    from autopack.bench import report
+    from autopack.bench.compare import compare
     from autopack.bench.result import Settings
-    from autopack.bench.table import write_table
 
     given = None if args.lengths in DISTRIBUTIONS else _given(args)
     longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
     model, about = _model(args, longest + args.prompt)
-    completions = args.completions or args.batch_size
     lengths, about["lengths"] = given or _drawn(args, model)
     if args.prompt:
         lengths = lengths + args.prompt
-        about["lengths"] += f"; {completions} in a row begin with the same {args.prompt:,} tokens, put before them"
+        about["lengths"] += f"; those of a batch begin with the same {args.prompt:,} tokens, put before them"
     same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
-    settings = Settings(**same, backend=args.backend or "auto", completions=completions)
+    settings = Settings(**same, backend=args.backend or "auto")
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 
@@ -122,25 +114,21 @@ def run(args: argparse.Namespace) -> int:
             bar.update(100 * share - bar.n)
 
         result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
-    print(write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
+    print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
     name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
     said = {"model": name, "device": f"{result.model['device']}: {device}"}
-    write_outputs(args, f"autopack bench: {name}", lambda: body(result), said, lambda: draw_picture(result))
+    write_outputs(args, f"autopack bench: {name}", lambda: report.body(result), said, lambda: report.draw(result))
     return 1 if result.wrong else 0
 
 
 def _check(args: argparse.Namespace) -> None:
     """Raise for options that contradict each other, before torch is imported."""
-    if args.model is not None and args.type is not None:
-        raise CannotTime(f"{args.model} and --type {args.type} name two models; leave one out")
     if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
         raise CannotTime(
             f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
         )
-    if args.completions is not None and not args.prompt:
-        raise CannotTime("--completions go on from a prompt, of which nothing was said; pass --prompt, too")
 
 
 def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -148,7 +136,7 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     import torch
 
     from autopack import tiny
-    from autopack.bench.models import task_of
+    from autopack.bench.subjects import task_of
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -158,15 +146,14 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     dtype = args.dtype or ("bfloat16" if cuda else "float32")
     known = {task: tiny.types_for(task) for task in TASKS}
     name = args.model
-    if name is None or (not Path(name).is_dir() and any(name in types for types in known.values())):
-        model_type, size = args.type or name or "llama", args.size or ("130M" if cuda else "small")
-        task = args.task or task_of(model_type)
-        if model_type not in known[task]:
-            raise unknown_name(model_type, known[task], f"a {task}")
+    if not Path(name).is_dir() and any(name in types for types in known.values()):
+        size, task = args.size or ("130M" if cuda else "small"), task_of(name)
+        if name not in known[task]:
+            raise unknown_name(name, known[task], f"a {task}")
         form = {"attn": args.attn_implementation, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
-        return _build(model_type, size, task, longest, **form), {"name": f"{model_type}, {size}, random"}
-    if args.size or args.task:
-        raise CannotTime(f"--size and --task are for models that are built, and {name} is loaded; leave them out")
+        return _build(name, size, task, longest, **form), {"name": f"{name}, {size}, random"}
+    if args.size:
+        raise CannotTime(f"--size is for models that are built, and {name} is loaded; leave it out")
     try:
         form = {"attn": args.attn_implementation, "dtype": dtype, "device": device}
         model = load_saved(name, **form, trust_remote_code=args.trust_remote_code)
@@ -179,7 +166,7 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
 
 
 def _build(model_type: str, size: str, task: str, longest: int, **form: Any) -> PreTrainedModel:
-    from autopack.bench.models import build
+    from autopack.bench.subjects import build
     from autopack.tiny import CannotBuild
 
     try:
@@ -204,7 +191,7 @@ def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
 
 def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
     """Tokens of documents that are drawn, and like which."""
-    from autopack.bench.models import longest_document
+    from autopack.bench.subjects import longest_document
 
     known = DISTRIBUTIONS[args.lengths]
     mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)

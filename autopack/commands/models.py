@@ -83,7 +83,7 @@ def task_for(model_type: str) -> str | None:
     An encoder is built as a masked language model, an encoder-decoder as one, and others as the first that they can be.
     """
     from autopack import tiny
-    from autopack.bench.models import task_of
+    from autopack.bench.subjects import task_of
 
     tasks = {task_of(model_type): None, "seq2seq": None, **dict.fromkeys(TASKS)}
     by_type = [task for task in tasks if model_type in tiny.types_for(task)]

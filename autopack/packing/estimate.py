@@ -1,6 +1,6 @@
-"""Estimate the gain of packing a data set: padding, tokens and attention, padded against packed.
+"""What packing would gain on a data set: padding, tokens and attention of padded batches and of packed rows.
 
-Nothing is trained and nothing is timed: lengths are counted, and costs follow from a `CostModel`.
+Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are lengths.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import AutopackError, InvalidPacking
+from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.sources import documents_of, lengths_of
+from autopack.pages import figure as drawing
 from autopack.pages import parts
-from autopack.pages.figure import GROUPED, INK, LINE, NO_FIGURES, PACKED, PADDED, drawn
+from autopack.pages.figure import Bar, Bars, Chart, Columns, Histogram
+from autopack.pages.theme import GROUPED, PACKED, PADDED
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
-"""Number of batches among which transformers groups documents by length."""
+"""Batches among which transformers groups documents by length."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,15 @@ class Arm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by
-            `", groups"` if documents that begin alike share rows.
-        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
-            None for plans.
-        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as
-            transformers' `group_by_length` does; None for others.
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `", groups"` where
+            documents that begin alike share rows.
+        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
+        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
+            `group_by_length` does; None for others.
         rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to the
-            longest of them.
-        padding: the share of padding in `tokens`.
-        pairs: pairs of columns that attention computes, the sum of squared lengths; causal
-            attention needs half.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to the longest of them.
+        padding: the share of those that is padding.
+        pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
         cost: by the cost model, in tokens.
         speedup: the cost of the baseline over this one.
     """
@@ -61,14 +60,14 @@ class Arm:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """Estimated gain of packing; `str()` is a table, and `found[name]` the packed arm of that name.
+    """What packing would gain; `str()` is a table, and `found[name]` the packed arm of that name.
 
     Attributes:
-        lengths: (documents,) int64, tokens of each, after `overflow`.
-        counts: documents and tokens given, and the treatment of documents longer than a row.
+        lengths: (documents,) int64, tokens of each, after what `overflow` did.
+        counts: what was given, and what was done to documents longer than a row.
         max_length: the most tokens of a row.
         cost: the cost model.
-        baseline: padded batches in random order, with which the others are compared.
+        baseline: padded batches in random order, which the others are compared with.
         padded: padded batches of all sizes, in both orders.
         packed: the mini-batches of `PackingCollator`, and the plans of all strategies.
     """
@@ -88,16 +87,15 @@ class Estimate:
         return found[name]
 
     def tokens_saved(self, arm: Arm) -> float:
-        """Return the share of the baseline's tokens that an arm does not compute."""
+        """The share of the baseline's tokens that an arm does not compute."""
         return 1 - arm.tokens / self.baseline.tokens
 
     def attention_saved(self, arm: Arm) -> float:
-        """Return the share of the baseline's attention, in operations, that an arm does not
-        compute."""
+        """The share of the baseline's attention, in operations, that an arm does not compute."""
         return 1 - arm.pairs / self.baseline.pairs
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures as plain data; of the lengths, their spread."""
+        """All figures as plain data; of the lengths, their spread."""
         shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
         quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
         return {
@@ -126,25 +124,16 @@ class Estimate:
         return "\n".join([*lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
-        lengths = drawn(lambda axes: draw_lengths(axes, self.lengths), (4.6, 3.0))
-        fill = drawn(lambda axes: draw_fill(axes, self._compared), (4.6, max(3.0, 0.8 + 0.22 * len(self._compared))))
-        drawings = {"Tokens of documents": lengths, "How full rows are, padded and packed": fill}
-        shown = [(caption, drawing) for caption, drawing in drawings.items() if drawing is not None]
         notes = self._notes()
         return parts.joined(
             parts.lines(self._head()),
-            parts.figures(shown) if shown else parts.lines([NO_FIGURES]),
+            drawing.figures(self._charts()),
             *(parts.table(head, rows, sides, caption) for caption, sides, _, (head, *rows) in self._tables()),
             parts.lines([" ".join(notes[:3]), *notes[3:]]),
         )
 
-    @property
-    def _compared(self) -> list[Arm]:
-        """The padded batches of the baseline's size in both orders, and all that is packed."""
-        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
-
     def _head(self) -> list[str]:
-        """Return the input in words: a line, and one more if documents are longer than a row."""
+        """What was given, in words: a line, and one more where documents are longer than a row."""
         counts = self.counts
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
         over = [
@@ -156,10 +145,7 @@ class Estimate:
         return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
 
     def _tables(self) -> Iterator[tuple[str, str, tuple[int, ...], list[list[str]]]]:
-        """Yield caption, sides, widths and cells of two tables: padded batches, then packed rows.
-
-        The second has grouped batches above the packed rows.
-        """
+        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, widths, and cells."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
         head = ["documents per batch", "random", "grouped by length"]
@@ -176,7 +162,7 @@ class Estimate:
         yield caption, "<>>>>>", (22, 12, 10, 14, 17, 10), [head, *rows]
 
     def _notes(self) -> list[str]:
-        """Return lines on how the figures were counted."""
+        """How it was counted, in lines."""
         cost = self.cost
         column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
         groups = any("groups" in arm.name for arm in self.packed)
@@ -191,36 +177,42 @@ class Estimate:
         ]
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
+        """Draw lengths, padding, fill and speed; return the figure of matplotlib, and write it where a path is given.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise AutopackError("pictures need matplotlib: pip install 'autopack[plot]'") from error
-        figure = Figure(figsize=(12, 3.6), layout="constrained")
-        lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
-        draw_lengths(lengths, self.lengths)
-        draw_padding(padding, self.padded)
-        draw_speed(speed, self._compared)
-        mean, median = self.lengths.mean(), np.median(self.lengths)
-        titles = {
-            lengths: f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens",
-            padding: "padding of padded batches",
-            speed: f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}",
-        }
-        for axes, title in titles.items():
-            axes.set_title(title, fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
+        title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
+        figure = drawing.picture(self._charts(), title)
         if path is not None:
-            figure.savefig(path, dpi=150)
+            drawing.save(figure, path)
         return figure
+
+    def _charts(self) -> list[Chart]:
+        edges = np.linspace(0, max(1, self.lengths.max()), 61)
+        counts, against = np.histogram(self.lengths, edges)[0], f"padded batches of {self.baseline.batch_size}"
+        shares = {
+            label: ([100 * arm.padding for arm in self.padded[number::2]], color)
+            for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items())
+        }
+        sizes = [str(arm.batch_size) for arm in self.padded[::2]]
+        fill = [_bar(arm, 100 * (1 - arm.padding), f"{1 - arm.padding:.2%}") for arm in self._compared]
+        speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
+        mean, axes = float(self.lengths.mean()), ("tokens", "documents")
+        return [
+            Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
+            Bars("Real tokens, % of all columns", fill, whole=100),
+            Columns("Padding of padded batches", sizes, shares, ("documents per batch", "% of all columns")),
+            Bars(f"Expected speed, against {against}", speed),
+        ]
+
+    @property
+    def _compared(self) -> list[Arm]:
+        """The padded batches of the baseline's size in both orders, and all that is packed."""
+        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
 
 def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:
-    """Return arms of consecutive documents, each batch padded to its longest, for all sizes and
-    orders."""
+    """Batches of consecutive documents, each padded to its longest, for all sizes and orders."""
     shuffled = np.random.default_rng(seed).permutation(lengths)
     arms = []
     for size in batch_sizes:
@@ -236,8 +228,7 @@ def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, se
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
-    """Return lengths in the order of transformers' `group_by_length`: long to short among so many
-    batches."""
+    """Lengths in the order of transformers' `group_by_length`: from long to short among so many batches."""
     size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
     whole = len(shuffled) // size * size
     grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
@@ -245,8 +236,7 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def packed_arm(made: Plan, cost: CostModel) -> Arm:
-    """Return the arm of a plan's rows, padded to the longest; a group's common beginning counts
-    once."""
+    """Rows of a plan, padded to the longest of them; what documents of a group begin with counts once."""
     tokens = len(made) * int(made.columns_per_row.max())
     padding = tokens - int(made.columns_per_row.sum())
     price = float(made.costs(cost).sum()) + cost.linear * padding
@@ -255,53 +245,10 @@ def packed_arm(made: Plan, cost: CostModel) -> Arm:
     return Arm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
 
 
-def draw_lengths(axes: Any, found: np.ndarray) -> None:
-    """A histogram of the tokens of documents, with their mean."""
-    edges = np.linspace(0, max(1, found.max()), 61)
-    axes.hist(found, edges, color=PACKED)
-    axes.axvline(found.mean(), color=INK, lw=1, ls="--", label="mean")
-    axes.set(xlabel="tokens", ylabel="documents", xlim=(0, edges[-1]))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def draw_padding(axes: Any, padded: Sequence[Arm]) -> None:
-    """The share of padding by the size of padded batches, in both orders, which take turns in `padded`."""
-    for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
-        shares = [arm.padding * 100 for arm in padded[number::2]]
-        axes.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
-    axes.set_xticks(range(len(padded) // 2), [str(arm.batch_size) for arm in padded[::2]])
-    axes.set(xlabel="documents per padded batch", ylabel="padding, % of all columns", ylim=(0, 100))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
-    """The expected speed of every arm."""
-    bars = axes.barh([_name(arm) for arm in compared], [arm.speedup for arm in compared], color=_colors(compared))
-    axes.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
-
-
-def draw_fill(axes: Any, compared: Sequence[Arm]) -> None:
-    """Draw the fill of every arm: real tokens, of all columns, in percent."""
-    names = [_name(arm) for arm in compared]
-    axes.barh(names, [100] * len(names), color=LINE)
-    bars = axes.barh(names, [100 * (1 - arm.padding) for arm in compared], color=_colors(compared))
-    for bar, arm in zip(bars, compared, strict=True):
-        axes.text(102, bar.get_y() + bar.get_height() / 2, f"{1 - arm.padding:.2%}", va="center")
-    axes.invert_yaxis()
-    axes.set(xlabel="real tokens, % of all columns", xlim=(0, 118))
-    axes.set_xticks([0, 25, 50, 75, 100])
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
-
-
-def _name(arm: Arm) -> str:
-    return f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
-
-
-def _colors(compared: Sequence[Arm]) -> list[str]:
-    return [{"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED) for arm in compared]
+def _bar(arm: Arm, value: float, said: str) -> Bar:
+    """The bar of an arm, in the colour of its sort."""
+    name = f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
+    return Bar(name, value, said, {"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED))
 
 
 def estimate(
@@ -319,36 +266,32 @@ def estimate(
     groups: str | bool = False,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate the gain of packing a data set, before any training.
+    """Says what packing a data set would gain, before any training.
 
-    The expected speed-up is a ratio of costs by `cost`, summed over one epoch: each computed column
-    costs `linear`, and each pair of columns of one padded row, or of one packed document,
-    `quadratic`. It holds for a device that is busy all the time, with attention that skips masked
-    pairs; kernels that are launched for small batches gain more, and waiting for input gains
-    nothing.
+    The expected speed-up is a ratio of costs by `cost`, summed over one epoch: each column that is computed costs
+    `linear`, and each pair of columns of one padded row, or of one packed document, `quadratic`. It is what a device
+    gives that is busy all the time, with attention that skips what packing masks; kernels that are launched for small
+    batches gain more, and input that is waited for gains nothing.
 
     Args:
-        data: tokens of each document, as a list, array or tensor of ints; a `datasets.Dataset` or
-            list of mappings; or the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of
-            lengths or examples, or of a dataset that `save_to_disk` wrote.
+        data: tokens of each document, as a list, array or tensor of ints; a `datasets.Dataset` or list of mappings; or
+            the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of a dataset that
+            `save_to_disk` wrote.
         max_length: the most tokens of a packed row, and of a document.
-        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding
-            by batch size.
+        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
         strategies, ranks: see `autopack.packing.plan`.
-        overflow: treatment of documents longer than `max_length`, in padded batches too; see there.
-        cost: the cost of tokens and attention; by default for a hidden size of 4096.
-        column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go
-            through the tokenizer. Several add up, as `("prompt", "completion")`. By default
-            `input_ids`, `length` or `lengths`, and with a tokenizer `text` or `messages`.
-        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or
-            messages.
-        groups: `True`, or the name of a column, adds the gain if documents that begin alike share
-            rows and their beginning is computed once, as `autopack.pack(groups=...)` does; for data
-            that holds tokens.
+        overflow: what becomes of documents longer than `max_length`, in padded batches too; see there.
+        cost: what tokens and attention cost; by default those of a hidden size of 4096.
+        column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go through the
+            tokenizer. Several add up, as `("prompt", "completion")`. By default `input_ids`, `length` or `lengths`,
+            and with a tokenizer `text` or `messages`.
+        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
+        groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
+            and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
         seed: of the random orders.
 
-    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least
-    1, and `ValueError` for options out of range.
+    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
+    for options out of range.
     """
     for size in (batch_size, *batch_sizes):
         check_int("batch_size", size, 1)

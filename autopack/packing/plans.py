@@ -201,20 +201,17 @@ class Plan:
         return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
 
     def plot(self) -> Any:
-        """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('Plan.plot needs matplotlib: pip install "autopack[plot]"') from error
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.stairs(*self.histogram(40), fill=True)
-        left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.max_length))
-        documents = np.bincount(np.diff(self.bounds))
-        right.bar(np.arange(len(documents)), documents, width=1.0)
-        right.set(xlabel="documents per row", ylabel="rows")
-        figure.suptitle(repr(self)[5:-1], fontsize=9)
-        return figure
+        """Draw tokens per row, and documents per row; return the figure of matplotlib, which it needs."""
+        from autopack.pages.figure import Histogram, picture
+
+        rows, edges = self.histogram(40)
+        documents = np.bincount(np.diff(self.bounds))[1:]
+        between = np.arange(len(documents) + 1) + 0.5
+        charts = (
+            Histogram("Tokens per row", rows.tolist(), edges.tolist(), ("tokens", "rows"), log=True),
+            Histogram("Documents per row", documents.tolist(), between.tolist(), ("documents", "rows")),
+        )
+        return picture(charts, repr(self)[5:-1])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file of numpy's `.npz` format, under exactly this name."""

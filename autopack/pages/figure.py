@@ -1,31 +1,337 @@
-"""Figures of matplotlib as SVG inside a page: in its colours and its width, with texts that are texts."""
+"""The one module that draws: charts are data, and matplotlib is imported here alone.
+
+A chart has a caption and a size in inches, and draws itself on axes. Several make one picture, or figures of a page:
+SVG in its colours and its width, with texts that are texts.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import math
 import re
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from autopack.errors import AutopackError
+from autopack.pages import parts
+from autopack.pages.theme import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, PACKED, PADDED, PAPER, inline
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
-PADDED, GROUPED, PACKED, STOCK, LEAKS, LIMIT = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b", "#b42318"
-_THEMED = {INK: "ink", FAINT: "faint", LINE: "line", PAPER: "paper", PADDED: "padded", GROUPED: "grouped",
-           PACKED: "packed", STOCK: "stock", LEAKS: "leaks", LIMIT: "limit"}  # fmt: skip
-"""Colours that a page may have others for, by the names of its variables. Without a page they are those of the figure,
-but for what has to be seen on light and on dark, as notebooks may be either."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
-_WITHOUT_PAGE = {INK: "currentColor", FAINT: "currentColor", LINE: "rgba(128,140,152,0.3)"}
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
+LEAST, MOST = 1e-9, 10.0
+"""Errors below and above these are drawn at the edge; 0 is below."""
+MARKERS = (("o", PACKED), ("D", LEAKS), ("^", GROUPED), ("s", PADDED))
+
+
+class NeedsMatplotlib(AutopackError, ImportError):
+    """A picture was asked for, and matplotlib is not installed."""
+
+
+class Chart(Protocol):
+    """Something that can be drawn."""
+
+    @property
+    def caption(self) -> str: ...
+
+    @property
+    def size(self) -> tuple[float, float]: ...
+
+    def draw(self, axes: Axes) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of `Bars`: a value and the interval it lies in, or, in its place, the reason why there is none."""
+
+    name: str
+    value: float | None
+    said: str
+    color: str = PACKED
+    interval: tuple[float, float] | None = None
+    hatched: bool = False
+
+    @property
+    def end(self) -> float:
+        """Where the bar and its interval end."""
+        return max(self.value or 0.0, *(self.interval or (0.0, 0.0)))
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A horizontal bar for each row, with what is said of it at its end; behind all of them, `whole` of something."""
+
+    caption: str
+    rows: Sequence[Bar]
+    whole: float | None = None
+    numbered: bool = False
+    width: float = 5.4
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return self.width, 0.7 + 0.34 * max(len(self.rows), 3)
+
+    def draw(self, axes: Axes) -> None:
+        most = self.whole or max((row.end for row in self.rows), default=0.0) or 1.0
+        for number, row in enumerate(self.rows):
+            if self.whole is not None:
+                axes.barh(number, self.whole, 0.66, color=LINE)
+            if row.value is not None:
+                hatch = "//" if row.hatched else None
+                axes.barh(number, row.value, 0.66, color=row.color, edgecolor=PAPER, linewidth=0, hatch=hatch)
+            if row.value is not None and row.interval is not None:
+                low, high = row.interval
+                reach = [[row.value - low], [high - row.value]]
+                for color, width in ((PAPER, 4.0), (INK, 1.4)):  # seen on dark bars and on light ones
+                    axes.errorbar(row.value, number, xerr=reach, color=color, lw=width, capsize=4, capthick=width)
+            color = FAINT if row.value is None else INK
+            axes.text((self.whole or row.end) + 0.02 * most, number, row.said, va="center", color=color, clip_on=False)
+        axes.set_yticks(range(len(self.rows)), [row.name for row in self.rows])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set(xlim=(0, 1.02 * most), ylim=(len(self.rows) - 0.45, -0.55))
+        axes.spines["bottom"].set_visible(False)
+        if not self.numbered:
+            axes.set_xticks([])
+            return
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:,.0f}" if most >= 5 else "{x:,g}")
+        axes.tick_params(axis="x", length=0)
+        axes.grid(axis="x", color=LINE)
+        axes.set_axisbelow(True)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """The number of things between edges: counts (bins,) and edges (bins + 1,), and a dashed line at the mean."""
+
+    caption: str
+    counts: Sequence[float]
+    edges: Sequence[float]
+    labels: tuple[str, str]
+    mean: float | None = None
+    log: bool = False
+    size: tuple[float, float] = (4.8, 3.0)
+
+    def draw(self, axes: Axes) -> None:
+        apart = 0.6 if len(self.counts) < 30 else 0.0
+        wide = [right - left for left, right in pairwise(self.edges)]
+        form: dict[str, Any] = {"color": PACKED, "edgecolor": PAPER, "linewidth": apart}
+        axes.bar(self.edges[:-1], self.counts, wide, align="edge", **form)
+        if self.mean is not None:
+            axes.axvline(self.mean, color=INK, lw=1, ls="--")
+        if self.log:
+            axes.set_yscale("log")
+            axes.set_ylim(0.5, 2 * max([1.0, *self.counts]))
+            axes.minorticks_off()
+        else:
+            axes.locator_params(axis="y", integer=True)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", integer=True)
+        axes.set(xlim=(self.edges[0], self.edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Groups of columns in percent, the series beside each other: the values and the colour of each by its name."""
+
+    caption: str
+    groups: Sequence[str]
+    series: Mapping[str, tuple[Sequence[float], str]]
+    labels: tuple[str, str]
+    size: tuple[float, float] = (4.8, 3.0)
+
+    def draw(self, axes: Axes) -> None:
+        width = 0.8 / len(self.series)
+        for number, (name, (values, color)) in enumerate(self.series.items()):
+            left = [group - 0.4 + (number + 0.5) * width for group in range(len(values))]
+            axes.bar(left, values, width, color=color, label=name)
+        axes.set_xticks(range(len(self.groups)), self.groups)
+        axes.tick_params(axis="x", length=0)
+        axes.set(xlabel=self.labels[0], ylabel=self.labels[1], ylim=(0, 100))
+        axes.legend(loc="upper left")
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of several kinds, (rows,) each, on a logarithmic axis; None stands for not measured.
+
+    `limits` has two for each row, what is rounding at most: that of most errors, and a looser one. Rows of `raised`
+    have no errors.
+    """
+
+    caption: str
+    rows: Sequence[str]
+    found: Mapping[str, Sequence[float | None]]
+    limits: Sequence[tuple[float, float]]
+    raised: Sequence[bool]
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return 5.4, 0.9 + 0.22 * len(self.rows)
+
+    def draw(self, axes: Axes) -> None:
+        axes.hlines(range(len(self.rows)), LEAST, MOST, color=LINE, linewidth=1, zorder=0)
+        for row, limits in enumerate(self.limits):
+            for limit, color in zip(limits, (LIMIT, FAINT), strict=True):
+                above = 1.2 if color == LIMIT else 1.1
+                axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=above)
+        for number, ((name, errors), (marker, color)) in enumerate(zip(self.found.items(), MARKERS, strict=True)):
+            measured = [row for row, error in enumerate(errors) if error is not None]
+            values = [_within(errors[row]) for row in measured]
+            form: dict[str, Any] = {"color": color, "edgecolor": INK, "linewidth": 0.5, "clip_on": False}
+            axes.scatter(values, measured, 26, marker=marker, label=name, zorder=2 + number, **form)
+        for row in [row for row, raised in enumerate(self.raised) if raised]:
+            axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
+        axes.set_yticks(range(len(self.rows)), self.rows)
+        ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
+        axes.minorticks_off()
+        axes.set(xlim=(LEAST, MOST), ylim=(max(len(self.rows), 1) - 0.5, -0.5))
+        axes.tick_params(axis="y", length=0, pad=8)
+        axes.spines["left"].set_visible(False)
+        axes.figure.legend(loc="outside upper right", ncols=4, handletextpad=0.1, columnspacing=0.9, fontsize=9)
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How much each thing (column) changes each other (row), (things, things); nan on the diagonal.
+
+    What is not more than `rounding` is as light as nothing.
+    """
+
+    caption: str
+    values: Any
+    rounding: float
+    labels: tuple[str, str]
+    scale: str
+    size: tuple[float, float] = (5.6, 4.6)
+
+    def draw(self, axes: Axes) -> None:
+        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+
+        least = min(self.rounding, 1.0)
+        reds = LinearSegmentedColormap.from_list("leaks", ["#f7dccb", "#f0b49b", "#d9482b", "#8c1c13"])
+        colors = reds.with_extremes(under="#e3eff3", over="#8c1c13", bad=LINE)
+        # A logarithm of 0 would be as grey as what was not measured.
+        drawn = [[max(value, 1e-3 * least) if value == value else value for value in row] for row in self.values]
+        image = axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors)
+        for row, values in enumerate(self.values):
+            for column, value in enumerate(values):
+                color = PAPER if value > 0.1 else INK
+                said = "" if math.isnan(value) else f"{value:.2g}"
+                axes.text(column, row, said, ha="center", va="center", color=color)
+        count = range(len(self.values))
+        axes.set_xticks(count, [str(number + 1) for number in count])
+        axes.set_yticks(count, [str(number + 1) for number in count])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set(xlabel=self.labels[0], ylabel=self.labels[1])
+        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, extend="min", format="{x:g}")
+        bar.minorticks_off()
+        bar.set_label(self.scale)
+        bar.outline.set_visible(False)
+
+
+def on_axes(chart: Chart, axes: Axes) -> Figure:
+    """Draw a chart on axes of the user's; return their figure."""
+    _check()
+    with style():
+        chart.draw(axes)
+        axes.set_title(chart.caption)
+    return axes.figure
+
+
+def picture(charts: Sequence[Chart], title: str = "", below: str = "", rows: int = 0) -> Figure:
+    """Draw charts as one picture, in so many rows (two where they are more than three): a title, and a text below.
+
+    Raises `NeedsMatplotlib` where it is not installed.
+    """
+    _check()
+    from matplotlib.figure import Figure
+
+    rows = rows or (1 if len(charts) <= 3 else 2)
+    columns = math.ceil(len(charts) / rows)
+    lines = [charts[first : first + columns] for first in range(0, len(charts), columns)]
+    widths = [max(line[column].size[0] for line in lines if column < len(line)) for column in range(columns)]
+    heights = [max(chart.size[1] for chart in line) for line in lines]
+    title, below = _filled(title, int(9.5 * sum(widths))), _filled(below, int(14 * sum(widths)))
+    height = sum(heights) + 0.3 * rows + 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
+    with style():
+        figure = Figure(figsize=(sum(widths), height), layout="constrained")
+        figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+        figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
+        form: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights, "squeeze": False}
+        for axes, chart in zip(figure.subplots(rows, columns, **form).flat, charts, strict=False):
+            chart.draw(axes)
+            axes.set_title(_filled(chart.caption, int(8.6 * chart.size[0])))
+        return readable(figure)
+
+
+def figures(charts: Sequence[Chart], before: Sequence[tuple[str, str]] = ()) -> str:
+    """Return charts as figures of a page, behind other pieces by their captions; it is said if there are none."""
+    try:
+        _check()
+    except NeedsMatplotlib:
+        return parts.figures(before) + parts.lines([NO_FIGURES])
+    return parts.figures([*before, *((chart.caption, svg(chart)) for chart in charts)])
+
+
+def svg(chart: Chart) -> str:
+    """Return a chart as SVG, without its caption."""
+    from matplotlib.figure import Figure
+
+    buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with style():
+        figure = Figure(figsize=chart.size, layout="constrained")
+        chart.draw(figure.subplots())
+        readable(figure).savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    return inline(buffer.getvalue())
+
+
+def formats() -> list[str]:
+    """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
+    _check()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return sorted(FigureCanvasAgg.get_supported_filetypes())
+
+
+def save(figure: Figure, path: Any) -> None:
+    """Write a picture to a file."""
+    figure.savefig(path, dpi=150)
+
+
+def _check() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        said = f"pictures need matplotlib, which could not be imported ({error})"
+        raise NeedsMatplotlib(f"{said}; install it with: pip install 'autopack[plot]'") from error
+
+
+def _filled(text: str, width: int) -> str:
+    """Return a text whose lines are no longer than so many characters."""
+    return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
+
+
+def _within(error: float | None) -> float:
+    """Return the place where an error is drawn; one that is no number is as bad as any."""
+    return MOST if error is None or math.isnan(error) else min(max(error, LEAST), MOST)
 
 
 @contextmanager
-def style(**more: Any) -> Iterator[None]:
+def style() -> Iterator[None]:
     """Settings of figures, for what is drawn in the block; texts are never taken for formulas."""
     import matplotlib
 
@@ -33,61 +339,9 @@ def style(**more: Any) -> Iterator[None]:
     settings: dict[Any, Any] = dict.fromkeys(colored, INK)
     settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
     settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack", "hatch.linewidth": 1.2}
-    with matplotlib.rc_context(settings | more):
+    settings |= {"axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 8}
+    with matplotlib.rc_context(settings):
         yield
-
-
-@contextmanager
-def poster(size: tuple[float, float], title: str, below: str) -> Iterator[Figure]:
-    """A picture of its own, of so many inches, for what is drawn in the block: a title, and what is said below."""
-    from matplotlib.figure import Figure
-
-    with style(**{"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left"}):
-        figure = Figure(figsize=size, layout="constrained")
-        figure.suptitle(title, fontsize=18, x=0.01, ha="left")
-        figure.supxlabel(below, fontsize=11, x=0.01, ha="left", color=FAINT)
-        yield figure
-        readable(figure)
-
-
-def drawn(draw: Callable[[Any], Any], size: tuple[float, float]) -> str | None:
-    """What a function draws on axes of so many inches, as SVG; None where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    with style():
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure.subplots())
-        return inline(figure)
-
-
-def inline(figure: Figure) -> str:
-    """A figure as SVG inside HTML, as wide as there is room; nothing in it names anything outside."""
-    from xml.etree import ElementTree  # here alone, as a script under `autopack run` may have an xml.py of its own
-
-    readable(figure)
-    buffer = StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    root = ElementTree.fromstring(buffer.getvalue())
-    # Several figures share a page, and those of several cells a notebook: what they name must not be each other's.
-    prefix = "ap" + hashlib.sha256(buffer.getvalue().encode()).hexdigest()[:8]
-    for parent in list(root.iter()):
-        for child in [each for each in parent if each.tag.endswith(("}metadata", "}style"))]:
-            parent.remove(child)
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        given = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
-        if element.tag == "g":
-            given.pop("id", None)
-        element.attrib = {name: _own(name, value, prefix) for name, value in given.items()}
-    width = float(root.attrib["viewBox"].split()[2])
-    for name in ("width", "height", "version"):
-        del root.attrib[name]
-    shown = f"width:100%;max-width:{1.6 * width:.0f}px;height:auto;stroke-linejoin:round;stroke-linecap:butt"
-    root.attrib |= {"role": "img", "style": shown}
-    return ElementTree.tostring(root, encoding="unicode")
 
 
 def readable(figure: Figure) -> Figure:
@@ -97,21 +351,3 @@ def readable(figure: Figure) -> Figure:
     for text in figure.findobj(Text):
         text.set_text(_NO_CHARACTERS.sub("\ufffd", text.get_text()))
     return figure
-
-
-def _own(name: str, value: str, prefix: str) -> str:
-    """An attribute with the names of this figure, the colours of the page and its font."""
-    if name == "id":
-        return f"{prefix}-{value}"
-    if name == "href":
-        return value.replace("#", f"#{prefix}-")
-    return _themed(re.sub(r"font-family:[^;]*;\s*", "", value.replace("url(#", f"url(#{prefix}-")))
-
-
-def _themed(value: str) -> str:
-    def variable(found: re.Match[str]) -> str:
-        color = found[0].lower()
-        name = _THEMED.get(color)
-        return color if name is None else f"var(--ap-{name}, {_WITHOUT_PAGE.get(color, color)})"
-
-    return re.sub(r"(?<![\w(#])#[0-9a-fA-F]{6}\b", variable, value)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autopack.pages.figure import Bar, Bars, picture, save
+from autopack.pages.theme import PACKED, PADDED
 from benchmarks.gpu.job import FAILED
 
 KINDS = {"forward": "forward, no gradients", "step": "training step"}
@@ -164,25 +166,13 @@ def draw(result: dict[str, Any], path: Path) -> str:
 
 
 def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(races), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for number, (title, arms) in enumerate(races):
-        axes = figure.add_subplot(1, len(races), number + 1)
-        names = list(arms)
-        speeds = [arms[name].get("real tokens/s", 0.0) for name in names]
-        bars = axes.barh(names, speeds, color=["tab:blue" if n.startswith("enabled") else "tab:gray" for n in names])
-        missing = [
-            next((key for key in ("out of memory", "error") if key in arms[name]), "not timed") for name in names
-        ]
-        axes.bar_label(bars, [f"{s:.0f}" if s else why for s, why in zip(speeds, missing, strict=True)], padding=3)
-        axes.invert_yaxis()
-        axes.margins(x=0.25)
-        axes.set_title(title)
-        axes.set_xlabel("real tokens per second")
-        axes.tick_params(labelleft=number == 0)
+    charts = []
+    for title, arms in races:
+        bars = []
+        for name, cell in arms.items():
+            speed, color = cell.get("real tokens/s"), PACKED if name.startswith("enabled") else PADDED
+            missing = next((key for key in ("out of memory", "error") if key in cell), "not timed")
+            bars.append(Bar(name, speed, missing if speed is None else f"{speed:,.0f}", color))
+        charts.append(Bars(f"{title}: real tokens per second", bars))
     found = result["parts"].get("environment", {}).get("result", {})
-    figure.suptitle(found.get("name", result["settings"]["device"]))
-    figure.savefig(path, dpi=110)
+    save(picture(charts, found.get("name", result["settings"]["device"])), path)

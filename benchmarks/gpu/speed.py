@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
-import autopack
 from autopack.bench.batches import Batch, grouped
-from autopack.bench.machine import in_turn
+from autopack.bench.race import Entrant, Lap
+from autopack.bench.race import race as timed_race
 from benchmarks import workload
 from benchmarks.gpu.arms import ARMS, FLEX, GROUPED, Arm, backend_of, by_document, call_of, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
@@ -192,8 +192,9 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
     return found
 
 
-def _off(arm: Arm, model: Any, batch: Batch, wanted: list[torch.Tensor], _: autopack.Handle | None) -> float:
-    return worst(by_document(batch, arm, model(**call_of(batch, arm)).logits), wanted)
+def _off(arm: Arm, model: Any, batch: Batch, wanted: list[torch.Tensor]) -> float:
+    with on(arm, model):
+        return worst(by_document(batch, arm, model(**call_of(batch, arm)).logits), wanted)
 
 
 def set_stock(model: Any) -> None:
@@ -202,13 +203,10 @@ def set_stock(model: Any) -> None:
         pass
 
 
-def tried(
-    job: Job, arm: Arm, model: Any, act: Callable[[autopack.Handle | None], _Found]
-) -> tuple[_Found | None, dict[str, str]]:
-    """What an act on a model in the state of an arm gives, or None and why: what fails leaves room for others."""
+def tried(job: Job, arm: Arm, model: Any, act: Callable[[], _Found]) -> tuple[_Found | None, dict[str, str]]:
+    """What an act on a model gives, or None and why: what fails leaves room for others."""
     try:
-        with on(arm, model) as handle:
-            return act(handle), {}
+        return act(), {}
     except OUT_OF_MEMORY as raised:
         failed = {"out of memory": _first_line(raised)}
     except Exception as raised:
@@ -224,39 +222,39 @@ def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, 
     """Run all arms in rounds until the time is over; an arm that fails or has no memory is recorded as such."""
     runs, found = runs_of(job, size, model, lengths, kind), {}
     more = {"optimizer": size.optimizer, "checkpointing": size.checkpointing} if kind == "step" else {}
-    times: dict[str, list[dict[str, float]]] = {}
+    racing: dict[str, Arm] = {}
+    entrants: dict[str, Entrant] = {}
 
-    def warm_up(handle: autopack.Handle | None) -> dict[str, Any]:
-        for _ in range(size.warm_up - 1):
-            runs[arm.name]()
-        memory = {"memory, GiB": job.machine.peak(runs[arm.name])}
-        if handle is None:
-            return memory
-        return {**memory, "enabled": {"backend": backend_of(arm), "padded batches": str(handle.tally)}}
-
-    def timed(_: autopack.Handle | None) -> dict[str, float]:
-        ready(arm, model, size, job)
-        return job.machine.timed(runs[arm.name])
+    def warm_up(arm: Arm) -> dict[str, Any]:
+        with on(arm, model) as handle:
+            for _ in range(size.warm_up - 1):
+                runs[arm.name]()
+            memory = {"memory, GiB": job.machine.peak(runs[arm.name])}
+            if handle is None:
+                return memory
+            return {**memory, "enabled": {"backend": backend_of(arm), "padded batches": str(handle.tally)}}
 
     model.train(kind == "step")
     for arm in size.arms:
-        warm, failed = tried(job, arm, model, warm_up)
+        warm, failed = tried(job, arm, model, partial(warm_up, arm))
         found[arm.name] = failed if warm is None else warm
         if warm is not None:
-            times[arm.name] = []
+            racing[arm.name] = arm
+            state, make_ready = partial(on, arm, model), partial(ready, arm, model, size, job)
+            entrants[arm.name] = Entrant(runs[arm.name], state, make_ready)
         job.record(**{kind: {"rounds": 0, "arms": found, **more}})
-    number, longest, real = 0, 0.0, sum(map(sum, lengths))
-    while times and number < size.rounds and (not number or time.monotonic() + longest < until):
-        started, racing = time.monotonic(), [arm for arm in size.arms if arm.name in times]
-        for arm in in_turn(racing, number):
-            taken, failed = tried(job, arm, model, timed)
-            if taken is None:
-                del times[arm.name]
-                found[arm.name] = failed
-            else:
-                times[arm.name].append(taken)
-        number, longest = number + 1, max(longest, time.monotonic() - started)
+    real = sum(map(sum, lengths))
+
+    def attempt(name: str, lap: Callable[[], Lap]) -> Lap | None:
+        taken, failed = tried(job, racing[name], model, lap)
+        if taken is None:
+            found[name] = failed
+        return taken
+
+    def report(number: int, times: dict[str, list[Lap]]) -> None:
         job.record(**{kind: {"rounds": number, "arms": found, **_summary(found, times, real), **more}})
+
+    timed_race(entrants, size.rounds, until=until, clock=job.machine.timed, attempt=attempt, report=report)
 
 
 @torch.no_grad()

@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopack.demo.arms import (
-    LOSS_TOLERANCE,
+from autopack.demo import LOSS_TOLERANCE, Example, collect_documents
+
+from .arms import (
     Comparison,
     LanguageArm,
     Progress,
     Tell,
     differences,
+    lengths_of,
     measured,
     packed,
     padded,
     train,
 )
-from autopack.demo.batches import Example, lengths_of
-from autopack.demo.corpus import collect_documents
-
 from .texts import alone, draw_apart, evaluate, in_batches
 from .weights import SMOLLM2, checked_folder
 

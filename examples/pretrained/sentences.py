@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
-from autopack.demo.corpus import collect_documents
+from autopack.demo import collect_documents
 
+from .arms import Arm, Comparison, Progress, Tell, measured, train
 from .texts import Pair, collect_pairs, draw_apart, in_batches
 from .weights import MINILM, checked_folder
 

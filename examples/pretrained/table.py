@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from autopack.demo.arms import LOSS_TOLERANCE, Comparison
-from autopack.demo.table import PYTHON, columns, equal, failed, losses, size, speed, text
+import platform
+from collections.abc import Iterable
+
+from autopack.demo import LOSS_TOLERANCE
 from autopack.version import __version__
 
+from .arms import Comparison
 from .language_model import STOCK_ROW, LanguageComparison
 from .sentences import SentenceComparison
 from .weights import MINILM, SMOLLM2, Weights
+
+PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 def sentences_table(result: SentenceComparison) -> str:
@@ -85,3 +90,54 @@ def _heading(what: str, weights: Weights, result: Comparison) -> list[str]:
         f"  model     {weights.model} ({weights.licence}) out of {weights.package}",
         f"            {size(result)}",
     ]
+
+
+def size(result: Comparison) -> str:
+    return f"{result.parameters / 1e6:.1f} M parameters, sdpa, float32, {result.threads} CPU threads"
+
+
+def losses(result: Comparison) -> list[str]:
+    """The losses of some steps, of all if there are few, and how far any are apart."""
+    last = len(result.loss_differences) - 1
+    shown = range(last + 1) if last < 8 else sorted({0, 1, *(last * part // 4 for part in range(1, 5))})
+    lines = [
+        "Loss: every optimizer step sees the same documents, so the losses must be the same.",
+        columns("step", [*result.losses, "difference"]),
+    ]
+    for step in shown:
+        values = [f"{losses[step]:.6f}" for losses in result.losses.values()]
+        lines.append(columns(str(step + 1), [*values, f"{result.loss_differences[step]:.1e}"]))
+    most = max(result.loss_differences)
+    lines.append(f"  largest relative difference in {last + 1} steps: {most:.1e}, {equal(result.losses_equal)}")
+    return lines
+
+
+def speed(result: Comparison) -> list[str]:
+    """What was computed and how long it took; the tokens are those of the first that was timed."""
+    tokens = [result.padded_tokens if way == "padded" else result.real_tokens for way in result.losses]
+    lines = [
+        "Speed: padding costs time and teaches nothing; packed rows have none.",
+        columns("", result.losses),
+        columns("tokens computed", [f"{count:,}" for count in tokens]),
+        columns("of these padding", [f"{1 - result.real_tokens / count:.1%}" for count in tokens]),
+    ]
+    for timed, seconds in result.seconds.items():
+        lines.append(columns(f"seconds of {timed}", [f"{each:.1f}" for each in seconds.values()]))
+        lines.append(columns("  relative speed", [f"{result.speedup(way, timed):.2f}x" for way in seconds]))
+    return lines
+
+
+def columns(name: str, values: Iterable[str]) -> str:
+    return f"  {name:<24}" + "".join(f"{value:>14}" for value in values)
+
+
+def equal(equal: bool) -> str:
+    return "equal within float32 rounding" if equal else "NOT equal within float32 rounding"
+
+
+def failed(wrong: str) -> str:
+    return f"FAILED: {wrong}. Please report this with the output of `autopack doctor`."
+
+
+def text(*blocks: Iterable[str]) -> str:
+    return "\n\n".join(map("\n".join, blocks))

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from autopack.demo.arms import LanguageArm, padded
-from autopack.demo.batches import Example
-from autopack.demo.corpus import MINIMUM_CHARACTERS, CorpusTooSmall
+from autopack.demo import SHORTEST, CorpusTooSmall, Example
+
+from .arms import LanguageArm, padded
 
 SHORTEST_QUERY, LONGEST_QUERY = 20, 200
 Text = TypeVar("Text")
@@ -29,7 +29,7 @@ def collect_pairs(texts: Sequence[str]) -> list[Pair]:
     for text in texts:
         first, _, rest = text.partition("\n\n")
         pair = Pair(" ".join(first.split()), " ".join(rest.split()))
-        wanted = SHORTEST_QUERY <= len(pair.query) <= LONGEST_QUERY and len(pair.passage) >= MINIMUM_CHARACTERS
+        wanted = SHORTEST_QUERY <= len(pair.query) <= LONGEST_QUERY and len(pair.passage) >= SHORTEST
         if wanted and pair.query not in found and pair.passage not in passages:
             found[pair.query] = pair
             passages.add(pair.passage)

@@ -1,6 +1,6 @@
 """What mixes tokens in a packed forward comes to the place where documents are kept apart, or the call raises.
 
-`verify="never"` stands for everything that an audit and the look at the code would have found before.
+`verify=False` stands for everything that an audit and the look at the code would have found before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attending_by_itself(attention, width):
 def test_attention_that_goes_past_its_site_raises(model_type):
     model = tiny.build(model_type)
     first = attention_modules(model)[0]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         model(input_ids=IDS, position_ids=WHERE)
         first.forward = attending_by_itself(first, model.config.hidden_size)
         with pytest.raises(UnsupportedModel, match=f"{type(first).__name__} has run in a packed forward without"):
@@ -60,7 +60,7 @@ def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
             return output
 
     model.__class__ = Student
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         with pytest.raises(UnsupportedModel, match="attends over packed rows inside the forward of an enabled model"):
             model(input_ids=IDS, position_ids=WHERE)
         expected = model(input_ids=IDS).logits

@@ -125,7 +125,7 @@ def test_plot_draws_one_cell_per_pair_of_documents(results, tmp_path):
     figure = report.plot()
     heat_map = figure.axes[0]
     assert heat_map.images[0].get_array().shape == report.influence.shape
-    assert "TinyModel" in heat_map.get_title()
+    assert "TinyModel" in heat_map.get_title(loc="left")
     figure.savefig(tmp_path / "influence.png")
     assert (tmp_path / "influence.png").stat().st_size > 1000
 
@@ -138,6 +138,6 @@ def test_plot_draws_on_axes_that_are_given():
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.colors", None)
-    with pytest.raises(ImportError, match=r"pip install \"autopack\[plot\]\""):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'autopack\[plot\]'"):
         _report(LEAK).plot()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench import table
+from autopack.bench import report
 from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
-from autopack.bench.machine import in_turn
-from autopack.bench.noise import Spread, verdict
-from autopack.bench.race import CannotBench, compare
+from autopack.bench.compare import CannotBench, compare
+from autopack.bench.race import Entrant, Spread, race, summary, verdict
+from autopack.bench.report import write_table
 from autopack.bench.result import Outcome, Result, Settings
-from autopack.bench.table import write_table
 from autopack.cli import main
 
 QUICK = ["--size", "tiny", "--max-length", "40", "--batch-size", "3", "--batches", "2", "--rounds", "6"]
@@ -95,8 +97,44 @@ def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_case
         assert all(spread.low > min(values) for spread, values in zip(spreads, drawn, strict=True))
 
 
-def test_every_round_begins_with_another_arm():
-    assert [in_turn("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+# The loop
+
+
+def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_leaves():
+    seen: list[str] = []
+
+    @contextmanager
+    def state(name: str) -> Iterator[None]:
+        seen.append(f"+{name}")
+        yield
+        seen.append(f"-{name}")
+
+    def fail_late() -> None:
+        if seen.count("+b") == 2:
+            raise MemoryError
+
+    def attempt(name: str, lap: Any) -> Any:
+        try:
+            return lap()
+        except MemoryError:
+            return None
+
+    arms: dict[str, Any] = {
+        "a": lambda: seen.append("a"),
+        "b": Entrant(fail_late, lambda: state("b"), lambda: seen.append("ready")),
+    }
+    rounds: list[int] = []
+    laps = race(arms, 3, attempt=attempt, report=lambda number, _: rounds.append(number))
+    assert seen == ["a", "+b", "ready", "-b", "+b", "ready", "a", "a"]
+    assert {name: len(of) for name, of in laps.items()} == {"a": 3}
+    assert rounds == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("until", "wanted"), [(0.0, 2), (math.inf, 5)])
+def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
+    laps = race({"a": int}, 5, until=until, least=2)["a"]
+    assert len(laps) == wanted
+    assert summary(laps)["wall"] == [lap["wall"] for lap in laps]
 
 
 # The arms
@@ -132,7 +170,7 @@ def test_grouping_sorts_by_length():
 
 def test_every_arm_is_timed_and_written(tmp_path, capsys):
     file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    assert bench("llama", *QUICK, "--json", str(file), "--picture", str(picture)) == 0
+    assert bench("llama", *QUICK, "--json", str(file), "--plot", str(picture)) == 0
     printed = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert list(found["arms"]) == NAMES
@@ -172,7 +210,7 @@ def test_stock_rows_that_leak_are_named_and_do_not_fail(tmp_path, capsys):
 def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
     file, lengths = tmp_path / "bench.json", tmp_path / "lengths.npy"
     np.save(lengths, np.array([7, 11, 7, 90, 11, 7]))
-    assert bench("--type", "llama", *QUICK, "--lengths", str(lengths), "--forward", "--json", str(file)) == 0
+    assert bench("llama", *QUICK, "--lengths", str(lengths), "--forward", "--json", str(file)) == 0
     found = json.loads(file.read_text())
     assert sorted(length for batch in found["documents"] for length in batch) == [7, 7, 7, 11, 11, 40]
     assert f"{lengths}: 6 documents, 1 cut to 40 tokens" in " ".join(capsys.readouterr().out.split())
@@ -193,15 +231,13 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["llama", "--type", "gpt2"], "name two models"),
         (["llamma"], "did you mean llama"),
-        (["--type", "llamma"], "did you mean llama"),
         (["no/such-model"], "nothing is downloaded here"),
         (["--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
         (["--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for lengths that are drawn"),
         (["--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
-        (["--picture", "/no/such/directory/a.png"], "--picture /no/such/directory/a.png: there is no directory"),
-        (["--picture", "a.xyz"], "wanted a file name that ends with"),
+        (["--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
+        (["--plot", "a.xyz"], "wanted a file name that ends with"),
         (["llama", "--attn", "no_such_attention"], "no_such_attention"),
     ],
 )
@@ -296,7 +332,7 @@ def test_the_time_decides_how_many_rounds_there_are():
 
 
 def test_sizes_hold_for_other_types_too():
-    from autopack.bench.models import build, longest_document
+    from autopack.bench.subjects import build, longest_document
 
     form: dict[str, Any] = {"attn": None, "dtype": torch.float32, "device": "cpu", "seed": 0}
     for model_type in ("llama", "gpt2", "mamba"):
@@ -316,4 +352,4 @@ def test_nothing_is_written_where_nothing_was_asked(tmp_path, monkeypatch):
 
 def test_cells_as_wide_as_their_columns_stay_apart():
     row = ["padded, grouped by length", "1,108,000 (1,102,000..1,110,000)", "0.747 (0.732..0.770)", "12,345"]
-    assert table._line(row).split() == " ".join(row).split()
+    assert report._line(row).split() == " ".join(row).split()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from autopack.bench.lengths import DISTRIBUTIONS, draw
 from autopack.bench.machine import peak_memory
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import paper, paper_data, paper_table, paper_training
 from benchmarks.paper_arms import (
     ARMS,

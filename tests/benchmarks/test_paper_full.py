@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopack.bench.lengths import DISTRIBUTIONS, draw
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import interleave, paper, paper_full, paper_training
 from benchmarks.paper_arms import ARMS, FIXED, MINI_BATCH, OFFLINE, PADDING, SORTED, Piece, Shape, padded
 

@@ -21,11 +21,11 @@ def test_a_stale_page_is_found_and_a_missing_record_is_said(monkeypatch, tmp_pat
     assert reliability.main([], page) == 0
     assert reliability.main(["--check"], page) == 0
     assert page.read_text().count("Not recorded yet.") == len(reliability._SECTIONS)
-    record = {"with": reliability.packages(), "mutants": [{"name": "a", "caught": False, "by": "SURVIVES"}]}
-    (tmp_path / "mutants.json").write_text(json.dumps(record))
+    record = {"with": reliability.packages(), "seams": [{"name": "a", "caught": False, "by": "SURVIVES"}]}
+    (tmp_path / "seams.json").write_text(json.dumps(record))
     assert reliability.main(["--check"], page) == 1
     assert reliability.main([], page) == 0
-    assert "1 deliberate breaks of autopack: its tests notice 0." in page.read_text()
+    assert "1 named functions of autopack, each broken in turn: its tests notice 0." in page.read_text()
     assert "* not noticed: a" in page.read_text()
 
 

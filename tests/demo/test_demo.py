@@ -1,23 +1,30 @@
-"""The demo: its corpus, its two ways of stacking the same documents, the small training, and its table."""
+"""The demo: its corpus, both ways of stacking the same documents, the small training, and its table."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import autopack
-from autopack.demo import corpus
-from autopack.demo.batches import END_OF_TEXT_ID, draw_batches, lengths_of, pad, token_counts, tokenize, train_tokenizer
-from autopack.demo.corpus import CorpusTooSmall, collect_documents
-from autopack.demo.table import verdict, write_table
-from autopack.demo.training import LlamaComparison, Settings, compare
+from autopack import demo
+from autopack.cli import main
+from autopack.demo import (
+    ENABLED,
+    PADDED,
+    STOCK,
+    CorpusTooSmall,
+    Result,
+    Settings,
+    collect_documents,
+    compare,
+    draw_batches,
+    pad,
+    tokenize,
+    train_tokenizer,
+    write_table,
+)
 
-TREE = Path(__file__).parents[2]
 SMALL = Settings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
 
 
@@ -32,26 +39,15 @@ def examples(texts):
 
 
 @pytest.fixture(scope="module")
-def result() -> LlamaComparison:
+def result() -> Result:
     return compare(SMALL)
-
-
-def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autopack", "demo", *arguments]
-    variables = {**os.environ, **environment}
-    return subprocess.run(command, cwd=TREE, env=variables, capture_output=True, text=True, timeout=600)
-
-
-@pytest.mark.exhaustive
-def test_corpus_is_the_same_every_time(texts):
-    assert collect_documents() == texts
 
 
 def test_corpus_has_distinct_documents_of_skewed_lengths(texts):
     lengths = sorted(map(len, texts))
     median = lengths[len(lengths) // 2]
-    assert len(set(texts)) == len(texts) >= corpus.MINIMUM_DOCUMENTS
-    assert lengths[0] >= corpus.MINIMUM_CHARACTERS
+    assert len(set(texts)) == len(texts) >= demo.FEWEST
+    assert lengths[0] >= demo.SHORTEST
     assert sum(lengths) / len(lengths) > 1.5 * median
     assert lengths[-1] > 10 * median
 
@@ -76,20 +72,8 @@ def test_corpus_that_is_too_small_says_what_to_do(tmp_path):
 
 
 def test_sections_of_the_reference_alone_would_be_enough():
-    sections = [text for text in corpus._reference_sections() if len(text) >= corpus.MINIMUM_CHARACTERS]
-    assert len(set(sections)) >= corpus.MINIMUM_DOCUMENTS
-
-
-def test_tokenizer_loses_nothing(texts):
-    tokenizer = train_tokenizer(texts[:600], 512)
-    for text in [*texts[600:620], "Zażółć gęślą jaźń, 漢字 \t\n 🙂"]:
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_examples_end_with_the_end_of_text_or_are_cut(examples):
-    ends = [len(e["input_ids"]) == 96 or e["input_ids"][-1] == END_OF_TEXT_ID for e in examples]
-    assert all(ends)
-    assert any(len(e["input_ids"]) == 96 for e in examples)
+    sections = [text for text in demo._reference_sections() if len(text) >= demo.SHORTEST]
+    assert len(set(sections)) >= demo.FEWEST
 
 
 def test_batches_take_every_example_once_per_epoch_and_depend_on_the_seed(examples):
@@ -111,63 +95,59 @@ def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
         assert packed["input_ids"].shape[0] == 1
         shifted_padded, shifted_packed = padded["labels"][:, 1:], packed["labels"][:, 1:]
         assert shifted_padded[shifted_padded != -100].tolist() == shifted_packed[shifted_packed != -100].tolist()
-        counted = token_counts(lengths_of([batch]))
-        assert counted == (packed["input_ids"].numel(), padded["input_ids"].numel())
+
+
+def with_losses(result: Result, losses: list[float], name: str = ENABLED) -> Result:
+    return replace(result, arms={**result.arms, name: replace(result.arms[name], losses=losses)})
 
 
 def test_losses_agree_and_only_the_stock_row_leaks(result):
-    assert len(result.losses["padded"]) == len(result.losses["packed"]) == SMALL.steps
-    assert result.losses_equal
-    assert result.losses["padded"][-1] < result.losses["padded"][0]
-    assert result.leak.exact
-    assert not result.stock_leak.exact
-    assert result.stock_leak.influence_of_others > 1e-3
-    assert result.succeeded
+    padded = result.arms[PADDED].losses
+    assert [len(arm.losses) for arm in result.arms.values()] == [SMALL.steps] * 3
+    assert padded[-1] < padded[0]
+    assert result.same(ENABLED)
+    assert not result.same(STOCK)
+    assert result.difference(STOCK) > 1e-3
 
 
 @pytest.mark.exhaustive
 def test_same_seed_gives_the_same_training(result):
-    again = compare(SMALL)
-    assert again.losses["padded"] == pytest.approx(result.losses["padded"], rel=1e-6)
-    assert compare(replace(SMALL, seed=1)).losses["padded"] != pytest.approx(result.losses["padded"], rel=1e-6)
+    again, other = (compare(settings).arms[PADDED].losses for settings in (SMALL, replace(SMALL, seed=1)))
+    assert again == pytest.approx(result.arms[PADDED].losses, rel=1e-6)
+    assert other != pytest.approx(result.arms[PADDED].losses, rel=1e-6)
 
 
 def test_table_says_what_was_measured(result):
     table = write_table(result)
-    assert f"{result.texts:,} documents" in table
-    assert f"{result.padded_tokens:,}" in table
-    assert f"{result.real_tokens:,}" in table
-    assert f"{1 - result.real_tokens / result.padded_tokens:.1%}" in table
-    assert f"{result.losses['padded'][0]:.6f}" in table
-    assert "largest relative difference in 4 steps" in table
-    assert "equal within float32 rounding" in table
-    assert "NOT equal" not in table
-    assert "LEAKS" in table
-    assert f"{result.speedup('packed'):.2f}x" in table
-    assert table.endswith(verdict(result))
+    padded, _, packed = result.arms.values()
+    assert f"{len(result.lengths):,} documents" in table
+    assert f"{padded.tokens:,}" in table
+    assert f"{packed.tokens:,}" in table
+    assert f"{1 - packed.tokens / padded.tokens:.1%}" in table
+    assert f"{padded.losses[0]:.6f}" in table
+    assert f"{result.speed(ENABLED):.2f}x" in table
+    cells = [line.split() for line in table.splitlines()]
+    assert ["within", "float32", "rounding", "LEAKS", "equal"] in cells
+    assert "FAILED" not in table
     assert max(map(len, table.splitlines())) <= 110
 
 
-def test_losses_that_differ_and_leaks_are_failures(result):
-    losses = [*result.losses["packed"][:-1], result.losses["packed"][-1] * (1 + 1e-4)]
-    different = replace(result, losses={**result.losses, "packed": losses})
-    assert not different.succeeded
-    assert "NOT equal within float32 rounding" in write_table(different)
-    assert verdict(different).startswith("FAILED: the losses")
-    leaking = replace(result, leak=result.stock_leak)
-    assert not leaking.succeeded
-    assert verdict(leaking).startswith("FAILED: documents")
+@pytest.mark.parametrize("last", [1 + 1e-4, float("nan")])
+def test_losses_that_differ_are_failures(result, last):
+    losses = result.arms[ENABLED].losses
+    different = with_losses(result, [*losses[:-1], losses[-1] * last])
+    assert not different.same(ENABLED)
+    assert write_table(different).splitlines()[-1].startswith("FAILED: the losses")
 
 
-def test_losses_that_are_not_numbers_are_failures(result):
-    losses = {**result.losses, "packed": [float("nan")] * SMALL.steps}
-    assert not replace(result, losses=losses).succeeded
+def test_a_release_without_the_leak_is_not_said_to_leak(result):
+    assert "see each other" in write_table(result)
+    assert "see each other" not in write_table(with_losses(result, result.arms[PADDED].losses, STOCK))
 
 
-@pytest.mark.exhaustive
-def test_command_prints_the_table():
-    finished = demo("--steps", "1", "--threads", "1")
-    assert finished.returncode == 0, finished.stderr
-    assert "equal within float32 rounding" in finished.stdout
-    assert "1 CPU threads" in finished.stdout
-    assert "1/1" in finished.stderr
+@pytest.mark.parametrize("off", [1.0, 2.0])
+def test_command_prints_the_table(off, result, monkeypatch, capsys):
+    found = with_losses(result, [off * loss for loss in result.arms[PADDED].losses])
+    monkeypatch.setattr(demo, "compare", lambda *given: found)
+    assert main(["demo", "--steps", "1"]) == (0 if off == 1 else 1)
+    assert capsys.readouterr().out == write_table(found) + "\n"

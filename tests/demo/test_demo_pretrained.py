@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopack.demo.corpus import CorpusTooSmall
+from autopack.demo import CorpusTooSmall
 from benchmarks import pretrained
 from examples.pretrained import language_model, sentences, weights
 from examples.pretrained.__main__ import main

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.demo.arms import LOSS_TOLERANCE
-from autopack.demo.corpus import collect_documents
+from autopack.demo import LOSS_TOLERANCE, collect_documents
 from examples.pretrained import language_model, sentences
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.demo.batches import END_OF_TEXT, train_tokenizer
-from autopack.demo.corpus import collect_documents
+from autopack.demo import END_OF_TEXT, collect_documents, train_tokenizer
 from autopack.tiny.models import randomize
 
 transformers = pytest.importorskip("transformers")

@@ -14,13 +14,15 @@ import pytest
 
 import autopack
 from autopack import tiny
-from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.report import KINDS, LeakReport, ModeResult
 from autopack.cli import main
 from autopack.commands import CannotWrite, check_directory
-from autopack.pages import parts
+from autopack.pages import figure, parts
+from autopack.pages.figure import LEAST, MOST, Bar, Bars
+from autopack.pages.theme import INK, PACKED
 from tests.support.html_pages import Page, check_self_contained
 
-pytest.importorskip("matplotlib")
+Figure = pytest.importorskip("matplotlib.figure").Figure
 HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
@@ -65,7 +67,7 @@ def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys)
     facts = dict(made)
     assert facts["command"] == f"autopack estimate {file} --max-length 512 --html {page}"
     assert autopack.__version__ in facts["versions"]
-    assert found.drawn == 2
+    assert found.drawn == 4
 
 
 def test_audit_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
@@ -121,15 +123,16 @@ def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
 # Figures
 
 
-def test_errors_are_drawn_where_they_are():
-    from matplotlib.figure import Figure
-
-    from autopack.auditing.report import LEAST, MARKS, MOST, draw_errors
-
-    subject = report(*RESULTS)
+def drawn(chart: Any) -> Any:
+    """The axes that a chart was drawn on."""
     axes = Figure().subplots()
-    draw_errors(axes, subject)
-    found = {each.get_label(): each.get_offsets().tolist() for each in axes.collections if each.get_label() in MARKS}
+    chart.draw(axes)
+    return axes
+
+
+def test_errors_are_drawn_where_they_are():
+    axes = drawn(report(*RESULTS)._errors())
+    found = {each.get_label(): each.get_offsets().tolist() for each in axes.collections if each.get_label() in KINDS}
     assert found == {
         "vs alone, or stock": [[2e-6, 0], [0.9, 1], [LEAST, 2]],
         "influence": [[pytest.approx(7e-7), 0], [0.7, 1]],
@@ -153,36 +156,27 @@ def test_limits_of_padded_batches_are_their_own():
 
 
 def test_rows_are_drawn_as_full_as_they_are():
-    from matplotlib.figure import Figure
-
-    from autopack.packing.estimate import draw_fill, draw_lengths
-
     found = autopack.estimate(lengths(), 512)
-    axes, histogram = Figure().subplots(2)
-    draw_fill(axes, found._compared)
-    bars = [bar.get_width() for bar in axes.patches[len(found._compared) :]]
-    assert bars == pytest.approx([100 * (1 - arm.padding) for arm in found._compared])
-    said = [text.get_text() for text in axes.texts]
+    histogram, fill, _, speed = map(drawn, found._charts())
+    assert sum(bar.get_height() for bar in histogram.patches) == 300
+    wholes, bars = fill.patches[::2], fill.patches[1::2]
+    assert {bar.get_width() for bar in wholes} == {100}
+    assert [bar.get_width() for bar in bars] == pytest.approx([100 * (1 - arm.padding) for arm in found._compared])
+    assert [bar.get_width() for bar in speed.patches] == [arm.speedup for arm in found._compared]
+    said = [text.get_text() for text in fill.texts]
     assert said == [f"{1 - arm.padding:.2%}" for arm in found._compared]
     assert all(text in found._repr_html_() for text in said)
-    draw_lengths(histogram, found.lengths)
-    assert sum(bar.get_height() for bar in histogram.patches) == 300
 
 
 def test_speeds_and_memory_are_drawn_as_they_were_measured():
-    from matplotlib.figure import Figure
-
-    from autopack.bench.picture import draw_memory, draw_speeds
-    from autopack.bench.table import rows_of
+    from autopack.bench.report import charts, rows_of
     from tests.bench.test_bench import bare_result
 
     result = bare_result()
     for number, outcome in enumerate(result.outcomes):
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
         outcome.peak = (number + 1) * 2**20
-    speeds, memory = Figure().subplots(2)
-    draw_speeds(speeds, result)
-    draw_memory(memory, result)
+    speeds, memory = map(drawn, charts(result))
     assert [bar.get_width() for bar in speeds.patches] == [result.speed(each).median for each in result.outcomes]
     assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
     said = [text.get_text().removeprefix("× ") for text in speeds.texts]
@@ -191,19 +185,16 @@ def test_speeds_and_memory_are_drawn_as_they_were_measured():
 
 
 def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
-    from autopack.pages.figure import INK, PACKED, drawn
-
-    svg = drawn(lambda axes: axes.set_title(HOSTILE, color=PACKED), (3, 2))
-    assert svg is not None
+    svg = figure.svg(Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0), hatched=True)], numbered=True))
     page = check_self_contained(svg)
-    assert HOSTILE in page.texts
+    assert {HOSTILE, "$x$"} <= set(page.texts)
     assert f"var(--ap-packed, {PACKED})" in svg
     assert INK not in svg
     assert "font-family" not in svg
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
-    from autopack.bench.picture import draw
+    from autopack.bench.report import draw
     from tests.bench.test_bench import bare_result
 
     draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
@@ -222,7 +213,7 @@ def test_hostile_names_are_texts(tmp_path):
 
 
 def test_arms_that_failed_say_so_whatever_their_errors_hold():
-    from autopack.bench.picture import body
+    from autopack.bench.report import body
     from tests.bench.test_bench import bare_result
 
     result = bare_result()
@@ -309,12 +300,12 @@ def test_without_matplotlib_the_tables_are_there_and_the_lack_is_said(monkeypatc
     with_figures = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     without = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
-    for drawn, plain in zip(with_figures, without, strict=True):
+    for with_figure, plain in zip(with_figures, without, strict=True):
         page = check_self_contained(plain)
         assert page.drawn == 0
         assert "matplotlib is not installed" in plain
-        assert "matplotlib is not installed" not in drawn
-        assert page.tables == Page(drawn).tables
+        assert "matplotlib is not installed" not in with_figure
+        assert page.tables == Page(with_figure).tables
 
 
 def test_jinja2_comes_with_torch():

@@ -118,7 +118,7 @@ class TestSpeaks:
             autopack.enable(model)
         ids = token_ids()
         expected = alone(model, ids, LENGTHS)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             assert error(model(input_ids=ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
         with pytest.raises(UnsupportedModel):
             autopack.enable(built(Averaging, device="meta"))

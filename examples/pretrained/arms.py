@@ -1,4 +1,4 @@
-"""What the demonstrations have in common: ways to train on the same batches, in turn, and how far they are apart."""
+"""What both comparisons have in common: ways to train on the same batches, in turn, and how far they are apart."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from autopack.demo.batches import Example, pad, token_counts
+from autopack.demo import LOSS_TOLERANCE, Example, pad
 from autopack.layout import IGNORED_LABEL
 
 Tell = Callable[[str], None]
 """Called with a short line at the beginning of every stage."""
 Progress = Callable[[Sequence[Any]], Iterable[Any]]
 """Wraps the batches that are iterated over."""
-LOSS_TOLERANCE = 1e-5
-"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more."""
 
 
 class Arm:
@@ -98,12 +96,10 @@ def train(arms: Mapping[str, Arm], batches: Sequence[Any], tell: Tell, progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a demonstration shows, by way where there are several; `seconds` also by what was timed.
+    """What is shown, by way where there are several; `seconds` also by what was timed.
 
-    The losses of all ways have to be those of `reference`.
+    The losses of all ways have to be those of documents alone.
     """
-
-    reference: ClassVar[str] = "alone"
 
     settings: Any
     parameters: int
@@ -119,8 +115,8 @@ class Comparison:
 
     @property
     def loss_differences(self) -> list[float]:
-        """The largest relative difference of any way's loss from the reference's, in every step."""
-        each = [differences(losses, self.losses[self.reference]) for losses in self.losses.values()]
+        """The largest relative difference of any way's loss from that of documents alone, in every step."""
+        each = [differences(losses, self.losses["alone"]) for losses in self.losses.values()]
         return list(map(max, zip(*each, strict=True)))
 
     @property
@@ -133,12 +129,12 @@ def measured(arms: Mapping[str, Arm], lengths: Sequence[Sequence[int]]) -> dict[
     """What a `Comparison` takes from its arms, and from the lengths in the batches whose tokens it counts."""
     import torch
 
-    some, (real_tokens, padded_tokens) = next(iter(arms.values())), token_counts(lengths)
+    some = next(iter(arms.values()))
     return {
         "parameters": sum(parameter.numel() for parameter in some.model.parameters()),
         "threads": torch.get_num_threads(),
-        "real_tokens": real_tokens,
-        "padded_tokens": padded_tokens,
+        "real_tokens": sum(map(sum, lengths)),
+        "padded_tokens": sum(len(batch) * max(batch) for batch in lengths),
         "losses": {way: arm.losses for way, arm in arms.items()},
         "seconds": {"training": {way: arm.seconds for way, arm in arms.items()}},
     }
@@ -148,3 +144,8 @@ def differences(found: Sequence[float], expected: Sequence[float]) -> list[float
     """How far every loss is from what is expected, relative to it; infinite where one is not a number."""
     each = [abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True)]
     return [math.inf if math.isnan(difference) else difference for difference in each]
+
+
+def lengths_of(batches: Sequence[Sequence[Example]]) -> list[list[int]]:
+    """The tokens of every example, by mini-batch."""
+    return [[len(example["input_ids"]) for example in batch] for batch in batches]

@@ -1,0 +1,119 @@
+"""What is timed: random models of any type in a given size, and lengths of documents like those of known data sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+TINY = "tiny"
+_LATENT = ("num_key_value_heads", "head_dim")
+"""What multi-head latent attention has by its own meaning: see `autopack.tiny`."""
+
+
+def _size(layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000) -> dict[str, int]:
+    """In the proportions of released Llamas, by the names that configurations have in common."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocabulary,
+    }
+
+
+SIZES = {
+    "small": _size(2, 128, 344, 4, 4, 4096),
+    "7M": _size(4, 256, 688, 4, 4, 8192),
+    "60M": _size(8, 512, 1376, 8, 8),
+    "130M": _size(12, 768, 2048, 12, 12),
+    "370M": _size(24, 1024, 2736, 16, 16),
+    "1B": _size(16, 2048, 8192, 32, 8),
+    "7B": _size(32, 4096, 11008, 32, 32),
+}
+"""What a Llama of that size has. Other types have more or fewer parameters: what a configuration calls otherwise, or
+has beside these fields (experts, states of mixers), is as in `autopack.tiny`."""
+NAMES = (TINY, *SIZES)
+SHORTEST = 4
+
+
+class Lengths(NamedTuple):
+    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their logarithm."""
+
+    mean: float
+    sigma: float
+
+
+DISTRIBUTIONS = {"flan": Lengths(471, 1.0), "orcamath": Lengths(500, 0.4)}
+"""FLAN_20k has 9.4 million tokens in 19,961 rows (arXiv 2407.09105, Table 2: 2,294 rows of 4096) and a large variance.
+OrcaMath is somewhat longer and varies much less, says huggingface.co/blog/packing-with-FA2, without figures: mean and
+sigma are assumed, so that mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
+
+
+def draw(lengths: Lengths, count: int, longest: int, seed: int, scale: int = 1) -> np.ndarray:
+    """So many lengths divided by `scale`, between `SHORTEST` and `longest`, (count,) int64."""
+    mean, sigma = lengths
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return np.clip(np.round(drawn / scale), min(SHORTEST, longest), longest).astype(np.int64)
+
+
+def task_of(model_type: str) -> str:
+    """What a type is built for unless told otherwise: a masked language model if it has one with an encoder alone."""
+    from transformers.models.auto import modeling_auto
+
+    from autopack.tiny.configs import TASKS
+
+    masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
+    return "masked-lm" if masked.endswith("ForMaskedLM") else "causal-lm"
+
+
+def build(
+    model_type: str, size: str, task: str, longest: int, *, attn: str | None, dtype: torch.dtype, device: str, seed: int
+) -> PreTrainedModel:
+    """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
+
+    The type decides what else it has. Windows and chunks of attention are those of the type's defaults, except in
+    `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's errors for a device without the memory.
+    """
+    import torch
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from autopack.inspection.configs import text_config
+    from autopack.tiny import configs, models, rules
+
+    default = text_config(configs.config(model_type, task=task))
+    given: dict[str, Any] = {}
+    if hasattr(default, "max_position_embeddings"):
+        given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)  # RoBERTa's first position is not 0
+    if size == TINY:
+        form: dict[str, Any] = {"task": task, "attn_implementation": attn, "dtype": dtype, "device": device}
+        return models.build(model_type, **form, seed=seed, **given)
+    own = text_config(CONFIG_MAPPING[model_type]())
+    spans = {name: getattr(own, name) for name in rules.SPANS if isinstance(getattr(own, name, None), int)}
+    fields = SIZES[size]
+    if hasattr(default, "kv_lora_rank"):
+        fields = {name: value for name, value in fields.items() if name not in _LATENT}
+    given |= {name: value for name, value in {**fields, **spans}.items() if hasattr(default, name)}
+    try:
+        model_class, config = models.class_and_config(configs.config(model_type, task=task, **given), task)
+        named: dict[str, Any] = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
+        torch.manual_seed(seed)
+        with torch.device(device):
+            return model_class._from_config(config, attn_implementation=attn, **named)
+    except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
+        raise configs.CannotBuild(model_type, error) from error
+
+
+def longest_document(model: PreTrainedModel) -> int | None:
+    """How many tokens a document may have by the model's configuration, or None where it does not say."""
+    from autopack.inspection.configs import text_config
+    from autopack.registry import first_position
+
+    known = getattr(text_config(model.config), "max_position_embeddings", None)
+    return known - first_position(model.config) if isinstance(known, int) and known > 0 else None

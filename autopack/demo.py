@@ -1,0 +1,326 @@
+"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack and with it.
+
+Offline: the text is the documentation that every Python installation carries. Its lengths are skewed as in instruction
+data sets: half of the documents are a few lines long, a few are pages long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import math
+import platform
+import random
+import re
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from autopack.commands import keep_freed_memory, positive
+from autopack.errors import AutopackError
+from autopack.layout import IGNORED_LABEL
+from autopack.version import __version__
+
+END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
+SHORTEST, FEWEST = 60, 128
+"""Characters below which a text is left out ("Return x."), and texts below which there is too little to train on."""
+LOSS_TOLERANCE = 1e-5
+"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more."""
+PADDED, STOCK, ENABLED = "padded", "packed, stock", "packed, autopack"
+# Not in every installation, or not documentation: the text should change as little as possible between machines.
+_SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
+_SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
+_HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
+Example = dict[str, list[int]]
+
+
+class CorpusTooSmall(AutopackError):
+    """This Python installation holds too little documentation to train on."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and for how long. The defaults take about two minutes on two CPU cores."""
+
+    steps: int = 40
+    seed: int = 0
+    batch_size: int = 16
+    longest: int = 512
+    vocabulary: int = 4096
+    hidden: int = 256
+    layers: int = 4
+    learning_rate: float = 1e-3
+
+
+@dataclass
+class Arm:
+    """A way to train: a model of its own, the calls that it makes of batches, and what came of them."""
+
+    model: Any
+    optimizer: Any
+    lay_out: Callable[[Sequence[Example]], dict[str, Any]]
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def step(self, batch: Sequence[Example]) -> None:
+        """Take an optimizer step; record loss, time and tokens.
+
+        Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding in every way.
+        """
+        import torch
+
+        call, started = self.lay_out(batch), time.perf_counter()
+        loss = self.model(**call).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.model.zero_grad()
+        self.losses.append(loss.item())
+        self.seconds += time.perf_counter() - started
+        self.tokens += call["input_ids"].numel()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The arms by name, and what they were trained on: `lengths` are the tokens of all documents, sorted."""
+
+    settings: Settings
+    lengths: list[int]
+    arms: dict[str, Arm]
+
+    def difference(self, name: str) -> float:
+        """Return the largest relative difference of an arm's loss from padded's; infinite where one is no number."""
+        pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
+        found = [abs(one / other - 1) for one, other in pairs]
+        return math.inf if any(map(math.isnan, found)) else max(found)
+
+    def same(self, name: str) -> bool:
+        """Return whether an arm has padded's losses, within float32 rounding."""
+        return self.difference(name) <= LOSS_TOLERANCE
+
+    def speed(self, name: str) -> float:
+        """Return how many times as fast as padded an arm is."""
+        return self.arms[PADDED].seconds / self.arms[name].seconds
+
+
+def collect_documents(root: Path | None = None) -> list[str]:
+    """Return distinct texts of the Python installation, in an order that depends on nothing but their content.
+
+    `root` is the directory of the standard library. That of the running interpreter is read if it is left out, and the
+    language reference with it. Raises `CorpusTooSmall` where there are fewer than `FEWEST` texts.
+    """
+    topics = _reference_sections() if root is None else ()
+    root = root or Path(sysconfig.get_path("stdlib"))
+    texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= SHORTEST)
+    if len(texts) < FEWEST:
+        raise CorpusTooSmall(
+            "the demo trains on the documentation inside the Python installation and wants at least "
+            f"{FEWEST} texts, but found {len(texts)} under {root}: this Python seems to be shipped without "
+            "its source files. Run the demo with a Python from python.org, conda, uv or a distribution's full package."
+        )
+    return list(texts)
+
+
+def _docstrings(root: Path) -> Iterator[str]:
+    """Every docstring below `root`; the files are parsed and never imported, so nothing in them runs."""
+    for path in sorted(root.rglob("*.py")):
+        if _SKIPPED.intersection(path.relative_to(root).parts):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escape sequences in the standard library's own sources
+                tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield ast.get_docstring(node) or ""
+
+
+def _reference_sections() -> Iterator[str]:
+    """The sections of the language reference behind ``help()``; the module that holds it is plain data."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return
+    for _, topic in sorted(topics.items()):
+        yield from (section.strip() for section in _HEADING.split(topic))
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """Train a byte-level BPE `tokenizers.Tokenizer` on texts; any text can be encoded and decoded without loss."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "show_progress": False}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, **options)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
+    """Encode every text as one example that ends with the end-of-text token, cut after `longest` tokens."""
+    encodings = tokenizer.encode_batch(list(texts))
+    return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
+
+
+def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> list[list[Example]]:
+    """Draw `steps` mini-batches of `size` examples in a seeded order, shuffled anew in every epoch."""
+    generator = random.Random(seed)
+    endless = chain.from_iterable(iter(lambda: generator.sample(examples, len(examples)), None))
+    return [list(islice(endless, size)) for _ in range(steps)]
+
+
+def pad(examples: Sequence[Example]) -> dict[str, Any]:
+    """Stack examples in the ordinary way: one per row, padded on the right to the longest.
+
+    Returns `input_ids`, `attention_mask` and `labels` (-100 at padding), all (rows, longest) int64.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    rows = [torch.tensor(example["input_ids"]) for example in examples]
+    labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
+    real = labels != IGNORED_LABEL
+    return {"input_ids": labels.where(real, END_OF_TEXT_ID), "attention_mask": real.long(), "labels": labels}
+
+
+def compare(
+    settings: Settings,
+    tell: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Result:
+    """Collect the text, and train all arms step by step in turn.
+
+    `tell` is called with a line at the beginning of every stage, and `progress` wraps the batches. Raises
+    `CorpusTooSmall` where the Python installation holds too little text.
+    """
+    tell("collecting the documentation of this Python installation")
+    texts = collect_documents()
+    tell(f"training a tokenizer on {len(texts):,} documents")
+    examples = tokenize(texts, train_tokenizer(texts, settings.vocabulary), settings.longest)
+    batches = draw_batches(examples, settings.batch_size, settings.steps, settings.seed)
+    tell("importing torch and transformers")
+    import autopack
+
+    collate = autopack.PackingCollator()
+    ways = {PADDED: lambda batch: {**pad(batch), "use_cache": False}, STOCK: collate, ENABLED: collate}
+    arms = {name: Arm(*_model(settings), lay_out) for name, lay_out in ways.items()}
+    autopack.enable(arms[ENABLED].model)
+    largest = max(batches, key=lambda batch: pad(batch)["input_ids"].numel())
+    for arm in arms.values():  # first calls cost what no other call does
+        arm.model(**arm.lay_out(largest)).loss.backward()
+        arm.model.zero_grad()
+    tell(f"training in {len(arms)} ways, {len(batches)} steps each")
+    for batch in progress(batches):
+        for arm in arms.values():
+            arm.step(batch)
+    return Result(settings, sorted(len(example["input_ids"]) for example in examples), arms)
+
+
+def _model(settings: Settings) -> tuple[Any, Any]:
+    """A Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    hidden, heads = settings.hidden, max(1, settings.hidden // 64)
+    form: dict[str, Any] = {"vocab_size": settings.vocabulary, "max_position_embeddings": settings.longest}
+    form |= {"hidden_size": hidden, "intermediate_size": hidden * 5 // 2, "num_hidden_layers": settings.layers}
+    form |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "tie_word_embeddings": True}
+    form |= {"bos_token_id": None, "eos_token_id": END_OF_TEXT_ID, "pad_token_id": None}
+    torch.manual_seed(settings.seed)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**form), attn_implementation="sdpa").train()
+    # The second beta and the clipped norm are those of most language models. They also keep the training calm:
+    # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
+    optimizer.register_step_post_hook(lambda *_: rates.step())
+    return model, optimizer
+
+
+def write_table(result: Result) -> str:
+    """Return the result as text: what was trained, what it cost, the losses, and what follows."""
+    import torch
+
+    settings, lengths, arms = result.settings, result.lengths, result.arms
+    half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
+    parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
+    last = settings.steps - 1
+    shown = range(last + 1) if last < 8 else sorted({0, 1, *(last * part // 4 for part in range(1, 5))})
+    verdicts = ["equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms]
+    lines = [
+        f"autopack {__version__} demo: the same training with padded batches and with packed rows",
+        "",
+        f"  text      {len(lengths):,} documents from the documentation of Python "
+        f"{'.'.join(platform.python_version_tuple()[:2])}, {sum(lengths):,} tokens",
+        f"            lengths: median {half}, one in ten above {most}, longest {lengths[-1]}",
+        f"  model     Llama, {parameters / 1e6:.1f} M parameters, sdpa, float32, {torch.get_num_threads()} CPU threads",
+        f"  training  {settings.steps} steps of {settings.batch_size} documents, all ways in the same order and from "
+        f"seed {settings.seed}",
+        "",
+        "Speed: padding costs time and teaches nothing; packed rows have none.",
+        _columns("", arms),
+        _columns("tokens computed", [f"{arm.tokens:,}" for arm in arms.values()]),
+        _columns("of these padding", [f"{1 - real / arm.tokens:.1%}" for arm in arms.values()]),
+        _columns("seconds of training", [f"{arm.seconds:.1f}" for arm in arms.values()]),
+        _columns("real tokens per second", [f"{real / arm.seconds:,.0f}" for arm in arms.values()]),
+        _columns("relative speed", [f"{result.speed(name):.2f}x" for name in arms]),
+        "",
+        "Loss: every optimizer step sees the same documents, so the losses must be the same.",
+        *(_columns(f"step {n + 1}", [f"{arm.losses[n]:.6f}" for arm in arms.values()]) for n in shown),
+        _columns("largest difference", ["", *(f"{result.difference(n):.1e}" for n in (STOCK, ENABLED))]),
+        _columns("within float32 rounding", ["", *verdicts[1:]]),
+        "",
+        _verdict(result),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _columns(name: str, values: Iterable[str]) -> str:
+    return f"  {name:<26}" + "".join(f"{value:>18}" for value in values)
+
+
+def _verdict(result: Result) -> str:
+    if not result.same(ENABLED):
+        wrong = "the losses of padded training and of packed rows with autopack differ by more than rounding"
+        return f"FAILED: {wrong}. Please report this with the output of `autopack doctor`."
+    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens per second, the same losses."
+    leak = "In stock transformers documents of a packed row see each other: it trains on something else."
+    return said if result.same(STOCK) else f"{said}\n{leak}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train a small Llama from the same seed on the same documents: as padded batches, as packed rows in stock "
+        "transformers, and as packed rows with autopack. Needs no download and no GPU; takes about two minutes on two "
+        "CPU cores. Exit status 1 if the losses of padded batches and of autopack differ."
+    )
+    parser.add_argument("--steps", type=positive, default=Settings.steps, help="optimizer steps (%(default)s)")
+    parser.add_argument("--seed", type=int, default=Settings.seed, help="of weights and order (%(default)s)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches, else 1."""
+    keep_freed_memory()
+    from tqdm import tqdm
+
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
+    result = compare(Settings(steps=args.steps, seed=args.seed), tell, progress)
+    print(write_table(result))
+    return 0 if result.same(ENABLED) else 1

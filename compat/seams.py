@@ -1,0 +1,257 @@
+"""Break autopack on purpose, at one named function at a time, and see that its tests notice.
+
+    python -m compat.seams                    every seam of compat/seam_table.py
+    python -m compat.seams --only flex scan:  the seams whose names contain one of these
+    python -m compat.seams --list             print the seams and run nothing
+
+The tests of all seams run once with wrappers that change nothing, and have to pass. Those of each
+seam then run with its break, in a process of its own, and every one has to fail. Nothing on disk
+changes. The exit status is 1 where a break survives, where a name is not found, and where tests
+fail without a break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import importlib
+import inspect
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from compat.matrix import ROOT
+from compat.reliability import packages
+from compat.seam_breaks import Break, Seam, unchanged
+from compat.seam_table import SEAMS
+
+_BROKEN = "AUTOPACK_COMPAT_SEAM"
+"""The environment variable that names the seam to processes which tests spawn."""
+_SECONDS = 900
+"""Tests that take longer hang, which fails them."""
+
+
+def home_of(at: str) -> tuple[Any, str, Any]:
+    """Return the module or class of a seam, its name there, and what stands there, unbound."""
+    module, _, path = at.partition(":")
+    home: Any = importlib.import_module(module)
+    *above, name = path.split(".")
+    for each in above:
+        home = getattr(home, each)
+    if name not in vars(home):
+        raise LookupError(f"Could not find {at}: {getattr(home, '__name__', home)} has no {name} of its own.")
+    return home, name, vars(home)[name]
+
+
+def wrapped(found: Any, breaks: Break) -> Any:
+    """Return a function, property, static or class method with a break around it.
+
+    Its code says that it comes from the same file, so that autopack takes it for its own.
+    """
+    if isinstance(found, property):
+        return property(wrapped(found.fget, breaks), found.fset, found.fdel, found.__doc__)
+    if isinstance(found, functools.cached_property):
+        return functools.cached_property(wrapped(found.func, breaks))
+    if isinstance(found, (staticmethod, classmethod)):
+        return type(found)(wrapped(found.__func__, breaks))
+    broken = breaks(found)
+
+    def seam(*args: Any, **kwargs: Any) -> Any:
+        return broken(*args, **kwargs)
+
+    file = inspect.unwrap(found).__code__.co_filename
+    seam.__code__ = seam.__code__.replace(co_filename=file)
+    return functools.update_wrapper(seam, found)
+
+
+@contextlib.contextmanager
+def put(seam: Seam, breaks: Break | None = None) -> Iterator[None]:
+    """Break a seam in this process: at its home, and wherever modules and tables hold it."""
+    home, name, found = home_of(seam.at)
+    broken = wrapped(found, seam.breaks if breaks is None else breaks)
+    if isinstance(broken, functools.cached_property):
+        broken.__set_name__(home, name)
+    setattr(home, name, broken)
+    changed: list[tuple[dict[Any, Any], Any]] = []
+    for holder in gc.get_referrers(found):
+        held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        if isinstance(held, dict) and held is not vars(broken):
+            keys = [key for key, value in held.items() if value is found]
+            held.update(dict.fromkeys(keys, broken))
+            changed += [(held, key) for key in keys]
+    try:
+        yield
+    finally:
+        setattr(home, name, found)
+        for held, key in changed:
+            held[key] = found
+
+
+class _Reports:
+    """The tests that have run, and those of them that have failed."""
+
+    def __init__(self) -> None:
+        self.ran: set[str] = set()
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+        if report.when == "call" and not report.skipped:
+            self.ran.add(report.nodeid)
+
+
+def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str]]:
+    """Run the tests of seams here; return those that ran and those that failed."""
+    os.chdir(root)
+    reports = _Reports()
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.alarm(_SECONDS if broken else 0)
+    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
+        for seam in seams:
+            stack.enter_context(put(seam, None if broken else unchanged))
+        # Once for all: parameters that are an iterator serve one collection. One test that is not
+        # found ends the run, and pytest names it.
+        pytest.main([*options, *dict.fromkeys(test for seam in seams for test in seam.tests)], plugins=[reports])
+    return reports.ran | reports.failed, reports.failed
+
+
+def _hangs(*_: Any) -> None:
+    raise TimeoutError(f"the tests take more than {_SECONDS} s")
+
+
+def _in_here(back: Connection, table: str, names: Sequence[str], broken: bool, root: Path) -> None:
+    sys.path.insert(0, str(root))
+    if broken:
+        os.environ[_BROKEN] = names[0]
+        # Processes that tests spawn import the main module anew: this one breaks the seam there too.
+        sys.modules["__main__"] = sys.modules[_in_here.__module__]
+    back.send(tested([seam for seam in importlib.import_module(table).SEAMS if seam.name in names], broken, root))
+
+
+def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str]]:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_in_here, args=(theirs, *given))
+    process.start()
+    theirs.close()
+    try:
+        ran, failed = ours.recv()
+        return ran, failed
+    except EOFError:
+        return set(), set()  # the process ended without a word
+    finally:
+        process.join()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A seam, True if all of its tests failed by its break, and one of them or the reason why not."""
+
+    seam: Seam
+    caught: bool
+    by: str
+
+
+def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table") -> Iterator[Outcome]:
+    """Try seams of a table, a module with `SEAMS`, `jobs` at a time; yield what became of each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
+    names = [seam.name for seam in seams]
+    with ThreadPoolExecutor(jobs) as pool:
+        whole = pool.submit(_in_a_new_process, context, table, names, False, root)
+        broken = [pool.submit(_in_a_new_process, context, table, [name], True, root) for name in names]
+        ran, wrong = whole.result()
+        for seam, future in zip(seams, broken, strict=True):
+            _, failed = future.result()
+            unfit = [test for test in seam.tests if _of(test, wrong) or not _of(test, ran)]
+            missed = [test for test in seam.tests if not _of(test, failed)]
+            if unfit:
+                why = "does not pass without it" if _of(unfit[0], wrong) else "does not run"
+                yield Outcome(seam, False, f"{unfit[0]} {why}")
+            elif missed:
+                yield Outcome(seam, False, f"SURVIVES {' '.join(missed)}")
+            else:
+                yield Outcome(seam, True, seam.tests[0])
+
+
+def _of(test: str, names: set[str]) -> list[str]:
+    """Return those of some names that a test, a class of tests or a file stands for."""
+    return [name for name in names if name == test or name.startswith((f"{test}[", f"{test}::"))]
+
+
+def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
+    """Return what is wrong with seams, in words: names that come twice, what is not found."""
+    seams = list(seams)
+    names = [seam.name for seam in seams]
+    found = [f"{name}: there are several of this name" for name in dict.fromkeys(names) if names.count(name) > 1]
+    for seam in seams:
+        try:
+            home_of(seam.at)
+        except (ImportError, AttributeError, LookupError) as error:
+            found.append(f"{seam.name}: {error}")
+        found += [f"{seam.name}: there is no test {test}" for test in seam.tests if not _exists(test, root)]
+        found += [] if seam.tests else [f"{seam.name}: it names no tests"]
+    return found
+
+
+def _exists(test: str, root: Path) -> bool:
+    file, *names = test.partition("[")[0].split("::")
+    text = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else None
+    return text is not None and all(re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE) for name in names)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the seams that are asked for; return 1 where one survives or cannot be tried."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="seams whose names contain one of these"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run tests at the same time")
+    parser.add_argument("--list", action="store_true", help="print the seams and run nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    asked = parser.parse_args(arguments)
+    seams = [seam for seam in SEAMS if any(word in seam.name for word in asked.only)]
+    if not seams:
+        parser.error(f"no seam has {' or '.join(asked.only)} in its name; see --list")
+    if asked.list:
+        print("\n".join(f"{seam.name}\n    {seam.at}\n    {' '.join(seam.tests)}" for seam in seams))
+        return 0
+    if wrong := problems(seams):
+        print("\n".join(wrong))
+        return 1
+    width = max(len(seam.name) for seam in seams)
+    outcomes: list[Outcome] = []
+    for outcome in tqdm(run(seams, asked.jobs), total=len(seams), unit=" seams", disable=None):
+        outcomes.append(outcome)
+        with tqdm.external_write_mode():
+            print(f"{outcome.seam.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}", flush=True)
+    caught = sum(outcome.caught for outcome in outcomes)
+    print(f"\n{len(outcomes)} seams: {caught} caught, {len(outcomes) - caught} not.")
+    if asked.json is not None:
+        tried = [{"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes]
+        asked.json.write_text(json.dumps({"with": packages(), "seams": tried}, indent=1) + "\n")
+    return int(caught < len(outcomes))
+
+
+if __name__ == "__mp_main__" and os.environ.get(_BROKEN):
+    _held = put(next(seam for seam in SEAMS if seam.name == os.environ[_BROKEN]))
+    _held.__enter__()  # for as long as the process lives
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The seams: each is there, its break is put in place and taken back, and survivors are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from compat import seams
+from compat.seam_breaks import Seam, never, result, returns, skipped, stale, unchanged
+from compat.seam_table import SEAMS
+
+SUMS = """import functools
+
+
+def add(a, b):
+    return a + b
+
+
+class Numbers:
+    @staticmethod
+    def static(a):
+        return a
+
+    @classmethod
+    def of(cls, a):
+        return a
+
+    @property
+    def one(self):
+        return 1
+
+    @functools.cached_property
+    def two(self):
+        return 2
+
+
+TABLE = {"add": add}
+"""
+TESTS = """from code_of_sums import TABLE, add
+
+
+def test_add():
+    assert TABLE["add"](2, 2) == add(2, 2) == 4
+
+
+def test_nothing():
+    pass
+
+
+def test_false():
+    assert False
+"""
+TABLE = """from compat.seam_breaks import Seam, returns
+
+SEAMS = tuple(
+    Seam(test, "code_of_sums:add", returns(0), (f"test_sums.py::{test}",))
+    for test in ("test_add", "test_nothing", "test_false")
+)
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    for name, text in (("code_of_sums", SUMS), ("test_sums", TESTS), ("table_of_sums", TABLE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_every_seam_is_there():
+    assert 40 <= len(SEAMS) <= 90
+    assert seams.problems(SEAMS) == []
+
+
+def test_every_test_of_a_seam_is_collected():
+    """With its parameters, at which `problems` does not look."""
+    tests = dict.fromkeys(test for seam in SEAMS for test in seam.tests)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=seams.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_a_break_is_put_in_place_and_taken_back(seam):
+    _, name, before = seams.home_of(seam.at)
+    with seams.put(seam, unchanged):
+        home, _, broken = seams.home_of(seam.at)
+        assert broken is not before
+        assert type(broken) is type(before) or callable(broken)
+    assert vars(home)[name] is before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"at": "code_of_sums:subtract"}, "has no subtract of its own"),
+        ({"at": "code_of_sums:Numbers.three"}, "has no three of its own"),
+        ({"at": "code_of_nothing:add"}, "No module named 'code_of_nothing'"),
+        ({"tests": ()}, "it names no tests"),
+        ({"tests": ("test_sums.py::test_none",)}, "there is no test test_sums.py::test_none"),
+        ({"tests": ("none.py",)}, "there is no test none.py"),
+    ],
+)
+def test_one_that_is_not_there_is_named(root, change, said):
+    seam = Seam("a sum", "code_of_sums:add", skipped, ("test_sums.py::test_add",))
+    (found,) = seams.problems([dataclasses.replace(seam, **change)], root)
+    assert said in found
+    assert seams.problems([seam, seam], root) == ["a sum: there are several of this name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks", "ask", "before", "after"),
+    [
+        ("add", returns(7), lambda sums: sums.add(1, 2), 3, 7),
+        ("add", result(lambda found: -found), lambda sums: sums.TABLE["add"](1, 2), 3, -3),
+        ("add", never(lambda a, b: b), lambda sums: sums.add(1, 2), 3, 2),
+        ("add", stale, lambda sums: [sums.add(1, b) for b in (1, 2)], [2, 3], [2, 2]),
+        ("Numbers.static", skipped, lambda sums: sums.Numbers().static(1), 1, None),
+        ("Numbers.of", skipped, lambda sums: sums.Numbers.of(1), 1, None),
+        ("Numbers.one", skipped, lambda sums: sums.Numbers().one, 1, None),
+        ("Numbers.two", skipped, lambda sums: sums.Numbers().two, 2, None),
+    ],
+)
+def test_each_kind_of_function_and_break(root, name, breaks, ask, before, after):
+    import code_of_sums as sums
+
+    assert ask(sums) == before
+    with seams.put(Seam("a sum", f"code_of_sums:{name}", breaks, ())):
+        assert ask(sums) == after
+    assert ask(sums) == before
+
+
+def test_one_is_caught_one_survives_and_one_fails_by_itself(root):
+    import table_of_sums
+
+    found = {each.seam.name: each for each in seams.run(table_of_sums.SEAMS, 1, root, "table_of_sums")}
+    assert {name: outcome.caught for name, outcome in found.items()} == {
+        "test_add": True,
+        "test_nothing": False,
+        "test_false": False,
+    }
+    assert found["test_add"].by == "test_sums.py::test_add"
+    assert found["test_nothing"].by == "SURVIVES test_sums.py::test_nothing"
+    assert found["test_false"].by == "test_sums.py::test_false does not pass without it"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_the_tests_of_a_seam_notice(seam):
+    (found,) = seams.run([seam])
+    assert found.caught, found.by
+
+
+@functools.cache
+def _mapped() -> list[list[str]]:
+    table = seams.ROOT / "compat" / "results" / "mutants_to_seams.tsv"
+    return [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+
+
+def test_the_breaks_of_0_2_have_a_seam_or_a_reason():
+    names = {seam.name for seam in SEAMS}
+    assert [line for line in _mapped() if line[1] not in names and not line[1].startswith(("gone: ", "none: "))] == []
+
+
+def test_the_command(capsys, tmp_path):
+    assert seams.main(["--only", "scan: state", "--list"]) == 0
+    assert "autopack.mixers.in_torch:_steps" in capsys.readouterr().out
+    report = tmp_path / "report.json"
+    assert seams.main(["--only", "scan: state", "--json", str(report)]) == 0
+    assert "1 seams: 1 caught, 0 not." in capsys.readouterr().out
+    assert [each["caught"] for each in json.loads(report.read_text())["seams"]] == [True]
