@@ -215,6 +215,7 @@ def compare(
     import autopack
 
     collate = autopack.PackingCollator()
+    ways: dict[str, Callable[..., dict[str, Any]]]
     ways = {PADDED: lambda batch: {**pad(batch), "use_cache": False}, STOCK: collate, ENABLED: collate}
     arms = {name: Arm(*_model(settings), lay_out) for name, lay_out in ways.items()}
     autopack.enable(arms[ENABLED].model)

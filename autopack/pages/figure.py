@@ -243,7 +243,7 @@ class Influence:
         bar.outline.set_visible(False)
 
 
-def on_axes(chart: Chart, axes: Axes) -> Figure:
+def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's; return their figure."""
     _check()
     with style():
