@@ -120,7 +120,7 @@ def ratio(times: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
     return {"median": found.median, "low": found.low, "high": found.high}
 
 
-def measure_enable(model: Any, rounds: int, verify: str) -> dict[str, Any]:
+def measure_enable(model: Any, rounds: int, verify: bool) -> dict[str, Any]:
     """Times of `enable`, the first of this model and later ones, and of `disable`."""
     import autopack
 
@@ -131,7 +131,7 @@ def measure_enable(model: Any, rounds: int, verify: str) -> dict[str, Any]:
 
     arms = {
         "enable": Entrant(lambda: autopack.enable(model, verify=verify), taken_off),
-        "disable": Entrant(lambda: autopack.disable(model), ready=lambda: autopack.enable(model, verify="never")),
+        "disable": Entrant(lambda: autopack.disable(model), ready=lambda: autopack.enable(model, verify=False)),
     }
     times = interleave.interleave(arms, rounds, None)
     return {"first": times["enable"]["wall"][0], **times["enable"], "disable median": times["disable"]["median"]}
@@ -148,8 +148,8 @@ def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
     found = {}
     for name, make in models.items():
         model = make()
-        found[name] = measure_enable(model, rounds, "never")
-    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), "always")
+        found[name] = measure_enable(model, rounds, verify=False)
+    found["tiny, verified"] = measure_enable(models["tiny"](), max(3, rounds // 10), verify=True)
     return found
 
 

@@ -12,7 +12,7 @@ The workloads, each as its trainer or harness computes it:
 * `choices`: 4 choices below each of 4 passages 20 times as long, scored without gradients.
 * `nothing`: 16 documents that share nothing, a training step: what it costs to look.
 
-The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share="never")`), `enabled` (the plain
+The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share=False)`), `enabled` (the plain
 `enable(model)`), and for `group` `by hand`: a row that a user could write for this one workload, with an attention
 function of its own. All arms have to give the same loss and gradients before anything is timed. In the 1st, 2nd, 4th,
 8th ... padded batch of a training whose loss is made outside of the model, autopack runs the batch as it came, to see
@@ -168,7 +168,7 @@ def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
     found = {each: (copy.deepcopy(stock), work) for each in ("stock", "unpadded", "enabled")}
     if name == "group":
         found["by hand"] = copy.deepcopy(stock), by_hand(rows, scored)
-    autopack.enable(found["unpadded"][0], share="never")
+    autopack.enable(found["unpadded"][0], share=False)
     autopack.enable(found["enabled"][0])
     return found
 

@@ -71,7 +71,7 @@ def measure(
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
         # The audit is the measurement itself.
-        found = outcome(model, audit={"modes": modes, "training": training}, verify="never")
+        found = outcome(model, audit={"modes": modes, "training": training}, verify=False)
     # Where `enable` served it and the audit could not, its encoder may take nothing but images.
     no_text = found.status == "refused" and found.report is None and found.handle is not None and needs_images(model)
     if no_text:
@@ -113,7 +113,7 @@ def _images_alone(model: Any, backend: str, task: str, dtype: torch.dtype, why: 
     if task not in _WITH_MEDIA or "image" not in registry.media_of(model.config.model_type):
         return {"status": "upstream error", "reason": why}
     with stand_in(backend):
-        handle = autopack.enable(model, verify="never")
+        handle = autopack.enable(model, verify=False)
         found = with_images(model, task, dtype)
         handle.remove()
     if found["images"] == "upstream error":
@@ -245,7 +245,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "A number is the worst error of a logit, packed against alone, relative to the standard deviation of the "
         "logits, over all call modes of the auditor in train and eval; gradients agree within 1e-3 and losses within "
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
-        'CPU stand-ins of the kernels\' signatures. Models were enabled with `verify="never"`: this is the record that '
+        "CPU stand-ins of the kernels' signatures. Models were enabled with `verify=False`: this is the record that "
         "the plain `enable(model)` goes by; what that says is in [releases](releases), of every release.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),

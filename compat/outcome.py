@@ -1,7 +1,7 @@
 """What becomes of a model that is enabled and audited: the one question that the tables of compat ask.
 
 `compat.cells` asks it of the plain `enable(model)`, as users call it; `compat.exactness` with
-`verify="never"`, since what they record is what the default goes by.
+`verify=False`, since what they record is what the default goes by.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
 batches are trees of depth 1, 2 and 3, padded and as packed rows. Compared with stock's run of the padded batch are the
 logits and hidden states of all real tokens, the loss that the model makes and one that is made of its logits, and the
-gradients of both. `flash` and `flex` run on stand-ins for the CPU, which no twin has, and so with `verify="never"` and
-`share="always"`. A type
+gradients of both. `flash` and `flex` run on stand-ins for the CPU, which are taken for the kernels. A type
 that is `kept` computes every row, as it would without prefixes.
 """
 
@@ -30,6 +29,7 @@ from autopack import tiny
 from autopack.calls.prefixes import why_not
 from autopack.errors import AutopackError
 from compat.exactness import BACKENDS, Undeclared, built, stand_in
+from compat.standins import taken_for_kernels
 from compat.tables import json_by_lines
 
 RESULTS = Path(__file__).parent / "results" / "prefixes.json"
@@ -106,9 +106,10 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
         except Exception as error:
             return {"status": "upstream error", "reason": f"{type(error).__name__}: {error}".partition("\n")[0]}
         try:
-            # What stands in for a kernel is nothing that a proof knows, and would be audited.
             stands_in = backend in ("flash", "flex")
-            handle = autopack.enable(model, verify="never", share="always") if stands_in else autopack.enable(model)
+            handle = autopack.enable(model, verify=not stands_in)
+            if stands_in:
+                taken_for_kernels(handle)
         except AutopackError as error:
             return {"status": "refused", "reason": error.message.partition("\n")[0]}
         kept = why_not(handle.enabled)

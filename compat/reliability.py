@@ -118,7 +118,7 @@ def _kernels(found: dict[str, Any]) -> list[str]:
     return [
         f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against "
         f"documents alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and "
-        f'{worst["gradients"]:.0e} in gradients. {len(given)} of them (Liger\'s) were enabled with `verify="never"`, '
+        f"{worst['gradients']:.0e} in gradients. {len(given)} of them (Liger's) were enabled with `verify=False`, "
         f'since proving them takes an interpreter too long; flash-attn was asked for by `backend="flash"`. '
         "Nothing here has run on a GPU.",
     ]

@@ -253,7 +253,7 @@ def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
     (expected * weights).sum().backward()
     wanted = gradients(model)
     arrived.calls.clear()
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         logits = model(input_ids=ids, position_ids=positions(*rows)).logits
         calls = list(arrived.calls)
         (logits * weights).sum().backward()

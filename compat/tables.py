@@ -255,7 +255,7 @@ labels; *other* are cells in which stock itself raises on one document, or of wh
 
 def _of_older(older: Mapping[str, Result]) -> str:
     found: Counter[str] = sum(map(counts, older.values()), Counter())
-    return f"""These releases were recorded with `verify="never"`, which no user writes, so their numbers stand apart:
+    return f"""These releases were recorded with `verify=False`, which no user writes, so their numbers stand apart:
 {found["exact"]:,} cells exact, {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong in transformers
 {", ".join(older)}. `python -m compat.run --only RELEASE` records one anew."""
 

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="where transformers' tests folder and conftest.py are")
     parser.add_argument("--types", nargs="+", default=TYPES, help="model types, as their test folders are named")
-    parser.add_argument("--unpad", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument("--unpad", choices=("yes", "no"), default="yes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of pytest")
     parser.add_argument("--keyword", "-k", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--record", action="store_true", help="write docs/upstream.md")
@@ -148,7 +148,7 @@ def page(counted: str, failures: list[str], reasons: dict[str, str], note: str =
         "# transformers' own tests, with every model enabled",
         "",
         f"Written by `python -m compat.upstream DIRECTORY --record` with transformers {transformers.__version__}. "
-        'Every model of these tests was enabled at its first call (`unpad="auto"`).',
+        "Every model of these tests was enabled at its first call (`unpad=True`).",
         *([note] if note else []),
         "",
         counted,

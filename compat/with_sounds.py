@@ -47,7 +47,7 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
     if media_rows.form_of(stock, "sounds") is None:
         return {}
     model = build(**sounds.overrides(model_type))
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert "sound" in registry.media_of(model.config.model_type)
         alike = False
         try:

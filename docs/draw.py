@@ -25,7 +25,7 @@ from autopack import tiny
 
 IMAGES = Path(__file__).parent / "images"
 LENGTHS = (7, 12, 5, 9)
-PROMPT, RESTS = 14, (5, 9, 3)
+PROMPT, RESTS = 16, (5, 9, 3)
 DOCUMENTS = ("#1f6f8b", "#d9822b", "#7fb3c8", "#8a6d9e")
 """Told apart by lightness too, so that nobody needs to see the hues."""
 NOTHING, MOST = 1e-5, 10.0
@@ -231,7 +231,7 @@ def influence_of_tree() -> np.ndarray:
         found = model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits
         return torch.cat([found[0, :PROMPT], *(of[PROMPT : PROMPT + n] for of, n in zip(found, RESTS, strict=True))])
 
-    with autopack.enable(model, share="always") as handle:
+    with autopack.enable(model) as handle:
         plain, columns = logits(tokens), []
         for column in range(len(tokens)):
             changed = tokens.clone()

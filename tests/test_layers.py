@@ -13,7 +13,7 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
-errors
+errors options
 version
 pages
 inspection
@@ -40,7 +40,7 @@ __main__
 """Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {"__init__", "__main__", "cli", "demo", "errors", "version", "patching", "family", "registry"}
+TOP = {"__init__", "__main__", "cli", "demo", "errors", "options", "version", "patching", "family", "registry"}
 
 
 def sources() -> dict[str, str]:

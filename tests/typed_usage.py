@@ -12,13 +12,17 @@ from typing_extensions import assert_type
 
 import autopack
 from autopack.auditing.report import LeakReport
+from autopack.enabling.handle import Handles
 
 
 def enabled(model: nn.Module) -> None:
-    with autopack.enable(model, backend="auto", watch=500) as handle:
+    with autopack.enable(model, backend="auto", check_every=500) as handle:
         assert_type(handle.backend, str)
     assert_type(autopack.is_enabled(model), bool)
     autopack.enable(model, backend=3)  # type: ignore[call-overload]
+    autopack.enable(model, unpad="never")  # type: ignore[call-overload]
+    autopack.enable(model, watch=500)  # type: ignore[call-overload]
+    assert_type(autopack.enable([model], verify="strict"), Handles)
 
 
 def audited(model: Any) -> None:

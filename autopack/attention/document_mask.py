@@ -201,7 +201,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.prefixes is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share='never').",
+                "rows of the batch begin with. Use autopack.enable(model, share=False).",
                 code="share-refused",
             )
         return mask.over_rows
@@ -256,7 +256,7 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
     if asked != ran:
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share='never').",
+            f"once what rows of the batch begin with. Use autopack.enable(model, share=False).",
             code="share-refused",
         )
     return arguments | masks.length_arguments(columns, prefixes.device)

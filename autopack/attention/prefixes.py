@@ -30,7 +30,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
     if call.pattern is None or not call.pattern.causal:
         raise UnsupportedModel(
             f"{type(call.module).__name__} attends by a mask that is not known to hide later tokens, so what rows of "
-            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share='never').",
+            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share=False).",
             code="share-refused",
         )
     found = None
@@ -91,7 +91,7 @@ def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixe
         raise UnsupportedModel(
             f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function, for "
             f"a row of {prefixes.tokens} tokens that holds once what rows of the batch begin with; autopack cannot "
-            f"tell what of it is of which document. Use autopack.enable(model, share='never').",
+            f"tell what of it is of which document. Use autopack.enable(model, share=False).",
             code="share-refused",
         )
     return option.index_select(axes[0], prefixes.places.to(option.device))

@@ -129,7 +129,7 @@ class Audit:
         enabled = self.runner.enabled
         if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
-        self.pads = enabled is not None and enabled.options.unpad != "never"
+        self.pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
             **{name: name in self.others for name in ("thresholds", ALIKE)},
@@ -160,8 +160,7 @@ class Audit:
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
-        sentinel = None if enabled is None else enabled.sentinel
-        padding_read = None if enabled is None else enabled.padding_read
+        looks = (None, None) if enabled is None else (enabled.sentinel, enabled.padding_read)
         try:
             if enabled is not None:
                 enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
@@ -177,7 +176,7 @@ class Audit:
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.sentinel, enabled.padding_read = sentinel, padding_read
+                enabled.sentinel, enabled.padding_read = looks
                 enabled.is_audited = False
         self.report.results.extend(by_chance)
         for name in self.modes:
@@ -384,6 +383,7 @@ class Audit:
             self.report.left_out[name] = str(reason)
             result = None
         self.report.notes.update(packed.notes)
+        self.report.unattributed.update(packed.unattributed)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
         return result

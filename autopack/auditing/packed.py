@@ -42,6 +42,8 @@ class PackedRuns:
         self.training = runner.model.training
         self.unknown: set[str] = set()
         """Fields whose parts cannot be assigned to documents."""
+        self.unattributed: set[str] = set()
+        """Those of them that calls return without being asked for more, by the names that the output has for them."""
         self.notes: dict[str, str] = {}
         """Other omissions from the measurements, with the reason."""
         self.asks_both: tuple[Labels, set[str]] | None = None
@@ -142,12 +144,15 @@ class PackedRuns:
             )
         self.unknown |= set(unknown)
         if unknown and not call.options:
-            raise UnsupportedModel(
-                f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which document. "
-                f"Enable the model with leave_out={sorted(unknown)}, and packed calls do not return it, or run the "
-                f"documents one per row",
-                code="output-unknown",
-            )
+            names = {re.split(r"[.\[]", field)[0] for field in unknown}
+            # What is proven now may leave them out later.
+            if "" in names or self.runner.enabled is None or not self.runner.enabled.is_settling:
+                raise UnsupportedModel(
+                    f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which "
+                    f"document. Run the documents one per row",
+                    code="output-unknown",
+                )
+            self.unattributed |= names
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
         influence = None

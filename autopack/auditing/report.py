@@ -106,6 +106,8 @@ class LeakReport:
     """Call modes that have no reference, with the reason, such as documents that stock cannot run so."""
     notes: dict[str, str] = dataclass_field(default_factory=dict)
     """Other omissions from the measurements, with the reason."""
+    unattributed: set[str] = dataclass_field(default_factory=set)
+    """Fields of the output of which nobody can tell what belongs to which document, where a model is proven."""
     padded_tolerance: float = 0.0
     """`tolerance` of padded batches, if it is larger; gradients may be off by ten times as much."""
 

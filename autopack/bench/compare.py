@@ -156,7 +156,7 @@ class _Bench:
         calls = self.calls[outcome.arm.name]
 
         def work() -> None:
-            with self._state(outcome.arm, verify="auto") as handle:
+            with self._state(outcome.arm, verify=True) as handle:
                 outcome.loss = self._loss(calls)
                 self.model.train(not self.settings.forward)
                 largest = max(calls, key=lambda call: call["input_ids"].numel())
@@ -239,7 +239,7 @@ class _Bench:
         for call in calls:
             self._update(call)
 
-    def _state(self, arm: Arm, verify: str = "never") -> AbstractContextManager[Handle | None]:
+    def _state(self, arm: Arm, verify: bool = False) -> AbstractContextManager[Handle | None]:
         if not arm.enabled:
             return nullcontext()
         return enable(self.model, backend=self.settings.backend, verify=verify)

@@ -45,7 +45,7 @@ def decide(call: Call) -> Plan:
     if isinstance(call, PairCall):
         return _choose_pair(call)
     plan = _choose(call)
-    if plan.scope.layout is None and call.outer is None and call.model.options.unpad != "never":
+    if plan.scope.layout is None and call.outer is None and call.model.options.unpad:
         keep_images_to_rows(call, plan)
     return plan
 
@@ -106,7 +106,7 @@ def _why_not_asked(call: Call) -> str | None:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
-    return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
+    return "unpad=False" if not call.model.options.unpad and call.documents is None else None
 
 
 def _say_what_is_around(around: Around, call: Call) -> None:
@@ -156,8 +156,8 @@ def _choose_pair(call: PairCall) -> Plan:
         return Untouched(call.model, "it declares neither documents nor padding", call.volume)
     if pair.packs:
         call.check_packed()
-    elif call.model.options.unpad == "never":
-        return Untouched(call.model, "unpad='never'", call.volume)
+    elif not call.model.options.unpad:
+        return Untouched(call.model, "unpad=False", call.volume)
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
@@ -178,7 +178,7 @@ def _point_out(call: Call) -> None:
     calls.
     """
     tally, model = call.model.tally, call.model
-    if tally.unmasked or call.outer is not None or model.is_silent or model.options.unpad == "never":
+    if tally.unmasked or call.outer is not None or model.is_silent or not model.options.unpad:
         return
     before = tally.training.calls + tally.evaluation.calls
     if before > _ALL_OF and before & (before - 1):

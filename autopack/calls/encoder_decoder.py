@@ -213,7 +213,7 @@ class PairAsRows(Plan):
         self.reason = "it declares documents" if self.pair.packs else "its masks hide padding"
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
-            "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
+            "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
         )
         super().__init__(Scope(call.model, refusal=refusal))
         places = [half.places for half in self.pair.halves]
@@ -248,7 +248,7 @@ class HalfAsRow(Plan):
             raise UnsupportedModel(
                 f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
                 f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
-                f"unpad='never').",
+                f"unpad=False).",
                 code="unpad-refused",
             )
         arguments = without_what_packing_drops(call, call.arguments)
@@ -274,7 +274,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
             f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
-            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never').",
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)

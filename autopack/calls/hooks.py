@@ -332,18 +332,20 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         return pooled
     if ended.foreign or (ended.outer is not None and ended.outer.foreign):
         _leave_foreign(ended, module, output)
-    names = ended.scope.model.options.leave_out
-    if names and ended.packs and (ended.outer is None or ended.outer.scope.model is not ended.scope.model):
+    names = ended.scope.model.proof.leaves_out
+    is_whole = ended.outer is None or ended.outer.scope.model is not ended.scope.model
+    as_batch = ended.plan.defers and ended.plan.documents is None  # its head has seen the padded form
+    if names and ended.packs and is_whole and not as_batch:
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
-    if ended.scope.model.watches or ended.scope.model.runs_other_code:
-        _watch(ended, output if changed is None else changed)
+    if ended.scope.model.options.check_every or ended.scope.model.runs_other_code:
+        _check(ended, output if changed is None else changed)
     return changed
 
 
 @torch._dynamo.disable
-def _watch(ended: Activation, output: Any) -> None:
+def _check(ended: Activation, output: Any) -> None:
     """Show a call of the whole enabled model to its sentinel."""
     model, outer = ended.scope.model, ended.outer
     if model.sentinel is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):

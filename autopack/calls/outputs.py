@@ -87,7 +87,7 @@ def _result(
         raise UnsupportedModel(
             f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
             f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
-            f"into the form of the batch. Use autopack.enable(model, unpad='never').",
+            f"into the form of the batch. Use autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     axis = form.columns
@@ -111,7 +111,7 @@ def _result(
     def no_sum() -> None:
         raise UnsupportedModel(
             f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common has run once, where "
-            f"that of each row cannot be told. Use autopack.enable(model, share='never').",
+            f"that of each row cannot be told. Use autopack.enable(model, share=False).",
             code="share-refused",
         )
 
@@ -157,7 +157,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 def without(output: Any, names: Collection[str]) -> Any:
-    """An output without fields that the user wants left out; they read as None where the output has attributes.
+    """Return an output without some of its fields; they read as None where the output has attributes.
 
     Raises `UnsupportedModel` for a tuple, in which fields have no names.
     """
@@ -174,8 +174,8 @@ def without(output: Any, names: Collection[str]) -> Any:
         return fields._replace(**{name: None for name in names if name in fields._fields})
     if isinstance(output, tuple | list):
         raise UnsupportedModel(
-            f"leave_out={list(names)!r} names fields of the output, and this call returns a {type(output).__name__}, "
-            f"whose parts have no names. Pass return_dict=True.",
+            f"packed calls leave {', '.join(names)} out of the output, and this call returns a "
+            f"{type(output).__name__}, whose parts have no names. Pass return_dict=True.",
             code="output-unknown",
         )
     held = [name for name in names if name in getattr(output, "__dict__", ())]

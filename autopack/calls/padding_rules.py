@@ -39,7 +39,6 @@ _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
-    always = call.model.options.unpad == "always"
     if call.entry.head is not None and call.entry.head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
@@ -52,17 +51,17 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    if not (always or call.module.training or given.get("labels") is not None) and _may_want_cache(call):
-        yield "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
+    if not (call.module.training or given.get("labels") is not None) and _may_want_cache(call):
+        yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
     if given.get("encoder_hidden_states") is not None:
         yield "it attends to encoder states"
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
-    if not always and call.labelled_padding:
+    if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if not always and _compares_columns(call):
+    if _compares_columns(call):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"

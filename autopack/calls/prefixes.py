@@ -35,10 +35,10 @@ _NAMES_OF_NOISE = ("drop", "noise")
 
 def why_not(model: EnabledModel) -> str | None:
     """Return the reason why a model never computes common row beginnings once; None if it may."""
-    anatomy, traits, share = model.anatomy, model.traits, model.options.share
-    if share == "never":
-        return "share='never'"
-    if share != "always" and model.unknown_code is not None:
+    anatomy, traits = model.anatomy, model.traits
+    if not model.options.share:
+        return "share=False"
+    if model.unknown_code is not None:
         return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
         return "its tokens may see later ones, by which a prefix is another one in each row"
@@ -67,7 +67,6 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     a batch with a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
-    always = call.model.options.share == "always"
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or why_not(call.model) is not None or (layout is not None and not _shares_in_rows(call, layout)):
@@ -89,7 +88,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if known_ids is None:
             return None
         tokens = host_values(known_ids)
-    least, share = (1, 0.0) if always else (LEAST_SHARED, SHARE / (1 - call.model.traits.mixing_weights))
+    share = SHARE / (1 - call.model.traits.mixing_weights)
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
@@ -100,7 +99,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
-    found = prefixes.find(tokens[real], positions[real], lengths, row, least, share)
+    found = prefixes.find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
@@ -108,8 +107,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         reason = "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
     if reason is None and layout is not None and not _of_one_frequency(call, int(positions[real].max())):
         reason = "a document is so long that it has rotary frequencies of its own"
-    if reason is None and not always and _draws(call.module):
-        reason = "dropout or noise is on, which share='always' draws once"
+    if reason is None and _draws(call.module):
+        reason = "dropout or noise is on, which every row draws for itself"
     if reason is None and _is_looked_into(call.module):
         reason = "a hook looks into its layers, and would see the row that runs"
     reason = reason or call.model.why_prefixes_stay()

@@ -158,8 +158,7 @@ def refuse_unproven(call: Call) -> None:
     if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
-            f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call "
-            f"itself.",
+            f"{proof.how}. Declare them to the call itself.",
             code="call-within-call",
         )
     if proof.packed is not None:
@@ -305,7 +304,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and documents with {kind}s are not proven "
                     f"to be kept apart: {apart}. Leave it out (text alone is served), run the documents one per row, "
-                    f"or enable the model with verify='never' if you know that they are kept apart.",
+                    f"or enable the model with verify=False if you know that they are kept apart.",
                     code="media-not-proven",
                 )
     norm = _norm_over_batch(call.module) if media.given(given) else None

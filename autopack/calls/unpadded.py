@@ -69,7 +69,7 @@ class Unpadded(Plan):
                     "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
                     "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "
                     "so losses differ from a run without it. Pad on the right or set these labels to -100, and both "
-                    "agree; unpad='never' keeps stock's loss.",
+                    "agree; unpad=False keeps stock's loss.",
                     self.call.name,
                 )
             tally.after_padding += 1

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
+from autopack.options import CHOICES
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
 from autopack.pages.figure import NeedsMatplotlib, formats, save

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.stock:
         # The report says what leaks; `verify` would only say that something does.
-        autopack.enable(model, backend=args.backend or "auto", verify="never")
+        autopack.enable(model, backend=args.backend or "auto", verify=False)
     report = autopack.audit(model)
     print(json.dumps(_as_data(report), indent=2) if args.json else report)
     about = {

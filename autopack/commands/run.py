@@ -39,15 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option in settings.OPTIONS:
         is_switch = not option.choices and option.metavar is None
-        default = ("yes" if option.default else "no") if is_switch else option.default
-        described: dict[str, Any] = {"help": f"{option.help} (default: {default})", "default": None}
+        default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
+        described: dict[str, Any] = {
+            "help": option.help + ("" if default is None else f" (default: {default})"),
+            "default": None,
+        }
         if is_switch:
             described["action"] = argparse.BooleanOptionalAction
         elif option.choices:
             described["choices"] = option.choices
         else:
             described |= {"type": whole_number, "metavar": option.metavar}
-        parser.add_argument(f"--{option.name}", **described)
+        parser.add_argument(option.flag, **described)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     parser.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
@@ -99,6 +102,8 @@ def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
             f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"
         )
     hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
+    if script in ("auto", "always", "never"):
+        hint = "; --unpad and --share take no value: write --no-unpad or --no-share to turn them off"
     raise AutopackError(f"there is no file {script}, and no program of that name on PATH{hint}", code="cannot-run")
 
 

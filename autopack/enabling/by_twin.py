@@ -21,7 +21,14 @@ from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import EVERY_MODE, audit
 from autopack.auditing.report import LeakReport
 from autopack.enabling.attach import attach, detach, examine
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
+from autopack.enabling.reading import (
+    LENGTHS,
+    as_float32,
+    callable_part,
+    is_in_its_head,
+    why_not_left_out,
+    why_padding_is_unknown,
+)
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
@@ -54,7 +61,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | 
     """
     key, options = None, enabled.options
     if foreign is None and precisions_of(model, enabled)[1] == "cpu":
-        asked = (options.backend, options.unpad, options.leave_out, enabled.implementations())
+        asked = (options.backend, options.unpad, enabled.implementations())
         key = kept.key_of(model, "proof", *asked)
     said = "" if foreign is None else f" (audited because: {foreign})"
     return kept.answered(key, lambda: apart(lambda: _proof(model, enabled, said)))
@@ -136,6 +143,7 @@ class _Answer:
         rest = [result for result in other.report.results if (result.mode, result.training) not in known]
         more = replace(other.report, results=rest, notes={})
         padded = self.padded or more.padded
+        self.report.unattributed.update(more.unattributed)
         return replace(self, packed=self.packed or more.packed, labels=self.labels or more.labels, padded=padded)
 
 
@@ -193,7 +201,9 @@ def _read(answer: _Answer, said: str, causal: bool) -> Proof:
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin.model, answer.part) or padded
     source = "parts" if outside else "twin"
-    return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
+    packed = answer.packed or why_not_left_out(report, answer.part is twin.model)
+    left_out = tuple(sorted(report.unattributed))
+    return Proof(how + said, packed and f"{packed}{said}", answer.labels, padded, source=source, leaves_out=left_out)
 
 
 @contextlib.contextmanager
@@ -201,7 +211,7 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
     """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
     family = registry.family_for(model)
     options = replace(
-        like.options, **{"verify": "never", "watch": 0, "sequence_parallel": None, "share": "never", **changed}
+        like.options, **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed}
     )
     enabled = examine(model, family, options, _not_renewed)
     try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,7 +13,6 @@ from transformers import PreTrainedModel
 from autopack import registry
 from autopack.attention.choose import BACKENDS, candidates
 from autopack.calls.entry import why_alone
-from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.enabling.prove import renew, settle
@@ -23,73 +21,49 @@ from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
-from autopack.runtime.model import EnabledModel, Options
+from autopack.options import Options
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import HANDLE, handle_of, holds_marks
 from autopack.watching.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from transformers import Trainer
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
 
-@overload
-def enable(
-    model: Trainer,
-    *,
-    backend: str = ...,
-    unpad: str = ...,
-    verify: str = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
-    sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
-    share: str = ...,
-) -> TrainerHandle: ...
+class _Options(TypedDict, total=False):
+    backend: str
+    unpad: bool
+    share: bool
+    verify: bool | Literal["strict"]
+    check_every: int | None
+    sequence_parallel: Any
 
 
 @overload
-def enable(
-    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
-    *,
-    backend: str = ...,
-    unpad: str = ...,
-    verify: str = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
-    sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
-    share: str = ...,
-) -> Handles: ...
+def enable(model: Trainer, **options: Unpack[_Options]) -> TrainerHandle: ...
 
 
 @overload
-def enable(
-    model: Any,
-    *,
-    backend: str = ...,
-    unpad: str = ...,
-    verify: str = ...,
-    watch: int | None = ...,
-    watch_action: str | None = ...,
-    sequence_parallel: Any = ...,
-    leave_out: Sequence[str] = ...,
-    share: str = ...,
-) -> Handle: ...
+def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Options]) -> Handles: ...
+
+
+@overload
+def enable(model: Any, **options: Unpack[_Options]) -> Handle: ...
 
 
 def enable(
     model: Any,
     *,
     backend: str = "auto",
-    unpad: str = "auto",
-    verify: str = "auto",
-    watch: int | None = None,
-    watch_action: str | None = None,
+    unpad: bool = True,
+    share: bool = True,
+    verify: bool | Literal["strict"] = True,
+    check_every: int | None = None,
     sequence_parallel: Any = None,
-    leave_out: Sequence[str] = (),
-    share: str = "auto",
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -105,29 +79,25 @@ def enable(
             get stand-ins that are inert for every other model.
         backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
             chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
-        unpad: `auto` runs a padded batch as one packed row and gives its outputs their shape back, zero at padding,
-            wherever that is the same and no cache is wanted; whether a loss made outside of the model reads padding is
-            found out in the first batches; `always` does so in evaluation without labels too, and where padding takes
-            part in the loss, which it then does not; `never` leaves padded batches as they come.
-        verify: `auto` proves a model by a tiny twin of it, by its foreign parts one at a time, or, where these cannot
-            tell, by an audit of the model itself within a budget of forwards and memory (docs/trust.md); `always`
-            makes that audit in any case; `full` audits the model itself as
-            `autopack.audit` does, whatever that takes; `never` trusts the structure that was found.
-        watch: Check every so many training calls: one document of the batch, the next in each check, is run alone
+        unpad: Run a padded batch as one packed row and give its outputs their shape back, zero at padding, wherever
+            that is the same. Whether a loss made outside of the model reads padding is found out in the first batches;
+            evaluation without labels says `use_cache=False`. False leaves padded batches as they come.
+        share: Compute once what several rows of a padded batch begin with (completions of one prompt, choices below one
+            passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and gradients
+            are those of every row (docs/prefixes.md). False computes every row.
+        verify: Prove a model: by a tiny twin of it, by its foreign parts one at a
+            time, or, where these cannot tell, by an audit of the model itself within a budget of forwards and memory
+            (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the structure that
+            was found.
+        check_every: N checks every Nth training call: one document of the batch, the next in each check, is run alone
             through the stock model, without gradients, and every output that it has is compared with what the call gave
-            it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
-        watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
-            warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
+            it. A difference beyond rounding raises `LeakDetected`. None leaves it to calls that run third-party code,
+            which are checked where they go beyond those that were; 0 checks none of them either. `handle.checked` has
+            the counts.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
             DeepSpeed shares out (ALST) need no word of it.
-        leave_out: Names of fields of the model's output that packed calls do not return (they are None): those of which
-            nobody can tell what belongs to which document, for which the model would be refused.
-        share: `auto` computes once what several rows of a padded batch begin with (completions of one prompt, choices
-            below one passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and
-            gradients are those of every row (docs/prefixes.md). `always` does so for whatever is saved, and draws
-            dropout once for what is shared; `never` computes every row.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -143,28 +113,15 @@ def enable(
     The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
     every attention implementation.
     """
-    options.check(backend=backend, unpad=unpad, verify=verify, share=share)
-    every, action = options.read_watch(watch, watch_action)
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
-    told = {"watch": watch, "watch_action": watch_action, "sequence_parallel": sequence_parallel}
-    also = [name for name, value in told.items() if value is not None]
-    also += ["leave_out"] if leave_out else []
-    left_out = options.read_names(leave_out)
-    given = _Given(Options(backend, unpad, verify, every, action, rows, left_out, share), also)
+    given = Options(backend, unpad, share, verify, check_every, rows)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()
     return handle
 
 
-class _Given(NamedTuple):
-    """What `enable` was told: the options of each model, and those of `also` by name."""
-
-    wanted: Options
-    also: list[str]
-
-
-def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandle | Handles:
+def _enable(model: Any, given: Options, undo: ExitStack) -> Handle | TrainerHandle | Handles:
     """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
     adapter = adapter_of(model)
     if adapter is not None:
@@ -175,19 +132,17 @@ def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandl
     return _enable_one(model, given, undo)
 
 
-def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
+def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
     base = unwrap(model)
     handle = handle_of(base)
     if handle is not None and not handle.enabled.active:
         handle.remove()  # to disable it was interrupted
         handle = None
     if handle is None:
-        handle = _enable_model(base, given.wanted)
+        handle = _enable_model(base, given)
         undo.callback(handle.remove)
     else:
-        _check_same(handle.enabled.options, given.wanted, given.also)
-        if given.wanted.verify not in ("auto", "never", handle.enabled.options.verify):
-            _prove_again(handle, given.wanted.verify)
+        _check_same(handle.enabled.options, given)
         handle.repeated = True
     handle.enabled.around = forward_around(model, base) or handle.enabled.around
     if lm_eval.is_harness(model) and handle.join_harness():
@@ -213,7 +168,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     except BaseException:
         detach(base, enabled)
         raise
-    enabled.sentinel, enabled.watches = Sentinel(wanted.watch, wanted.watch_action), wanted.watch > 0
+    enabled.sentinel = None if wanted.check_every == 0 else Sentinel(wanted.check_every or 0)
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
@@ -238,29 +193,11 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     return handle
 
 
-def _prove_again(handle: Handle, verify: str) -> None:
-    """Audit a model that is enabled already. Where it is not exact this raises, and later calls are refused as well."""
-    enabled = handle.enabled
-    before, enabled.options = enabled.options, replace(enabled.options, verify=verify)
-    try:
-        settle(handle.model, enabled, registry.family_for(handle.model))
-    except BaseException:
-        enabled.options = before
-        raise
-    if enabled.proof.packed is not None:
-        raise UnsupportedModel(
-            f"autopack audited {type(handle.model).__name__}, which was enabled, and it is not exact: "
-            f"{enabled.proof.packed}. It stays enabled, and calls that pack are refused; autopack.disable(model) makes "
-            f"it plain.",
-            code="not-exact",
-        )
-
-
-def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
-    """Raise `ValueError` where a model is enabled with other options than were given; `also` have no auto."""
-    for name in ("backend", "unpad", "share", *also):
-        one, other = getattr(found, name), getattr(wanted, name)
-        if other not in ("auto", one):
+def _check_same(found: Options, given: Options) -> None:
+    """Raise `ValueError` where a model is enabled with other options than were given; defaults ask for nothing."""
+    for each in fields(Options):
+        name, one, other = each.name, getattr(found, each.name), getattr(given, each.name)
+        if other not in (each.default, one):
             raise ValueError(
                 f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
                 f"{name}={other!r}"
@@ -289,6 +226,11 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     proof, name = enabled.proof, type(model).__name__
+    if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
+        raise UnsupportedModel(
+            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The model is left as it "
+            f"was; verify=True proves it as far as that goes, and checks its calls."
+        )
     if proof.waits:
         return
     if proof.packed is not None and proof.padded is None:
@@ -306,7 +248,7 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: ExitStack) -> TrainerHandle:
+def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: Options, undo: ExitStack) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
     needed, others = models_of_trainer(trainer, adapter)

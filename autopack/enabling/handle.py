@@ -19,8 +19,8 @@ from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
 from autopack.runtime.tally import Tally, number_of
-from autopack.watching.envelope import Envelope
-from autopack.watching.sentinel import Sentinel, Watched
+from autopack.watching.envelope import Checked
+from autopack.watching.sentinel import Sentinel
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]
 
@@ -107,16 +107,14 @@ class Handle(AbstractContextManager["Handle"]):
             return explain(self.enabled, args, batch)
 
     @property
-    def watched(self) -> Watched | None:
-        """What the checks of training calls have found; None where none were asked for."""
-        sentinel = self.enabled.sentinel
-        return sentinel.watched if isinstance(sentinel, Sentinel) and sentinel.watched.every else None
+    def checked(self) -> Checked | None:
+        """What checks of calls have found; None where no call is to be checked.
 
-    @property
-    def envelope(self) -> Envelope | None:
-        """How far calls have been checked; None for a model that runs no code but that of libraries known here."""
-        sentinel = self.enabled.sentinel
-        return sentinel.envelope if isinstance(sentinel, Sentinel) and self.enabled.runs_other_code else None
+        Checked are every Nth training call, where that was asked for, and calls that run third-party code.
+        """
+        sentinel, enabled = self.enabled.sentinel, self.enabled
+        checks = bool(enabled.options.check_every) or enabled.runs_other_code
+        return sentinel.checked if isinstance(sentinel, Sentinel) and checks else None
 
     def _facts(self) -> list[tuple[str, str]]:
         enabled, unpad = self.enabled, self.enabled.options.unpad
@@ -130,22 +128,23 @@ class Handle(AbstractContextManager["Handle"]):
             *([("mixers", f"{mixers} modules")] if mixers else []),
             *([("backend", self.backend)] if attention else []),
             *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
-            ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
-            *([("prefixes", self._prefixes)] if unpad != "never" else []),
+            ("padding", f"unpad={unpad!r}" + ("" if not unpad else f"; {self.tally}")),
+            *([("prefixes", self._prefixes)] if unpad else []),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
+            *([("left out", ", ".join(left_out))] if (left_out := enabled.proof.leaves_out) else []),
             *([("around it", f"{enabled.around.name}, which is not checked")] if enabled.around is not None else []),
-            *([("checked", str(self.envelope))] if self.envelope is not None else []),
-            *([("watched", str(self.watched))] if self.watched is not None else []),
+            *([("checked", str(self.checked))] if self.checked is not None else []),
+            *([("checked", "no call (check_every=0)")] if enabled.options.check_every == 0 else []),
         ]
 
     @property
     def _prefixes(self) -> str:
         """What becomes of what rows of a batch begin with in common, in words."""
         share, reason = self.enabled.options.share, why_not(self.enabled)
-        if share == "never":
-            return "share='never'"
+        if not share:
+            return "share=False"
         if reason is not None:
             return f"share={share!r}; rows that begin alike are computed one by one: {reason}"
         shared = self.tally.training.shared + self.tally.evaluation.shared

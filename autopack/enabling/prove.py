@@ -14,13 +14,19 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.auditing.auditor import audit
 from autopack.auditing.budget import Budget, OverBudget, budget_of
 from autopack.auditing.within import audit_within, words_of
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import first_label_counts_in_twin, proof_by_twin
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
+from autopack.enabling.reading import (
+    LENGTHS,
+    as_float32,
+    callable_part,
+    is_in_its_head,
+    why_not_left_out,
+    why_padding_is_unknown,
+)
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
@@ -33,7 +39,7 @@ from autopack.runtime.scope import MARK
 
 logger = logging.getLogger(__name__)
 BUDGET: Budget | None = None
-"""Of an audit of somebody's own model, unless `verify` is "full"; None leaves it to the size of the model."""
+"""Of an audit of the user's own model; None leaves it to the size of the model."""
 
 
 def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
@@ -90,7 +96,7 @@ def settle(
         # Of labels nothing is known either until it is proven.
         ask = partial(first_label_counts_in_twin, model) if proves else lambda level: True
         code = attach(model, enabled, family, ask)
-        enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
+        enabled.runs_other_code = code.runs_other_code and bool(enabled.options.verify)
         enabled.unknown_code = code.unknown
         if proves:
             _prove(model, enabled, code, packs, on_one_rank)
@@ -106,26 +112,36 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, pack
     such hooks, so it waits until a call `packs` rows. An audit of the model itself `on_one_rank` of several, which
     gather its parameters together, would wait for the others for ever: it is not made.
     """
-    if code.hook is not None and not packs and enabled.options.verify == "auto":
+    verify = enabled.options.verify
+    if code.hook is not None and not packs and verify:
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:
         enabled.proof = _proof(model, enabled, code, on_one_rank)
-    if code.onlooker is not None and enabled.proof.padded is None and enabled.options.verify != "never":
+    if verify == "strict" and enabled.proof.source != "twin":
+        enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
+    left_out = ", ".join(enabled.proof.leaves_out)
+    if left_out and left_out not in enabled.logged:
+        enabled.logged.add(left_out)
+        logger.warning(
+            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call "
+            "documents alone, one in each row, to get it.",
+            type(model).__name__,
+            left_out,
+        )
+    if code.onlooker is not None and enabled.proof.padded is None and verify:
         enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_one_rank: bool) -> Proof:
-    verify = enabled.options.verify
-    if verify == "never":
-        return Proof("not asked for (verify='never')")
+    if not enabled.options.verify:
+        return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), code.hook)
-    silent = None
-    if verify == "auto":
-        try:
-            return proof_by_twin(model, enabled, foreign)
-        except NoTwin as error:
-            silent = f"a twin does not tell, for {error}"
-    because = "; ".join(filter(None, (foreign, silent))) or f"verify={verify!r}"
+    try:
+        return proof_by_twin(model, enabled, foreign)
+    except NoTwin as error:
+        because = "; ".join(filter(None, (foreign, f"a twin does not tell, for {error}")))
+    if enabled.options.verify == "strict":
+        return _unproven(because)
     if on_one_rank:
         reason = (
             f"this very model would have to be audited on all ranks that hold a part of its parameters, and nobody "
@@ -144,15 +160,15 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
         unasked = why_padding_is_unknown(model, tested)
         foreign = next(iter(Provenance(tested).foreign), code.hook)
-        if verify == "auto" and foreign is None:
+        if foreign is None:
             with contextlib.suppress(NoTwin):
                 found = proof_by_twin(tested, enabled, None)
                 how = f"{found.how}, for the {type(tested).__name__} in it ({because})"
                 return replace(found, how=how, padded=unasked or found.padded)
     said = ("audit", because, "")
-    level = logging.WARNING if verify == "auto" and said not in enabled.logged else logging.INFO
+    level = logging.WARNING if said not in enabled.logged else logging.INFO
     enabled.logged.add(said)
-    return _audited(tested, because, verify, unasked, level, enabled.anatomy.causal)
+    return _audited(tested, because, unasked, level, enabled.anatomy.causal, tested is model)
 
 
 def _waiting(reason: str) -> Proof:
@@ -163,11 +179,13 @@ def _unproven(reason: str) -> Proof:
     return Proof(f"not: {reason}", reason, reason, reason)
 
 
-def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None, level: int, causal: bool) -> Proof:
-    """What an audit of this very model says: within the budget, or at full depth where `verify` asks for it.
+def _audited(
+    model: PreTrainedModel, because: str, unasked: str | None, level: int, causal: bool, is_whole: bool
+) -> Proof:
+    """What an audit of this very model within its budget says.
 
     `unasked` is why nobody knows what becomes of padding around it, if so; `causal` is a model whose tokens see none
-    that follow. It is announced at a `level` of logging.
+    that follow; `is_whole` that it is no part of the one that is enabled. It is announced at a `level` of logging.
     """
     started = time.perf_counter()
     said = f"(audited because: {because})"
@@ -178,28 +196,26 @@ def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | N
         because,
     )
     budget = BUDGET or budget_of(model)
-    within, left = "", ""
     try:
-        if verify == "full":
-            report = as_float32(audit(model, lengths=LENGTHS))
-        else:
-            found = audit_within(model, budget, LENGTHS)
-            report, within = as_float32(found.report), f" within {budget}"
-            left = f"; left out: {words_of(found.left_out)}" if found.left_out else ""
+        found = audit_within(model, budget, LENGTHS)
     except OverBudget as spent:
         reason = (
-            f"an audit of this very model within {budget} could not tell, since {spent}; verify='full' audits it "
-            f"whatever that takes {said}"
+            f"an audit of this very model within {budget} could not tell, since {spent}; "
+            f"autopack.audit(model) audits it whatever that takes, and verify=False goes by that {said}"
         )
         return _unproven(reason)
     except Exception as error:
         # Somebody else's code may raise anything; what cannot be measured is not proven.
         reason = f"its audit raised {type(error).__name__}: {error} {said}"
         return _unproven(reason)
-    how = f"by an audit of this very model{within}, worst relative error {report.worst:.1e} {said}{left}"
+    report = as_float32(found.report)
+    left = f"; left out: {words_of(found.left_out)}" if found.left_out else ""
+    how = f"by an audit of this very model within {budget}, worst relative error {report.worst:.1e} {said}{left}"
     # A padded batch without its padding is a packed row, unless the head gets it back as it came.
     inexact = report.padded or (None if is_in_its_head(model, report, causal) else report.packed)
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
-    packed = report.packed and f"{report.packed} {said}"
+    packed = report.packed or why_not_left_out(report, is_whole)
+    packed = packed and f"{packed} {said}"
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
-    return Proof(how, packed, report.labels, padded, source="audit")
+    left_out = tuple(sorted(report.unattributed))
+    return Proof(how, packed, report.labels, padded, source="audit", leaves_out=left_out)

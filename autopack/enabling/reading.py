@@ -59,6 +59,14 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
     return f"nobody has seen what the forward of {type(model).__name__} does with padding"
 
 
+def why_not_left_out(report: LeakReport, is_whole: bool) -> str | None:
+    """Return why fields that nobody can attribute cannot be left out: code around a part may read them."""
+    if is_whole or not report.unattributed:
+        return None
+    fields = ", ".join(sorted(report.unattributed))
+    return f"nobody can tell which part of {fields} belongs to which document, and the forward around it may read that"
+
+
 def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
     """Whether documents of packed rows meet only in what a model does with the states of the encoder in it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ _GRADIENTS = 10
 Results = dict[str, torch.Tensor]
 MakeTwin = Callable[[], PreTrainedModel]
 
-_ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 26, 12, 7
-"""Rows of a tree and their tokens; what all begin with, and what half of them go on with."""
+_ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 52, 18, 17
+"""Rows of a tree and their tokens; what all begin with, and what half of them go on with: long enough to be shared."""
 
 _RANKS = 2
 _LENGTHS = ((7, 60, 29), (50, 11, 35))
@@ -60,7 +61,10 @@ def why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | Non
         twin = make()
         wanted: Results = {}
         found: Results = {}
-        with enabled_like(twin, enabled, share="always", unpad="always") as twin_enabled:
+        with enabled_like(twin, enabled, share=True, unpad=True) as twin_enabled:
+            # Its weights lie elsewhere than those of the model, and its first batches are to be packed too.
+            twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
+            twin_enabled.padding_read = None
             part, call = callable_part(twin_enabled), _tree(twin)
             for training in (False, True):
                 with left_as_found(twin), stock(twin_enabled):  # without dropout

@@ -23,6 +23,7 @@ from autopack.inspection.put_on import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
 from autopack.launch.session import Session
+from autopack.launch.settings import FOR_ENABLE
 from autopack.patching import Site, SiteLease
 from autopack.proving.apart import is_apart
 from autopack.runtime.scope import handle_of
@@ -164,7 +165,7 @@ def _enable(here: Session, module: Any) -> bool:
         _wait_no_longer(here, outermost)
         here.enabled(outermost, by_script, " by the script")
         return False
-    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify", "share", "watch")}
+    options = {name: getattr(here.settings, name) for name in FOR_ENABLE}
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopack.runtime.tally import Tally
-    from autopack.watching.sentinel import Watched
+    from autopack.watching.envelope import Checked
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Outcome:
 
     text: str
     tally: Tally | None = None
-    watched: Watched | None = None
+    checked: Checked | None = None
     pads: bool = True
     process: int = field(default_factory=os.getpid)
     rank: str = ""
@@ -46,7 +46,7 @@ class Outcome:
         batches = self.tally if said else "no padded batch came"
         parts = [f"{who}{self.text}", str(batches) if self.pads else "padded batches stay as they come"]
         parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
-        parts += [f"watched: {self.watched}"] if self.watched is not None and self.watched.every else []
+        parts += [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
         return "; ".join(parts)
 
     def add(self, other: Outcome) -> None:
@@ -54,14 +54,16 @@ class Outcome:
         self.processes += other.processes
         if self.tally is not None and other.tally is not None:
             self.tally.add(other.tally)
-        if self.watched is not None and other.watched is not None:
-            self.watched.add(other.watched)
+        if self.checked is not None and other.checked is not None:
+            self.checked.add(other.checked)
 
     def plain(self) -> dict[str, Any]:
         """Return the same as values that JSON has."""
         plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
-        counts = {"tally": self.tally, "watched": self.watched}
-        return plain | {name: vars(found) for name, found in counts.items() if found is not None}
+        found: dict[str, Any] = {} if self.tally is None else {"tally": vars(self.tally)}
+        if self.checked is not None:
+            found["checked"] = {**vars(self.checked), "kinds": []}  # of this process
+        return plain | found
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> Outcome:
@@ -70,11 +72,11 @@ class Outcome:
             from autopack.runtime.tally import Tally
 
             plain = {**plain, "tally": Tally.of_plain(plain["tally"])}
-        if "watched" in plain:
-            from autopack.watching.sentinel import Watched
+        if "checked" in plain:
+            from autopack.watching.envelope import Checked
 
-            counted = plain["watched"]
-            plain = {**plain, "watched": Watched(**{**counted, "skipped": Counter(counted["skipped"])})}
+            counted = plain["checked"]
+            plain = {**plain, "checked": Checked(**{**counted, "skipped": Counter(counted["skipped"]), "kinds": set()})}
         return cls(**plain)
 
 

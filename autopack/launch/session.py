@@ -45,8 +45,8 @@ class Session:
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
-        pads = handle.enabled.options.unpad != "never"
-        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
+        pads = handle.enabled.options.unpad
+        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
+from autopack.options import CHOICES, INSTEAD, Options
 
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
@@ -22,7 +22,8 @@ REPORTS = "AUTOPACK_REPORTS"
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SWITCH = (True, False)
+_WORDS: dict[Any, tuple[str, ...]] = {True: ("yes", "1", "true", "on"), False: ("no", "0", "false", "off")}
 
 
 class BadSetting(AutopackError):
@@ -32,7 +33,7 @@ class BadSetting(AutopackError):
 
 
 class Option(NamedTuple):
-    """An option of `autopack run` and its variable: one of some choices, a whole number, or else a switch."""
+    """An option of `autopack run` and its variable: one of some words, a whole number, or a switch."""
 
     name: str
     default: Any
@@ -41,9 +42,24 @@ class Option(NamedTuple):
     """What stands for the number in the help, for an option that takes one."""
 
     @property
+    def values(self) -> tuple[Any, ...]:
+        """The values that it takes; none for a number."""
+        return () if self.metavar else CHOICES.get(self.name, _SWITCH)
+
+    @property
     def choices(self) -> tuple[str, ...]:
-        """The values that `enable` takes, for an option that is passed on to it."""
-        return CHOICES.get(self.name, ())
+        """The words that the command line takes; none for a number and for a switch."""
+        return () if self.values == _SWITCH else tuple(_WORDS.get(value, (value,))[0] for value in self.values)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The values by the words that stand for them in the environment."""
+        return {word: value for value in self.values for word in _WORDS.get(value, (value,))}
+
+    @property
+    def flag(self) -> str:
+        """Name of the option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
@@ -56,17 +72,18 @@ class Option(NamedTuple):
         if self.metavar is not None:
             if text and not text.isdecimal():
                 raise BadSetting(f"{self.variable} must be a whole number of at least 0; found {text!r}")
-            return int(text or self.default)
-        value, wanted = text.lower(), self.choices or (*_TRUE, *_FALSE)
+            return int(text) if text else self.default
         if not text:
             return self.default
-        if value not in wanted:
-            raise BadSetting(f"{self.variable} must be one of {', '.join(wanted)}; found {text!r}")
-        return value if self.choices else value in _TRUE
+        if text.lower() not in self.words:
+            instead = INSTEAD.get((self.name, text.lower()))
+            hint = "" if instead is None else f" (in Python {instead})"
+            raise BadSetting(f"{self.variable} must be one of {', '.join(self.words)}; found {text!r}{hint}")
+        return self.words[text.lower()]
 
     def write(self, value: Any) -> str:
         """The text that stands for a value in the environment."""
-        return value if self.choices else str(int(value))
+        return value if isinstance(value, str) else str(int(value))
 
 
 def _told(default: Any, about: str, metavar: str | None = None) -> Any:
@@ -78,19 +95,11 @@ class Settings:
     """How models are enabled under `autopack run`: the command line and the reading of the environment follow it."""
 
     backend: str = _told("auto", "what computes attention on packed rows")
-    unpad: str = _told(
-        "auto", "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
-    )
-    verify: str = _told(
-        "auto",
-        "prove a model when it is enabled: by a tiny copy, by an audit of it, by one of all of it, or not at all",
-    )
-    share: str = _told(
-        "auto",
-        "compute once what rows of a batch begin with: where that is worth it and draws no dropout, always, never",
-    )
-    watch: int = _told(
-        0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"
+    unpad: bool = _told(True, "run padded batches as packed rows inside, where that gives the same")
+    share: bool = _told(True, "compute once what rows of a batch begin with, where that is worth it")
+    verify: bool | str = _told(True, "prove a model when it is enabled; strict leaves one as it is that no twin proves")
+    check_every: int | None = _told(
+        None, "check a document of every Nth training call; 0 checks no call, of third-party code neither", "N"
     )
     strict: bool = _told(
         False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
@@ -105,6 +114,8 @@ class Settings:
 
 
 OPTIONS = tuple(Option(each.name, each.default, **each.metadata) for each in fields(Settings))
+FOR_ENABLE = tuple(each.name for each in fields(Options) if each.name in Settings.__dataclass_fields__)
+"""The options that are passed on to `enable`."""
 
 
 def without(path: str) -> str:

@@ -22,27 +22,13 @@ from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.inspection.source import parameters_of
 from autopack.layout.packed import PackedLayout
+from autopack.options import Options
 from autopack.patching import ProcessLock, SiteLease
 from autopack.runtime.padding_read import PaddingRead
-from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
 
 Labels = Literal["no", "shifted", "as they are"]
 """Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for: see `autopack.enable`."""
-
-    backend: str = "auto"
-    unpad: str = "auto"
-    verify: str = "auto"
-    watch: int = 0
-    watch_action: str = "raise"
-    sequence_parallel: RowGroup | None = None
-    leave_out: tuple[str, ...] = ()
-    share: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -62,7 +48,9 @@ class Proof:
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
     proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
     it can be. `source` says what has shown it: a `twin` of the model, a twin and `parts` that were proven by
-    themselves, or an `audit` of this very model; nothing where it was not asked for or waits.
+    themselves, or an `audit` of this very model; nothing where it was not asked for or waits. `leaves_out` names
+    fields of the output that packed calls return as None, since nobody can tell what of them belongs to which
+    document.
     """
 
     how: str
@@ -71,6 +59,7 @@ class Proof:
     padded: str | None = None
     waits: bool = False
     source: str = ""
+    leaves_out: tuple[str, ...] = ()
 
 
 class Brings(Enum):
@@ -261,8 +250,8 @@ class EnabledModel:
         self.tally = Tally()  # what became of its padded batches
         self.logged: set[Any] = set()
         """What has been logged: kinds of decisions about calls, reasons of audits."""
-        self.padding_read = None if options.unpad == "always" else PaddingRead()
-        """Whether what it gives at padding is read; None where that is not to be found out."""
+        self.padding_read: PaddingRead | None = PaddingRead()
+        """Whether what it gives at padding is read; None while an audit or a twin does not look."""
         self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
@@ -278,7 +267,6 @@ class EnabledModel:
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
-        self.watches = False  # whether every training call is to be counted by it
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.runs_other_code = False
@@ -322,7 +310,7 @@ class EnabledModel:
         elif self.watch is not None and self.watch.values and not self.is_settling and self.watch.values_changed():
             if self.runs_other_code and self.sentinel is not None:
                 self.sentinel.begin_anew()  # this call is checked itself
-            elif self.options.verify != "never":
+            elif self.options.verify:
                 self._renew_if(lambda: True, packs=False, proves=not is_left())
         if self.proof.waits and (self.proof.packed is not None or brings() is Brings.PACKED) and not is_left():
             self._renew_if(lambda: self.proof.waits, packs=brings() is Brings.PACKED, proves=True)
@@ -363,8 +351,7 @@ class EnabledModel:
 
     def why_prefixes_stay(self) -> str | None:
         """Why what rows begin with must be computed for each of them, as the twin says; None where it need not."""
-        trusts = self.options.verify == "never" and self.options.share == "always"
-        if trusts or self.is_settling or self.prefixes_proven_by is None:
+        if self.is_settling or self.prefixes_proven_by is None:
             return None
         return self._ask_twin(self.prefixes_proven_by, "prefixes")
 
@@ -379,7 +366,7 @@ class EnabledModel:
 
         The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
         """
-        if self.options.verify == "never" or self.is_settling or self.media_proven_by is None:
+        if not self.options.verify or self.is_settling or self.media_proven_by is None:
             return None
         return self._ask_twin(self.media_proven_by, "media", kind, max(4, 1 << (count - 1).bit_length()))
 

@@ -121,7 +121,7 @@ class PaddingRead:
         raise UnsupportedModel(
             f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
             f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
-            f"now on, so run this step again; autopack.enable(model, unpad='never') keeps it from the beginning.",
+            f"now on, so run this step again; autopack.enable(model, unpad=False) keeps it from the beginning.",
             code="unpad-refused",
         )
 
@@ -138,8 +138,7 @@ class PaddingRead:
             self.where = name
             logger.warning(
                 "What this model gives at padding (%s) is read by what comes after it, and counts there: padded "
-                "batches keep their padding from now on. If nobody should read it, mask it out; unpad='always' does "
-                "not look.",
+                "batches keep their padding from now on. If nobody should read it, mask it out.",
                 name,
             )
 

@@ -42,7 +42,7 @@ _ITEMS = "num_items_in_batch"
 
 
 @dataclass
-class Checked:
+class Checks:
     """What checks of calls have found so far."""
 
     checks: int = 0

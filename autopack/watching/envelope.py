@@ -18,7 +18,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media, torches
 from autopack.layout.host import host_values
-from autopack.watching.checks import Checked
+from autopack.watching.checks import Checks
 from autopack.watching.influence import media_sizes
 
 _LAST_AND_FIRST = (-1, 0)
@@ -37,9 +37,11 @@ class Shape:
 
 
 @dataclass
-class Envelope(Checked):
-    """What calls have been checked, and what the largest and the kinds of things of them are."""
+class Checked(Checks):
+    """What calls have been checked, and, of foreign code, what the largest and the kinds of things of them are."""
 
+    every: int = 0
+    """Number of training calls from one check to the next; 0 for none but those of foreign code."""
     calls: int = 0
     """Packed calls, and padded batches without their padding, that foreign code has run."""
     sizes: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
@@ -90,14 +92,21 @@ class Envelope(Checked):
             self.sizes = tuple(map(max, self.sizes, shape.sizes))
             self.kinds |= shape.kinds
 
+    def add(self, other: Checked) -> None:
+        """Count what was found of the same model in another process as well."""
+        self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
+        self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
+        self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))
+
     def __str__(self) -> str:
         longest, documents, rows, row, *_ = self.sizes
-        found = f"{self.checks} checks in {self.calls} calls"
+        found = f"every {self.every} training calls; " if self.every else ""
+        found += f"{self.checks} checks" + (f" in {self.calls} calls" if self.calls else "")
         if self.checks:
-            found += (
-                f", worst relative error {self.worst:.1e}, with documents of up to {longest} and rows of up to {row} "
-            )
-            found += f"tokens, up to {documents} documents and {rows} rows in a call"
+            found += f", worst relative error {self.worst:.1e}"
+        if any(self.sizes):
+            found += f", with documents of up to {longest} and rows of up to {row} tokens, up to {documents} documents "
+            found += f"and {rows} rows in a call"
         return self._told(found)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +14,8 @@ from autopack.inspection import torches
 from autopack.inspection.sharding import in_a_group
 from autopack.patching import ProcessLock
 from autopack.runtime.runs import Found, most
-from autopack.watching.checks import Checked
-from autopack.watching.envelope import Envelope
+from autopack.watching.envelope import Checked
 
-logger = logging.getLogger(__name__)
 _checks = ProcessLock()
 
 
@@ -32,47 +28,27 @@ class _Mine(threading.local):
 _mine = _Mine()
 
 
-@dataclass
-class Watched(Checked):
-    """What a sentinel has found so far in every N-th training call."""
-
-    every: int = field(default=0, kw_only=True)
-    """Number of training calls from one check to the next; 0 for none."""
-
-    def add(self, other: Watched) -> None:
-        """Count what a sentinel of the same model found in another process as well."""
-        self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
-        self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
-
-    def __str__(self) -> str:
-        return self._told(
-            f"every {self.every} training calls; {self.checks} checked, worst relative error {self.worst:.1e}"
-        )
-
-
 class Sentinel:
     """Counts the calls of one model and checks some of them. It holds no part of the model.
 
     Checked are every N-th training call, where that was asked for, and of a model that runs code other than the
-    libraries' also those that leave its `envelope`.
+    libraries' also those that go beyond what was checked.
     """
 
-    def __init__(self, every: int, action: str):
-        self.action = action
-        self.watched = Watched(every=every)
-        self.envelope = Envelope()
+    def __init__(self, every: int):
+        self.checked = Checked(every=every)
         self._calls = 0
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
-        self.envelope.begin_anew()
+        self.checked.begin_anew()
 
     def before(self, call: Call) -> None:
         """Remember what a call begins with, where it is one that will be checked by itself."""
         # Ranks that gather parameters together find out at the end which calls they check.
         if _mine.checking or call.model.is_settling or call.model.groups or _is_recorded(call):
             return
-        if self.envelope.is_left_by(self.envelope.shape_of(call)):
+        if self.checked.is_left_by(self.checked.shape_of(call)):
             call.found = Found(call.module)
 
     def __call__(self, call: Call, output: Any, packs: bool) -> None:
@@ -86,37 +62,34 @@ class Sentinel:
                 leak = self._of_training(call, output, packs) or self._of_envelope(call, output, packs)
             finally:
                 _mine.checking = False
-        if leak is None:
-            return
-        if self.action == "raise":
+        if leak is not None:
             raise LeakDetected(leak)
-        logger.warning("autopack found a leak: %s", leak)
 
     def _of_training(self, call: Call, output: Any, packs: bool) -> Leak | None:
-        if not self.watched.every or not call.module.training or not torch.is_grad_enabled():
+        if not self.checked.every or not call.module.training or not torch.is_grad_enabled():
             return None
         # Ranks must agree on when to check, and each has batches of its own.
         if not packs and not in_a_group():
             return None
         self._calls += 1
-        if self._calls % self.watched.every:
+        if self._calls % self.checked.every:
             return None
-        return self.watched.check(call, output, packs, self._calls, self._calls // self.watched.every - 1)
+        return self.checked.check(call, output, packs, self._calls, self._calls // self.checked.every - 1)
 
     def _of_envelope(self, call: Call, output: Any, packs: bool) -> Leak | None:
         """Check a call of third-party code, where it is unlike those that have been checked."""
         groups = call.model.groups
         if not call.model.runs_other_code or not (packs or groups):
             return None
-        shape = self.envelope.shape_of(call) if packs else None
-        due = shape is not None and self.envelope.is_left_by(shape)
+        shape = self.checked.shape_of(call) if packs else None
+        due = shape is not None and self.checked.is_left_by(shape)
         if groups:
             due = bool(most(groups, [int(due)])[0])
         leak = None
         if due:
-            leak = self.envelope.check_call(call, output, packs)
+            leak = self.checked.check_call(call, output, packs)
         if shape is not None and leak is None:
-            self.envelope.grow(shape, checked=due)
+            self.checked.grow(shape, checked=due)
         return leak
 
 

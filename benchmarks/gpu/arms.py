@@ -91,6 +91,6 @@ def on(arm: Arm, model: Any) -> Iterator[autopack.Handle | None]:
         with by_hand.registered() if arm.implementation == by_hand.NAME else contextlib.nullcontext():
             yield None
         return
-    # verify="never": an audit at every change of arms would take the time, and these arms are compared anyway
-    with autopack.enable(model, backend=backend_of(arm), verify="never") as handle:
+    # verify=False: an audit at every change of arms would take the time, and these arms are compared anyway
+    with autopack.enable(model, backend=backend_of(arm), verify=False) as handle:
         yield handle

@@ -76,7 +76,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict
     stock = _leak(half, packed, positions, wanted)
     if backend != "varlen":
         set_implementation(half, {"flash": "flash_attention_2", "flex": "flex_attention"}[backend])
-    with autopack.enable(half, backend=backend, verify="never"):
+    with autopack.enable(half, backend=backend, verify=False):
         logits = half(input_ids=packed, position_ids=positions).logits
         parts = [part for row, lengths in zip(logits, rows, strict=True) for part in row.split(list(lengths))]
         gradients = _gradients(half, parts, job.seed)

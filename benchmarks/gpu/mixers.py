@@ -60,7 +60,7 @@ def measure(model_type: str, dtype: torch.dtype, job: Job) -> dict[str, Any]:
     modeling = importlib.import_module(type(model).__module__)
     functions = {name: getattr(modeling, name) for name in _OPERATIONS if hasattr(modeling, name)}
     train = job.machine.is_cuda  # the stand-in of Mamba's fused kernel, which is for training, serves no document
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         lengths = SMALL_LENGTHS if job.small else LENGTHS
         report = autopack.audit(model, lengths=lengths, modes=MODES, training=(train,), gradients=not routes)
     found: dict[str, Any] = {

@@ -135,7 +135,7 @@ class Run:
             self.failures.append((case, verdict))
             return
         if self.shrink:
-            smaller, _ = shrunk(case, verdict, partial(session.run_case, verify="never"))
+            smaller, _ = shrunk(case, verdict, partial(session.run_case, verify=False))
             found = session.run_case(smaller)  # as a user enables the model
             case, verdict = (smaller, found) if found.bad else (case, verdict)
         self.failures.append((case, verdict))

@@ -21,7 +21,7 @@ class Spec:
     implementation: str = "eager"
     dtype: str = "float64"
     backend: str = "auto"
-    unpad: str = "auto"
+    unpad: bool = True
     experts: str = ""
     """How experts are computed; by the default of the dtype where empty."""
     changes: tuple[tuple[str, dict[str, Any]], ...] = ()

@@ -58,7 +58,7 @@ def spec_of(seed: int, build: int, types: frozenset[str] = frozenset()) -> Spec 
         implementation,
         dtype,
         backend,
-        unpad=rng.choices(("auto", "always", "never"), (8, 3, 1))[0],
+        unpad=rng.choices((True, False), (11, 1))[0],
         experts=rng.choice(("", "eager", "batched_mm", "grouped_mm")) if about.experts and dtype == "float32" else "",
         changes=changes,
         lengths=lengths,
@@ -77,14 +77,12 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
         form = "positions"
     rows = _padded_rows(rng, spec) if form == "mask" else _rows(rng, spec, one=form == "collator")
     training = rng.random() < 0.5
-    # Asked for unpad="always", such a loss is of other columns than stock's.
-    of_columns = form == "mask" and spec.unpad == "always" and spec.task == "question-answering"
     return Arranged(
         rows,
         form,
         mask=form in ("positions", "cu_seqlens", "seq_idx") and (rng.random() < 0.4 or pair or spec.task in OF_ROWS),
         positional=rng.randint(1, 4) if rng.random() < 0.15 and not pair else 0,
-        labels=rng.random() < 0.5 and not of_columns,
+        labels=rng.random() < 0.5,
         use_cache=rng.choices((None, False, True), (40, 20, 1))[0],
         training=training,
         checkpointing=rng.choice(CHECKPOINTING) if training else "",

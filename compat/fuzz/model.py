@@ -46,7 +46,7 @@ class Asked:
 class Model:
     """A model of a `Spec`, enabled, beside its untouched twin, and what that gives each document alone."""
 
-    def __init__(self, spec: Spec, verify: str = "never", enabled: bool = True):
+    def __init__(self, spec: Spec, verify: bool = False, enabled: bool = True):
         self.spec = spec
         try:
             dtype = getattr(torch, spec.dtype)

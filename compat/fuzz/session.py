@@ -47,7 +47,7 @@ def run_build(seed: int, build: int, types: frozenset[str] = frozenset()) -> Ite
             yield case, verdict
 
 
-def run_case(case: Case, verify: str = "") -> Verdict:
+def run_case(case: Case, verify: bool | None = None) -> Verdict:
     """The verdict of one case by itself.
 
     As in compat/cells.py a model is served by its structure first; where that is silent or crashes it is enabled as
@@ -55,7 +55,7 @@ def run_case(case: Case, verify: str = "") -> Verdict:
     """
     with kernels(case.spec):
         verdict = Verdict("exact")
-        for how in (verify,) if verify else ("never", "auto"):
+        for how in (False, True) if verify is None else (verify,):
             model, verdict = _enabled(case.spec, how)
             if model is not None:
                 for call in case.before:
@@ -83,7 +83,7 @@ def kernels(spec: Spec) -> Iterator[None]:
         yield
 
 
-def _enabled(spec: Spec, verify: str = "never") -> tuple[Model | None, Verdict]:
+def _enabled(spec: Spec, verify: bool = False) -> tuple[Model | None, Verdict]:
     try:
         return Model(spec, verify), Verdict("exact")
     except NoStock as error:
@@ -97,7 +97,7 @@ def _enabled(spec: Spec, verify: str = "never") -> tuple[Model | None, Verdict]:
 def _again(case: Case, verdict: Verdict, earlier: list[Arranged]) -> tuple[Case, Verdict]:
     """A case that failed, in a model of its own; with the calls before it where it fails after those alone."""
     fresh = run_case(case)
-    if fresh.bad or run_case(case, verify="never").bad:
+    if fresh.bad or run_case(case, verify=False).bad:
         return case, fresh
     after = replace(case, before=tuple(earlier))
     found = run_case(after)

@@ -48,7 +48,9 @@ def snippet(case: Case, verdict: Verdict) -> str:
             lines.append(_DOCUMENT.format(arguments=arguments, field=field, place=found))
     spec, call = case.spec, case.call
     overrides = "".join(f", {name}={value!r}" for name, value in spec.overrides().items())
-    given = {name: value for name, value in (("backend", spec.backend), ("unpad", spec.unpad)) if value != "auto"}
+    given = {
+        name: value for name, value in (("backend", spec.backend), ("unpad", spec.unpad)) if value not in ("auto", True)
+    }
     standins = sorted({spec.implementation, spec.backend} & {"flash", "flex"})
     reentrant = {"use_reentrant": call.checkpointing == "reentrant"}
     checkpointing = f"\n        each.gradient_checkpointing_enable({reentrant})"

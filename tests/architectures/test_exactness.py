@@ -101,7 +101,7 @@ def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
         pytest.skip(str(error))
     before = dict(vars(model))
     with refused("cannot-be-packed", match=r"cannot be packed exactly: (its|it) "):
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
     assert vars(model) == before
 
 

@@ -32,7 +32,7 @@ def without(monkeypatch: pytest.MonkeyPatch, family: autopack.registry.Family, *
 def packed_error(model, *rows: tuple[int, ...]) -> float:
     ids = tiny.tokens(model.config, len(rows), sum(rows[0]))
     expected = alone(model, ids, *rows)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         start = tiny.first_position(model.config)
         found = model(input_ids=ids, position_ids=positions(*rows, start=start)).logits
     return error(found, expected)
@@ -53,7 +53,7 @@ def test_gradients_of_inklings_scaled_queries():
     weights = weights_like(expected)
     (expected * weights).sum().backward()
     wanted = gradients(model)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         (model(input_ids=ids, position_ids=positions(*ROWS)).logits * weights).sum().backward()
     assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
 
@@ -72,7 +72,7 @@ def test_attention_weights_of_gpt2_that_reorders_and_upcasts():
     model = tiny.build("gpt2", **REORDERED)
     ids = tiny.tokens(model.config, 1, 12)
     wanted = [model(input_ids=part, output_attentions=True).attentions for part in (ids[:, :7], ids[:, 7:])]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=ids, position_ids=positions((7, 5)), output_attentions=True).attentions
     for layer, (first, second) in zip(found, zip(*wanted, strict=True), strict=True):
         torch.testing.assert_close(layer[:, :, :7, :7], first)
@@ -130,7 +130,7 @@ def test_padding_longer_than_the_positions_of_a_model(model_type):
     ids = tiny.tokens(model.config, 1, 50)
     expected = alone(model, ids[:, :19], (7, 12))
     segments = torch.tensor([1] * 7 + [2] * 12 + [0] * 31)[None]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=ids, attention_mask=segments).logits
     assert error(found[:, :19], expected) < FLOAT64
 
@@ -160,7 +160,7 @@ def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation
         ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
         ids[:, [1, 3, 5, 14]] = model.config.mask_token_id
         expected = alone(model, ids, *ROWS)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             start = tiny.first_position(model.config)
             return error(model(input_ids=ids, position_ids=positions(*ROWS, start=start)).logits, expected)
 
@@ -179,7 +179,7 @@ def test_gradients_and_padded_batches_of_esm():
     labels = torch.where(mask == 1, ids, -100)
     expected = stock(input_ids=ids, attention_mask=mask, labels=labels)
     expected.loss.backward()
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=ids, attention_mask=mask, labels=labels)
         found.loss.backward()
     assert abs(float(found.loss - expected.loss)) < FLOAT64
@@ -194,6 +194,6 @@ def test_a_model_whose_own_cache_is_broken_is_audited_without_it():
     model = tiny.build("xlstm")
     with pytest.raises((RuntimeError, ValueError)):
         [model(input_ids=tiny.tokens(model.config, 1, length)) for length in (13, 6)]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=("two rows",), training=(False,), gradients=False)
     assert report.exact

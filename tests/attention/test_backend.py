@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import autopack
-from autopack import tiny
+from autopack import options, tiny
 from autopack.attention import backends, choose
 from autopack.commands import doctor
-from autopack.enabling import options
 from tests.conftest import FLOAT32, alone, error, positions, token_ids
 from tests.support.refusals import refused
 
@@ -68,7 +67,7 @@ def test_the_files_are_the_list():
 def test_a_new_file_is_taken_by_auto_and_by_name(asked, toy):
     model = tiny.build("llama", attn_implementation="sdpa")
     expected = alone(model, packed()["input_ids"], *ROWS)
-    with autopack.enable(model, backend=asked, verify="never") as handle:
+    with autopack.enable(model, backend=asked, verify=False) as handle:
         toy.calls.clear()
         assert error(model(**packed()).logits, expected) < FLOAT32
         assert toy.calls == ["sdpa"] * 2
@@ -78,12 +77,12 @@ def test_a_new_file_is_taken_by_auto_and_by_name(asked, toy):
 def test_what_it_refuses_goes_to_the_models_own(toy):
     model = tiny.build("llama", attn_implementation="sdpa")
     ids = token_ids(1, 65, 0)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         toy.calls.clear()
         model(input_ids=ids, position_ids=positions((60, 5)))
         assert not toy.calls
     with (
-        autopack.enable(model, backend="toy", verify="never"),
+        autopack.enable(model, backend="toy", verify=False),
         refused("backend-unavailable", match="cannot use it: it takes no layers of more than 64 columns"),
     ):
         model(input_ids=ids, position_ids=positions((60, 5)))

@@ -96,7 +96,7 @@ def test_training_steps_of_one_shape_compile_once(model_type):
     model = tiny.build(model_type, attn_implementation="sdpa").train()
     stock = copy.deepcopy(model)
     counter = CompileCounterWithBackend("eager")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         compiled = torch.compile(model, backend=counter, fullgraph=True)
         for step, (batch, documents) in enumerate(_fixed_batches(model, 100)):
             output = compiled(**batch)
@@ -122,7 +122,7 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     model, stock = llama().train(), llama().train()
     counter = CompileCounterWithBackend("eager")
     draw = random.Random(0)
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     with handle:
         compiled = torch.compile(model, backend=counter)
         for step in range(30):
@@ -144,7 +144,7 @@ def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
     model = tiny.build("llama4_text", attn_implementation="sdpa")
     stock = copy.deepcopy(model)
     counter = CompileCounterWithBackend("eager")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         compiled, graphs = torch.compile(model, backend=counter), []
         for lengths in BATCHES[:4]:
             assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT32
@@ -216,7 +216,7 @@ def test_layers_compiled_one_by_one_are_compiled_once_for_one_shape():
     counter = CompileCounterWithBackend("eager")
     for layer in model.model.layers:
         layer.compile(backend=counter, fullgraph=True)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         for batch, _ in _fixed_batches(model, 40):
             model(**batch).loss.backward()
     assert counter.frame_count <= len(model.model.layers)
@@ -348,7 +348,7 @@ def test_a_decoding_step_is_one_graph(model_type):
     expected = model.generate(ids, **given)
     compiled = CompileConfig(fullgraph=True, dynamic=False, backend="eager")
     compiled._compile_all_devices = True
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model.generate(ids, **given, cache_implementation="static", compile_config=compiled)
         assert hasattr(model, "_compiled_call")
     assert torch.equal(found, expected)
@@ -363,7 +363,7 @@ def _generating(model_type):
 
 def test_of_what_has_to_be_one_graph_the_reason_is_given():
     model = _small()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         compiled = torch.compile(lambda **batch: model(**batch), backend="eager", fullgraph=True)
         with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model itself"):
             compiled(input_ids=IDS, position_ids=positions(BATCHES[0]))
@@ -371,7 +371,7 @@ def test_of_what_has_to_be_one_graph_the_reason_is_given():
 
 def test_one_token_past_the_entry_is_let_through_and_two_are_not():
     model = _small()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         layer = model.model.layers[0]
         states = torch.randn(1, 2, model.config.hidden_size, dtype=model.dtype)
         embeddings = model.model.rotary_emb(states, torch.arange(2)[None])

@@ -80,7 +80,7 @@ def test_a_compiled_forward_of_other_code_has_to_arrive():
 
     attention.forward = torch.compile(past_it, backend="eager")
     with (
-        autopack.enable(model, verify="never"),
+        autopack.enable(model, verify=False),
         refused("other-code"),
     ):
         model(input_ids=IDS, position_ids=positions(LENGTHS))
@@ -92,7 +92,7 @@ def test_a_compiled_mixer_is_refused():
     for block in model.transformer.h:
         block.attn.forward = torch.compile(block.attn.forward, backend="eager")
     with (
-        autopack.enable(model, verify="never"),
+        autopack.enable(model, verify=False),
         refused("other-code"),
     ):
         model(input_ids=IDS, position_ids=positions(LENGTHS))

@@ -35,7 +35,7 @@ def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
     with flex_standin():
         create = masking_utils.create_block_mask
         monkeypatch.setattr(masking_utils, "create_block_mask", lambda *a, **k: made.append(1) or create(*a, **k))
-        autopack.enable(model, verify="never")  # an audit would count
+        autopack.enable(model, verify=False)  # an audit would count
         positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
         model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions)
     assert len(made) == len(set(model.config.layer_types))
@@ -75,7 +75,7 @@ def test_a_block_mask_of_the_models_own_is_cut_by_documents(monkeypatch):
     set_implementation(model, "flex_attention")
     with flex_standin():
         assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control: stock leaks"
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
         made.clear()
         report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
     assert report.exact, str(report)

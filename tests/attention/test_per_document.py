@@ -26,7 +26,7 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
     model, ids = llama("sdpa", num_hidden_layers=1), token_ids(columns=18)
     expected = alone(model, ids, lengths)
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", counted)
-    with autopack.enable(model, verify="never"), torch.no_grad():
+    with autopack.enable(model, verify=False), torch.no_grad():
         found = model(input_ids=ids, cu_seq_lens_q=bounds(lengths), cu_seq_lens_k=bounds(lengths)).logits
         assert error(found, expected) <= FLOAT64
         assert len(seen) == calls
@@ -64,7 +64,7 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
         heads = model.config.num_attention_heads
         model.model.layers[0].self_attn.__class__ = Gated
         model.set_attn_implementation("gated")
-        with autopack.enable(model, verify="never"), torch.no_grad():
+        with autopack.enable(model, verify=False), torch.no_grad():
             for columns in (heads + 3, heads):
                 lengths, ids = (columns - 1, 1), token_ids(columns=columns)
                 given = {"input_ids": ids, "cu_seq_lens_q": bounds(lengths), "cu_seq_lens_k": bounds(lengths)}

@@ -148,7 +148,7 @@ def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, m
     model = tiny.build("falcon", task="token-classification", attn_implementation="sdpa", **overrides).eval()
     ids = tiny.tokens(model.config, 1, sum(lengths))
     expected = torch.cat([model(document).logits for document in ids.split(lengths, 1)], 1)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         off = error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected)
     assert off < FLOAT64 if found else off > LEAK
 
@@ -220,7 +220,7 @@ def test_documents_that_lose_the_columns_before_them_keep_their_padding():
     """A recurrence numbers them from their first tokens, and then the longest position is another one than in stock."""
     ours, stock, batch = _left_padded_recurrence()
     expected, real = stock(**batch).logits, batch["attention_mask"].bool()
-    with autopack.enable(ours, unpad="always"):
+    with autopack.enable(ours):
         assert error(ours(**batch).logits[real], expected[real]) <= FLOAT64
 
 
@@ -228,5 +228,5 @@ def test_without_that_they_get_frequencies_of_their_own(monkeypatch):
     ours, stock, batch = _left_padded_recurrence()
     expected, real = stock(**batch).logits, batch["attention_mask"].bool()
     monkeypatch.setattr(padding_rules, "_reaches_the_end", lambda *_: True)
-    with autopack.enable(ours, unpad="always", verify="never"):
+    with autopack.enable(ours, verify=False):
         assert error(ours(**batch).logits[real], expected[real]) > 1e-4

@@ -99,7 +99,7 @@ def test_flex_is_called_with_what_its_signatures_take(monkeypatch, release):
             return attends(*args, training=training, **kwargs)
 
         monkeypatch.setattr(integration, site, flex_attention)
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
         positions = torch.cat([torch.arange(n) for n in (5, 1, 9)])[None]
         model(input_ids=tiny.tokens(model.config, 1, 15), position_ids=positions)
         monkeypatch.undo()

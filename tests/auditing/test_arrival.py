@@ -1,6 +1,6 @@
 """What mixes tokens in a packed forward comes to the place where documents are kept apart, or the call raises.
 
-`verify="never"` stands for everything that an audit and the look at the code would have found before.
+`verify=False` stands for everything that an audit and the look at the code would have found before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def attending_by_itself(attention, width):
 def test_attention_that_goes_past_its_site_raises(model_type):
     model = tiny.build(model_type)
     first = attention_modules(model)[0]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         model(input_ids=IDS, position_ids=WHERE)
         first.forward = attending_by_itself(first, model.config.hidden_size)
         with refused("other-code", match=f"{type(first).__name__} has run in a packed forward without"):
@@ -61,7 +61,7 @@ def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
             return output
 
     model.__class__ = Student
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         with refused("call-within-call"):
             model(input_ids=IDS, position_ids=WHERE)
         expected = model(input_ids=IDS).logits

@@ -100,7 +100,7 @@ class LeakyInTraining(torch.nn.Module):
 def test_a_leak_in_training_alone_is_found():
     model = llama(dtype=torch.float32)
     model.model.layers[0].mlp = torch.nn.Sequential(LeakyInTraining(), model.model.layers[0].mlp)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         verdicts = _verdicts(autopack.audit(model, modes=FEW))
     assert verdicts == {f"{mode}, {when}": when == "eval" for mode in FEW for when in ("eval", "train")}
 
@@ -118,7 +118,7 @@ def test_a_leak_of_gradients_alone_is_found():
             return grad + 0.1 * grad.roll(1, dims=1)
 
     model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: (LeakyBackward.apply(*args),))
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=FEW)
         assert autopack.audit(model, modes=FEW, gradients=False).exact
     assert report.worst <= TOLERANCE[torch.float32]
@@ -179,7 +179,7 @@ def test_an_interrupt_leaves_the_model_as_it_was():
 
     hook = model.lm_head.register_forward_pre_hook(stop)
     before = attributes(model)
-    with autopack.enable(model, verify="never"), pytest.raises(KeyboardInterrupt):
+    with autopack.enable(model, verify=False), pytest.raises(KeyboardInterrupt):
         autopack.audit(model)
     assert same(attributes(model), before)
     hook.remove()
@@ -267,7 +267,7 @@ def test_numbers_per_token_that_stock_asks_for_are_given(monkeypatch):
 
     monkeypatch.setattr(Gemma3ForConditionalGeneration, "forward", forward)
     model = tiny.build("gemma3", attn_implementation="sdpa")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model, modes=("default", "right-padded"))
     assert report.exact, report
     assert {result.name for result in report.results} >= {"default, train", "right-padded, train"}

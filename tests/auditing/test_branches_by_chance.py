@@ -81,7 +81,7 @@ def test_it_leaks_where_nobody_asked():
     takes = [True]
     model = build(lambda: takes[0], mixed)
     ids = tiny.tokens(model.config, 1, 12)
-    with torch.no_grad(), autopack.enable(model, verify="never"):
+    with torch.no_grad(), autopack.enable(model, verify=False):
         packed = model(input_ids=ids, position_ids=torch.arange(6).repeat(2)[None]).logits[0, 6:]
         alone = model(input_ids=ids[:, 6:]).logits[0]
     assert (packed - alone).abs().max() > LEAK * alone.std()

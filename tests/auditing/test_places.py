@@ -67,13 +67,16 @@ def test_a_layer_of_torch_is_not_named_for_what_it_is_given():
 def test_a_hook_is_found_in_the_module_around_what_it_is_on():
     model = tiny.build("llama", attn_implementation="sdpa")
     model.model.layers[-1].register_forward_hook(lambda module, given, output: output + output.mean(1, keepdim=True))
-    said = refusal(model, verify="always")
-    assert f"it begins in LlamaModel, transformers.models.llama.modeling_llama, line {line_of(LlamaModel)}" in said
+    autopack.enable(model)
+    with refused("not-exact") as raised:
+        model(input_ids=tiny.tokens(model.config, 1, 7), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]]))
+    place = f"it begins in LlamaModel, transformers.models.llama.modeling_llama, line {line_of(LlamaModel)}"
+    assert place in str(raised.value)
 
 
 def test_what_is_exact_is_not_searched():
     model = tiny.build("llama")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model)
     assert report.exact
     assert "place" not in report.notes
@@ -83,7 +86,7 @@ def test_code_of_transformers_is_named_by_its_own_module(monkeypatch):
     forward = modeling_llama.LlamaRMSNorm.forward
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: forward(self, x - x.mean(1, True)))
     model = tiny.build("llama")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model)
     assert "it begins in LlamaRMSNorm" in report.packed
     assert torch.nn.modules.module._global_forward_hooks == {}
@@ -91,7 +94,7 @@ def test_code_of_transformers_is_named_by_its_own_module(monkeypatch):
 
 def test_the_line_of_transformers_that_an_error_came_by_is_named():
     model = with_layer(lambda model, layer: Raising(model.config))
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model, modes=("default",))
     source, first = inspect.getsourcelines(modeling_llama.LlamaDecoderLayer.forward)
     line = first + next(n for n, text in enumerate(source) if "self.mlp(" in text)

@@ -94,5 +94,5 @@ def test_an_audit_draws_nothing_of_pythons_and_numpys_generators():
     before = state_of(model)
     assert autopack.audit(model, modes=("default",), gradients=False).results
     assert state_of(model) == before
-    with autopack.enable(model, verify="always"):
+    with autopack.enable(model):
         assert state_of(model) == before

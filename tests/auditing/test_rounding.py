@@ -26,7 +26,7 @@ def drawn(model_type: str, task: str, seed: int) -> torch.nn.Module:
 @pytest.mark.parametrize(("model_type", "task", "seed", "mode"), KINKS)
 def test_a_kink_is_no_leak(model_type, task, seed, mode):
     model = drawn(model_type, task, seed)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=(mode,), training=(True,))
     assert report.exact, report
     assert f"{mode}, train" in report.notes  # it was in doubt: else this row says nothing
@@ -55,7 +55,7 @@ def test_a_small_leak_stays_one(seed):
     model = drawn("llama", "causal-lm", seed)
     for layer in model.model.layers:
         layer.mlp = Leaky(layer.mlp)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=("default",))
     assert not report.exact
     assert 1e-4 < report.worst < 1e-1
@@ -81,7 +81,7 @@ class Choice(torch.nn.Module):
 def test_a_tie_is_no_leak_where_double_precision_is_unknown(leaks):
     model = drawn("llama", "causal-lm", 0)
     model.model.layers[0].mlp = Choice(model.model.layers[0].mlp, leaks)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert autopack.audit(model, modes=("default",)).exact is not leaks
 
 

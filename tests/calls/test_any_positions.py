@@ -50,7 +50,7 @@ def test_documents_have_the_positions_that_they_are_given(kind, name):
     where = POSITIONS[name] + 2 * (kind == "roberta")
     expected, loss = _alone(stock, ids, where)
     call = {"input_ids": ids, "position_ids": where, "seq_idx": SEQ_IDX, "labels": ids}
-    with autopack.enable(model, watch=1):
+    with autopack.enable(model, check_every=1):
         found = model(**call)
         # State space layers compute in float32 whatever the dtype is.
         assert error(found.logits, expected) < (FLOAT32 if kind == "bamba" else FLOAT64)
@@ -73,7 +73,7 @@ def test_frequencies_are_those_of_the_largest_position_of_each_document(scaling)
     model, stock = (llama(**changed) for _ in range(2))
     where = POSITIONS["strided"].clone()
     expected, _ = _alone(stock, IDS, where)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=IDS, position_ids=where, seq_idx=SEQ_IDX).logits
     assert error(found, expected) < FLOAT64
 

@@ -69,7 +69,7 @@ def test_the_sentinel_says_what_it_cannot_check():
     model, _ = _twins("bert", 4)
     model.train()
     ids = tiny.tokens(model.config, 1, sum(LENGTHS))
-    with autopack.enable(model, watch=1) as handle:
+    with autopack.enable(model, check_every=1) as handle:
         for _ in range(3):
             model(input_ids=ids, position_ids=positions(LENGTHS), labels=ids).loss.backward()
-        assert "running a document alone raised ValueError" in str(handle.watched)
+        assert "running a document alone raised ValueError" in str(handle.checked)

@@ -212,7 +212,7 @@ class TestLosses:
         heads = [_head(LlamaForTokenClassification, num_labels=3) for _ in range(2)]
         labels = IDS % 3
         expected = [heads[1](input_ids=IDS[:, a:b], labels=labels[:, a:b]).loss * (b - a) for a, b in SPANS]
-        with autopack.enable(heads[0], verify="never"):
+        with autopack.enable(heads[0], verify=False):
             found = heads[0](input_ids=IDS, labels=labels, **DECLARATIONS["positions"]).loss
         assert _loss_error(found, sum(expected) / COLUMNS) <= FLOAT32_LOSS
 
@@ -296,7 +296,7 @@ def test_what_cannot_be_packed_is_refused_before_any_token_is_computed(arguments
     model, computed = llama(), []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
     # An audit for the hook would compute tokens itself.
-    with autopack.enable(model, verify="never"), pytest.raises(kind, match=message):
+    with autopack.enable(model, verify=False), pytest.raises(kind, match=message):
         model(input_ids=IDS, position_ids=positions(LENGTHS), **arguments)
     assert not computed
 

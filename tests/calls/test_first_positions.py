@@ -105,7 +105,7 @@ def test_a_padding_token_inside_a_document_is_numbered_as_alone(model_type, plac
         ids[0, range(first, end)[place]] = model.config.pad_token_id
     expected = torch.cat([model(input_ids=ids[:, a:b]).logits for a, b in spans(LENGTHS)], dim=1)
     as_ordinary = positions(LENGTHS, start=first_position(model.config))
-    with autopack.enable(model, unpad="always"):
+    with autopack.enable(model):
         assert error(model(input_ids=ids, seq_idx=NUMBER).logits, expected) <= FLOAT64
         counted = model_type not in ("nystromformer", "yoso")
         if counted:  # the positions of ordinary tokens make other documents of these

@@ -262,7 +262,7 @@ def test_hooks_on_all_outputs_see_what_they_see_of_stock(model_type, task, hook,
             which.config.output_router_logits = True
     inputs = _inputs(task, lengths, labels)
     expected = _seen(stock, inputs, hook)
-    with autopack.enable(model, unpad="always"):
+    with autopack.enable(model):
         found = _seen(model, inputs, hook)
         assert tally_of(model).batches
     assert found.keys() == expected.keys()

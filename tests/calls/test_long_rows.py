@@ -59,7 +59,7 @@ def test_documents_that_fit_are_exact_in_rows_that_do_not(model_type):
     if model_type in CUT:
         with pytest.raises((RuntimeError, IndexError)):
             model(input_ids=IDS, **given[1])  # stock
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         for said in given:
             assert error(model(input_ids=IDS, **said).logits, expected) <= IN_FLOAT32
         rows = model(input_ids=torch.cat([IDS, turned]), attention_mask=NUMBER.expand(2, -1)).logits
@@ -74,7 +74,7 @@ def test_padded_batches_of_more_tokens_than_positions(model_type):
     stock = build(model_type)
     model, real = copy.deepcopy(stock), batch()["attention_mask"].bool()
     expected = stock(**batch()).logits
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         assert error(model(**batch()).logits[real], expected[real]) <= IN_FLOAT32
         if model_type in ("big_bird", "roformer", "bert"):
             assert tally_of(model).batches == 1  # it ran as one row of 33 tokens
@@ -85,7 +85,7 @@ def test_heads_with_one_result_per_document(model_type):
     model = build(model_type, task="sequence-classification")
     model.config.pad_token_id = 0
     expected = torch.cat([model(input_ids=IDS[:, a:b]).logits for a, b in spans(LENGTHS)])
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert error(model(input_ids=IDS, attention_mask=NUMBER).logits, expected) <= FLOAT64
 
 
@@ -93,7 +93,7 @@ def test_heads_with_one_result_per_document(model_type):
 def test_decoders(model_type):
     model = build(model_type, task="causal-lm")
     expected = torch.cat([model(input_ids=IDS[:, a:b], use_cache=False).logits for a, b in spans(LENGTHS)], dim=1)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert error(model(input_ids=IDS, attention_mask=NUMBER).logits, expected) <= FLOAT64
 
 
@@ -101,7 +101,7 @@ def test_kinds_of_tokens_that_are_given_are_taken():
     model = build("big_bird")
     kinds = torch.arange(IDS.shape[1])[None] % 2
     parts = [model(input_ids=IDS[:, a:b], token_type_ids=kinds[:, a:b]).logits for a, b in spans(LENGTHS)]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found = model(input_ids=IDS, attention_mask=NUMBER, token_type_ids=kinds).logits
     assert error(found, torch.cat(parts, dim=1)) <= FLOAT64
 
@@ -111,5 +111,5 @@ def test_a_document_that_does_not_fit_fails_as_it_does_alone():
     randomize(model, 0)
     with pytest.raises((RuntimeError, IndexError)):
         model(IDS[:, :12])
-    with autopack.enable(model, verify="never"), pytest.raises((RuntimeError, IndexError)):
+    with autopack.enable(model, verify=False), pytest.raises((RuntimeError, IndexError)):
         model(input_ids=IDS, attention_mask=NUMBER)

@@ -1,6 +1,6 @@
 """What is read at padding counts there as it does in stock: such batches keep their padding, or the call raises.
 
-A batch that runs without its padding gives zeros there. `unpad="always"`, which says that nobody reads it, shows the
+A batch that runs without its padding gives zeros there. A model at which nobody looks (`packs_at_once`) shows the
 difference that each of these readers would make.
 """
 
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autopack
 from autopack import tiny
+from tests.support.padded import packs_at_once
 from tests.support.padding_readers import EXACT, FOUND_OUT, IS_READ, WRONG, backbone, batch, same_gradients, twins
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -86,7 +87,7 @@ def test_who_reads_padding_gets_what_stock_gives(kind):
         states = model(**given)[0], stock(**given)[0]
         assert torch.equal(*states), "in evaluation too, from then on"
     autopack.disable(model)
-    autopack.enable(model, unpad="always")
+    packs_at_once(model)
     assert step(model, given, READERS[kind]) != pytest.approx(step(stock, given, READERS[kind]), rel=WRONG)
 
 
@@ -213,8 +214,6 @@ def test_answers_are_looked_for_in_all_columns_in_evaluation_too():
     with torch.no_grad(), autopack.enable(model):
         found, expected = model(**given), stock(**given)
     assert torch.equal(found.start_logits, expected.start_logits)
-    with torch.no_grad(), autopack.enable(model, unpad="always"):
-        assert not torch.allclose(model(**given).start_logits, expected.start_logits, atol=WRONG)
 
 
 def test_gradients_that_are_no_numbers_say_nothing():

@@ -91,7 +91,7 @@ def test_padding_is_not_counted(model_type):
     model, expected = copy.deepcopy(stock), run(stock, padded())
     unmasked = run(stock, {"input_ids": wider(ROW), "labels": wider(ROW, -100), "use_cache": False})
     assert difference(unmasked, expected, "aux_loss") > COUNTED  # without a mask, padding is counted
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         for name, call in calls(first_position(model.config)).items():
             found = run(model, call)
             assert difference(found, expected, "aux_loss") <= LOSS, name
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_padded_batch(model_type, checkpointed):
         stock.gradient_checkpointing_enable({"use_reentrant": False})
     model = copy.deepcopy(stock)
     run(stock, padded()).loss.backward()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         run(model, calls()["segments with padding"]).loss.backward()
     assert model_gradient_error(model, stock) <= GRADIENT
 
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_padded_batch(model_type, checkpointed):
 def test_models_of_images_keep_the_mask_at_their_top(model_type):
     stock = build(model_type, task="image-text-to-text")
     model, expected = copy.deepcopy(stock), run(stock, padded())
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         for name in ("padded", "segments with padding", "two rows with padding"):
             found = run(model, calls()[name])
             assert difference(found, expected, "aux_loss") <= LOSS, name
@@ -133,14 +133,14 @@ def test_thin_subclasses(model_type):
             return super().forward(*args, **kwargs)
 
     model.__class__ = Chat
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         for name in ("padded", "packed", "segments with padding"):
             assert difference(run(model, calls()[name]), expected, "loss") <= LOSS, name
 
 
 def test_documents_run_alone_are_refused():
     model = build("deepseek_v4")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         with refused("output-asked"):
             model(**calls()["packed"])
         model(**calls()["packed"], output_router_logits=False)
@@ -150,7 +150,7 @@ def test_pairs_keep_their_padding_and_refuse_packed_rows():
     """Switch Transformers' losses of routers have no mask, so that the padded batch counts padding."""
     stock = tiny.build("switch_transformers", task="seq2seq").train()
     model, pairs = copy.deepcopy(stock), Pairs.draw()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found, expected = (run(m, {**pairs.padded(), "output_router_logits": True}) for m in (model, stock))
         for name in ("loss", "encoder_aux_loss", "decoder_aux_loss", "encoder_z_loss", "decoder_z_loss"):
             assert difference(found, expected, name) <= LOSS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autopack
-from tests.support.padded import build
+from tests.support.padded import build, packs_at_once
 from tests.support.prefixes import group, padded
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -106,9 +106,10 @@ def test_a_module_that_keeps_nothing_costs_a_look():
         assert handle.tally.batches == 2  # calls 1, 2 and 4 are looked at
 
 
-def test_unpad_always_does_not_look():
+def test_without_a_look_state_is_another_one():
+    """The control."""
     stock, model = twins(InBuffer)
-    with autopack.enable(model, unpad="always") as handle:
+    with packs_at_once(model) as handle:
         train(model, labels=True)
         assert handle.tally.batches == 3
     train(stock, labels=True)

@@ -73,7 +73,7 @@ def test_other_calls_are_not_pointed_out(caplog, call):
     assert not handle.tally.unmasked
 
 
-@pytest.mark.parametrize(("kind", "options"), [("llama", {"unpad": "never"}), ("llama", {})])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {"unpad": False}), ("llama", {})])
 def test_nor_where_there_is_no_padding_token_or_padding_stays_anyway(caplog, kind, options):
     model = tiny.build(kind, pad_token_id=PAD if options else None).train()
     with autopack.enable(model, **options), caplog.at_level(logging.WARNING):
@@ -90,7 +90,7 @@ def test_an_encoder_decoder_is_looked_at_too(caplog):
 
 def test_tokens_on_a_device_are_looked_at_only_where_the_host_knows_them(caplog):
     model = tiny.build("llama", pad_token_id=PAD, dtype=torch.bfloat16).train()
-    with autopack.enable(model, verify="never"), caplog.at_level(logging.WARNING):
+    with autopack.enable(model, verify=False), caplog.at_level(logging.WARNING):
         model.to("meta")
         model(input_ids=tokens(0, 3, 2, 5).to("meta"))  # would raise where it read a value
         assert not warnings(caplog)

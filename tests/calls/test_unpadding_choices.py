@@ -21,6 +21,7 @@ from tests.support.padded import (
     loss_error,
     mask_of,
     model_gradient_error,
+    packs_at_once,
     tally_of,
     twins,
     unpredicted,
@@ -72,14 +73,6 @@ class TestLeftAsItCame:
         model(**inputs, labels=labels)
         assert tally_of(model).batches == 2
 
-    def test_in_evaluation_without_labels_always_unpads(self):
-        stock, model = twins(build("llama").eval())
-        inputs = batch("causal LM", mask_of(PADDED))
-        inputs.pop("labels")
-        with autopack.enable(model, unpad="always"):
-            assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
-            assert tally_of(model).batches == 1
-
     @pytest.mark.parametrize("pair", [("bert", "sequence classification")], indirect=True)
     @torch.no_grad()
     def test_an_encoder_has_no_cache_to_want(self, pair):
@@ -97,7 +90,7 @@ class TestLeftAsItCame:
         for which, size in ((stock, 4), (model, 4 if when == "before" else 0)):
             for layer in which.bert.encoder.layer:
                 layer.chunk_size_feed_forward = size
-        with autopack.enable(model, verify="never") as handle:
+        with autopack.enable(model, verify=False) as handle:
             for layer in model.bert.encoder.layer:
                 layer.chunk_size_feed_forward = 4
             found, expected = (which(**inputs).loss for which in (model, stock))
@@ -117,14 +110,6 @@ class TestLeftAsItCame:
         inputs["labels"] = inputs["input_ids"].clone()
         self._unchanged(*pair, inputs, "padding is labelled")
 
-    def test_labelled_padding_is_dropped_where_that_is_asked_for(self):
-        stock, model = twins(build("llama"))
-        inputs = batch("causal LM", mask_of(PADDED))
-        expected = stock(**inputs).loss
-        inputs["labels"] = inputs["input_ids"].clone()
-        with autopack.enable(model, unpad="always"):
-            assert loss_error(model(**inputs).loss, expected) < FLOAT32
-
     @pytest.mark.parametrize(
         "pair",
         [(m, "question answering") for m in ("bert", "llama", "qwen3_moe", "gpt2", "opt")],
@@ -134,16 +119,6 @@ class TestLeftAsItCame:
         inputs = batch("question answering", mask_of(PADDED))
         self._unchanged(*pair, inputs, "compares all columns")
 
-    @pytest.mark.parametrize("model_type", ["bert", "llama"])
-    def test_logits_of_question_answering_can_be_unpadded(self, model_type):
-        stock, model = twins(build(model_type, "question answering"))
-        inputs = batch("question answering", mask_of(PADDED))
-        with autopack.enable(model, unpad="always"):
-            expected, found = stock(**inputs), model(**inputs)
-            for name in ("start_logits", "end_logits"):
-                assert logit_error(found[name], expected[name], inputs["attention_mask"]) < FLOAT32
-            assert tally_of(model).batches == 1
-
     @pytest.mark.parametrize("pair", [(m, "sequence classification") for m in ("bert", "roberta")], indirect=True)
     def test_left_padding_where_the_head_reads_the_first_column(self, pair):
         self._unchanged(*pair, batch("sequence classification", mask_of(PADDED, "left")), "the head reads is padding")
@@ -152,7 +127,7 @@ class TestLeftAsItCame:
     def test_left_padding_before_an_encoder_that_is_a_decoder(self, model_type):
         """Its head reads the first column all the same."""
         stock, model = twins(tiny.build(model_type, task="sequence-classification", is_decoder=True, num_labels=3))
-        with autopack.enable(model, unpad="always"):
+        with autopack.enable(model):
             inputs = batch("sequence classification", mask_of(PADDED, "left"))
             self._unchanged(stock, model, inputs, "the head reads is padding")
 
@@ -199,9 +174,9 @@ class TestLeftAsItCame:
     def test_where_that_is_asked_for(self):
         stock, model = twins(build("llama"))
         inputs = batch("causal LM", mask_of(PADDED))
-        with autopack.enable(model, unpad="never") as handle:
+        with autopack.enable(model, unpad=False) as handle:
             assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
-            assert "unpad='never'" in repr(handle)
+            assert "unpad=False" in repr(handle)
 
     @llamas
     @pytest.mark.parametrize("use_cache", [True, False])
@@ -236,14 +211,14 @@ class TestFurtherIn:
         assert logit_error(found[:, -1], expected[:, -1], inputs["attention_mask"]) < FLOAT32
         assert tally_of(model).batches == 1
 
-    @pytest.mark.parametrize(("verify", "unpadded"), [("auto", 0), ("never", 1)])
+    @pytest.mark.parametrize(("verify", "unpadded"), [(True, 0), (False, 1)])
     def test_a_forward_that_other_code_has_put_there(self, verify, unpadded):
         """It may return what has no place in the batch; here, log-probabilities of all tokens but the first.
 
         An audit cannot call it, for it does not know what `shifted` is, so the batch then keeps its padding.
         """
         pair = stock, model = twins(build("llama"))
-        autopack.enable(model, verify=verify, unpad="always")
+        packs_at_once(model, verify=verify)
         inputs = batch("causal LM", mask_of(PADDED))
         labels = inputs["labels"][:, 1:].clamp(min=0)
         found = []
@@ -290,12 +265,11 @@ class TestFurtherIn:
 
 def test_a_second_enable_may_not_ask_for_something_else():
     model = build("llama")
-    with autopack.enable(model, unpad="never"):
+    with autopack.enable(model, unpad=False):
         assert autopack.enable(model) is handle_of(model)
-        with pytest.raises(ValueError, match="enabled with unpad='never'"):
-            autopack.enable(model, unpad="always")
-    with pytest.raises(ValueError, match="unpad must be one of auto, always, never; found 'yes'"):
-        autopack.enable(model, unpad="yes")
+        for options in ({"share": False}, {"verify": "strict"}):
+            with pytest.raises(ValueError, match="the model is enabled with"):
+                autopack.enable(model, **options)
 
 
 def test_a_mask_of_any_dtype():
@@ -318,7 +292,7 @@ def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type,
     lengths, ids = torch.tensor([3, 6, 4]), tiny.tokens(model.config, 3, 6)
     columns = torch.arange(6)
     mask = (columns >= 6 - lengths[:, None] if left else columns < lengths[:, None]).long()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found, expected = (each(input_ids=ids * mask, attention_mask=mask) for each in (model, stock))
     for name in ("start_logits", "end_logits"):
         assert ((found[name] - expected[name]) * mask).abs().max() < 1e-9
@@ -327,7 +301,7 @@ def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type,
 @pytest.mark.parametrize("model_type", ["big_bird", "splinter", "bert"])
 def test_an_audit_of_such_heads_finds_padded_batches_without_labels_exact(model_type):
     model = tiny.build(model_type, task="question-answering")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert autopack.audit(model, modes=("right-padded, no labels", "left-padded")).exact
 
 
@@ -335,7 +309,7 @@ def test_a_pooler_of_an_encoder_that_is_configured_as_a_decoder_reads_the_first_
     model = BigBirdModel(tiny.config("big_bird", is_decoder=True)).train()
     stock = copy.deepcopy(model)
     ids, mask = tiny.tokens(model.config, 2, 4), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found, expected = (each(input_ids=ids, attention_mask=mask).pooler_output for each in (model, stock))
     assert (found - expected).abs().max() < 1e-6
 
@@ -344,5 +318,5 @@ def test_one_token_in_all_is_not_taken_for_a_bias_of_one_column():
     model = tiny.build("mpt")
     stock = copy.deepcopy(model)
     batch = {"input_ids": torch.tensor([[9, 0, 0, 0]]), "attention_mask": torch.tensor([[1, 0, 0, 0]])}
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert (model(**batch).logits - stock(**batch).logits)[:, 0].abs().max() < 1e-5

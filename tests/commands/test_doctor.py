@@ -16,7 +16,7 @@ import transformers
 
 from autopack.attention.choose import availability
 from autopack.cli import main
-from autopack.enabling.options import CHOICES
+from autopack.options import CHOICES
 from autopack.version import MINIMUM, mismatch, problem
 
 TREE = Path(__file__).parents[2]

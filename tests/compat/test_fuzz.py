@@ -102,15 +102,15 @@ def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
     case = Case(spec, call)
     assert session.run_case(case).status == "exact"
     plant(monkeypatch)
-    verdict = session.run_case(case, verify="never")
+    verdict = session.run_case(case, verify=False)
     assert (verdict.status, reason in verdict.reason) == (status, True), verdict
-    small, found = shrunk(case, verdict, lambda smaller: session.run_case(smaller, verify="never"))
+    small, found = shrunk(case, verdict, lambda smaller: session.run_case(smaller, verify=False))
     assert found.status == status
     assert small.spec.changes == ()
     assert small.call.checkpointing == ""
     assert sum(small.spec.lengths) < sum(spec.lengths)
     assert len(small.call.picks) <= 2
-    assert session.run_case(of_json(small.to_json()), verify="never") == found
+    assert session.run_case(of_json(small.to_json()), verify=False) == found
 
 
 def test_a_fault_of_gradients_alone_is_found(monkeypatch):
@@ -120,8 +120,8 @@ def test_a_fault_of_gradients_alone_is_found(monkeypatch):
     eager = choose.BACKENDS["eager"]
     monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=detached(eager.attend)))
     call = Arranged(((0, 1),), gradients=True)
-    assert "gradients are off" in session.run_case(Case(LLAMA, call), verify="never").reason
-    assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify="never").status == "exact"
+    assert "gradients are off" in session.run_case(Case(LLAMA, call), verify=False).reason
+    assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify=False).status == "exact"
 
 
 def test_what_autopack_refuses_is_no_failure(monkeypatch):
@@ -181,7 +181,7 @@ def test_a_verdict_does_not_depend_on_the_cases_before():
     cases = list(session.run_build(20, 3))
     assert len(cases) == draw.PER_BUILD
     for case, verdict in cases[::5]:
-        assert session.run_case(case, verify="never").status == verdict.status
+        assert session.run_case(case, verify=False).status == verdict.status
 
 
 def test_what_fails_after_other_calls_alone_is_told_with_them(monkeypatch):
@@ -198,7 +198,7 @@ def test_what_fails_after_other_calls_alone_is_told_with_them(monkeypatch):
     calls.clear()
     assert [judge(model, call).status for _ in range(3)] == ["exact", "exact", "silent"]
     calls.clear()
-    assert session.run_case(Case(LLAMA, call, before=(call, call)), verify="never").status == "silent"
+    assert session.run_case(Case(LLAMA, call, before=(call, call)), verify=False).status == "silent"
 
 
 @pytest.mark.parametrize("text", ["{}", "nonsense", '{"spec": {"model": "llama"}, "call": {}}'])

@@ -64,7 +64,7 @@ class TestTables:
         assert "5.0.0" in tables.stale(MATRIX)[1]
         text = tables.markdown(MATRIX, tables.load_results(MATRIX))
         assert "| 5.0.0 |" not in text
-        assert '`verify="never"`' in text
+        assert "`verify=False`" in text
 
     def test_what_is_wrong_is_named(self) -> None:
         leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]

@@ -181,7 +181,7 @@ def test_an_own_loss_function_is_asked():
 
 def test_an_enabled_model_is_asked_as_stock_has_it():
     model = as_class(Passing)
-    with autopack.enable(model, verify="never") as handle, stock(handle.enabled):
+    with autopack.enable(model, verify=False) as handle, stock(handle.enabled):
         assert first_label_counts(model) is False
 
 

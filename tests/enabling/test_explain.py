@@ -40,7 +40,7 @@ CLASSIFIER = ("bert", "sequence-classification")
 
 UNTOUCHED = [
     (("llama", "causal-lm"), {}, {"input_ids": tokens()}, "it declares neither documents nor padding"),
-    (("llama", "causal-lm"), {"unpad": "never"}, PADDED, "unpad='never'"),
+    (("llama", "causal-lm"), {"unpad": False}, PADDED, "unpad=False"),
     (("llama", "causal-lm"), {}, {**PADDED, "use_cache": True}, "a cache is wanted"),
     (("llama", "causal-lm"), {}, {**PADDED, "output_attentions": True}, "attention weights are wanted"),
     (("llama", "causal-lm"), {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
@@ -49,7 +49,7 @@ UNTOUCHED = [
     (("mamba2", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": HOLED}, "padding lies between tokens"),
     (("canine", "sequence-classification"), {}, PADDED, "documents are run alone, and gain nothing"),
     (("convbert", "masked-lm"), {}, PADDED, "convbert reads padding"),
-    (("t5", "seq2seq"), {"unpad": "never"}, {**PADDED, "labels": labels()}, "unpad='never'"),
+    (("t5", "seq2seq"), {"unpad": False}, {**PADDED, "labels": labels()}, "unpad=False"),
     (("t5", "seq2seq"), {}, {**PADDED, "labels": labels(), "output_attentions": True}, "attention weights are wanted"),
     (CLASSIFIER, {}, {"input_ids": tokens(), "attention_mask": LEFT}, "the token that the head reads is padding"),
 ]

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_one_handle_removes_them_all(kind):
     models = kind([llama(), Holder(inside=tiny.build("gpt2"))])
-    handle = autopack.enable(models, unpad="always")
+    handle = autopack.enable(models, unpad=False)
     assert isinstance(handle, autopack.enabling.handle.Handles)
     assert [each.model for each in handle.handles.values()] == [models[0], models[1].layers["inside"]]
-    assert all(each.enabled.options.unpad == "always" for each in handle.handles.values())
+    assert not any(each.enabled.options.unpad for each in handle.handles.values())
     assert autopack.is_enabled(models)
     assert repr(handle).startswith(
         "autopack.Handles(\n  [0]: autopack.Handle(\n    model:     LlamaForCausalLM (llama)\n"
@@ -77,8 +77,8 @@ def test_where_one_cannot_be_enabled_none_is(unfit, tmp_path):
 
 def test_what_was_enabled_before_stays_so(tmp_path):
     policy, model = trainer(tmp_path), llama()
-    with autopack.enable([policy, model], watch=2) as handle:
-        for options in ({"unpad": "never"}, {"watch": 3}):
+    with autopack.enable([policy, model], check_every=2) as handle:
+        for options in ({"unpad": False}, {"check_every": 3}):
             with pytest.raises(ValueError, match=r"call autopack.disable\(model\)"):
                 autopack.enable([llama(), policy, model], **options)
         with refused("which-model"):

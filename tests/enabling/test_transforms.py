@@ -165,12 +165,11 @@ class TestTraced:
         with autopack.enable(model), refused("recorded-call"):
             torch.jit.trace(_Traced(model, "position_ids"), (IDS, positions(LENGTHS)))
 
-    @pytest.mark.parametrize("unpad", ["auto", "always"])
-    def test_padding_stays(self, unpad):
+    def test_padding_stays(self):
         model, stock = llama().train(), llama()
         ids, first = IDS.view(2, 12), torch.ones(2, 12, dtype=torch.long)
         first[0, 7:], second = 0, first.flip(0)
-        with autopack.enable(model, unpad=unpad) as handle:
+        with autopack.enable(model) as handle:
             traced = torch.jit.trace(_Traced(model, "attention_mask"), (ids, first))
             assert error(traced(ids, second)[1, :7], stock(input_ids=ids[1:, :7]).logits[0]) < FLOAT64
             assert "traced" in repr(handle)

@@ -93,10 +93,10 @@ def test_a_pipeline_is_its_model():
 def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     policy = trainer(tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")])
     models = [policy.model, policy.ref_model.layers["inside"], policy.reward_funcs[1]]
-    handle = autopack.enable(policy, unpad="always")
+    handle = autopack.enable(policy, unpad=False)
     assert list(handle.handles) == ["model", "ref_model", "reward_funcs[1]"]
     assert [h.model for h in handle.handles.values()] == models
-    assert all(h.enabled.options.unpad == "always" for h in handle.handles.values())
+    assert not any(h.enabled.options.unpad for h in handle.handles.values())
     assert autopack.is_enabled(policy)
     assert "TrainerHandle(of Trainer\n  model\n    model:     LlamaForCausalLM (llama)\n" in repr(handle)
     assert "\n  ref_model\n    model:" in repr(handle)

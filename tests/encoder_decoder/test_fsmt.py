@@ -55,7 +55,7 @@ def packed(pairs: Pairs, form: str) -> dict[str, torch.Tensor]:
 def test_every_form_gives_what_documents_give_alone(form, training):
     pairs, model = Pairs.draw(), build().train(training)
     alone = alone_of(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     alone.check(pairs, form, model(**packed(pairs, form)), model)
 
 
@@ -70,7 +70,7 @@ def test_without_a_half_alone_documents_see_each_other(half, monkeypatch):
 
     pairs, model = Pairs.draw(), build()
     alone = alone_of(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     assert alone.error(pairs.of("one_row", model(**packed(pairs, "one_row")).logits.detach())) > LEAK
 
 
@@ -78,7 +78,7 @@ def test_another_document_changes_nothing():
     pairs, model = Pairs.draw(), build()
     other = copy.deepcopy(pairs)
     other.sources[1], other.targets[1] = pairs.sources[1].flip(0), pairs.targets[1].flip(0)
-    with torch.no_grad(), autopack.enable(model, verify="never"):
+    with torch.no_grad(), autopack.enable(model, verify=False):
         before = pairs.of("one_row", model(**packed(pairs, "one_row")).logits)
         after = pairs.of("one_row", model(**packed(other, "one_row")).logits)
     changes = [error(a, b) for a, b in zip(after, before, strict=True)]
@@ -95,7 +95,7 @@ def test_without_labels_it_hides_later_tokens_where_stock_does(use_cache):
     with torch.no_grad():
         wanted = [model(**call, **options).logits[0] for call in calls]
         with_labels = [model(**given).logits[0] for given in each(pairs)]
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
         row = {name: value for name, value in packed(pairs, "one_row").items() if name != "labels"}
         found = pairs.of("one_row", model(**row, **options).logits)
     assert max(error(a, b) for a, b in zip(found, wanted, strict=True)) < LOGITS
@@ -106,7 +106,7 @@ def test_without_labels_it_hides_later_tokens_where_stock_does(use_cache):
 def test_the_audit_finds_it_exact_whatever_its_cache_hides():
     model = build()
     assert model.config.use_cache
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model)
     assert report.exact, report
     assert "use_cache=False" in report.notes["documents alone"]
@@ -117,7 +117,7 @@ def test_outputs_besides_the_logits():
     row = packed(pairs, "one_row")
     with torch.no_grad():
         alone = [model(**given, output_hidden_states=True) for given in each(pairs)]
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
         found = model(**row, output_hidden_states=True)
         as_tuple = model(**row, output_hidden_states=True, return_dict=False)
     assert torch.equal(as_tuple[0], found.loss)
@@ -133,7 +133,7 @@ def test_outputs_besides_the_logits():
 def test_states_that_the_caller_encoded():
     pairs, model = Pairs.draw(), build()
     alone = alone_of(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     row = packed(pairs, "one_row")
     states = model.get_encoder()(input_ids=row["input_ids"], attention_mask=row["attention_mask"])
     alone.check(pairs, "one_row", model(**row, encoder_outputs=states), model)
@@ -150,7 +150,7 @@ def test_what_its_collator_makes_of_batches_runs_as_it_came():
         for name in features[0]
     }
     wanted = model(**batch)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     found = model(**batch)
     assert torch.equal(found.logits, wanted.logits)
     assert torch.equal(found.loss, wanted.loss)
@@ -158,7 +158,7 @@ def test_what_its_collator_makes_of_batches_runs_as_it_came():
 
 def test_tokens_that_it_would_take_from_the_encoder_are_refused():
     model = build()
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     with refused("decoder-tokens"):
         model(**Pairs.draw().one_row())
 
@@ -167,7 +167,7 @@ def test_it_generates_as_before_and_is_left_as_it_was():
     model, source = build(), Pairs.draw().sources[0][None]
     wanted = model.generate(source, max_new_tokens=5, do_sample=False)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert torch.equal(model.generate(source, max_new_tokens=5, do_sample=False), wanted)
         model(**packed(Pairs.draw(), "one_row"))
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before

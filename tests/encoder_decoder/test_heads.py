@@ -37,7 +37,7 @@ def enabled(name):
     task, labels = TASKS[name]
     stock = with_head(name.partition(",")[0], task, torch.float32)
     model = copy.deepcopy(stock)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     return model, stock, labels
 
 
@@ -114,5 +114,5 @@ def test_documents_of_one_length_are_no_batch_with_flex_attention():
         alone = torch.cat([stock(document).logits for document in ids.split((6, 6, 4), dim=1)])
         with pytest.raises(IndexError):
             stock(ids[:, :12].reshape(2, 6))
-        with autopack.enable(stock, verify="never"):
+        with autopack.enable(stock, verify=False):
             assert error(stock(input_ids=ids, position_ids=positions((6, 6, 4))).logits, alone) < FLOAT32

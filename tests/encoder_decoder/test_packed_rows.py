@@ -27,7 +27,7 @@ SERVED = [
 def test_every_form_gives_what_documents_give_alone(model_type):
     pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq")
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for form in ("one_row", "two_rows", "padded"):
         alone.check(pairs, form, model(**getattr(pairs, form)()), model)
 
@@ -36,7 +36,7 @@ def test_every_form_gives_what_documents_give_alone(model_type):
 def test_on_sdpa_in_training(model_type):
     pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq", attn_implementation="sdpa").train()
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for form in ("one_row", "padded"):
         alone.check(pairs, form, model(**getattr(pairs, form)()), model)
 
@@ -56,7 +56,7 @@ def test_on_kernels(model_type, standin, implementation):
     with standin():
         model = tiny.build(model_type, task="seq2seq")
         set_implementation(model, implementation)
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
         alone.check(pairs, "one_row", model(**pairs.one_row()), model)
 
 
@@ -72,7 +72,7 @@ def test_without_autopack_the_row_leaks(model_type):
 @pytest.mark.parametrize("half", ["input_ids", "labels"])
 def test_a_document_moves_nothing_but_itself(model_type, half):
     pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     before = pairs.of("one_row", model(**pairs.one_row()).logits.detach())
     changed = pairs.one_row()
     documents = pairs.sources if half == "input_ids" else pairs.targets
@@ -93,7 +93,7 @@ def test_documents_of_any_length(lengths, seed):
     # In float32 the gradient of an embedding that many tokens share can be off by rounding alone.
     model = tiny.build("t5", task="seq2seq", dtype=torch.float64)
     alone = Alone.run(model, pairs)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = model(**pairs.one_row())
         assert alone.error(pairs.of("one_row", output.logits.detach())) <= LOGITS
         output.loss.backward()
@@ -105,7 +105,7 @@ def test_documents_of_any_length(lengths, seed):
 def test_under_gradient_checkpointing(model_type, reentrant):
     pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq").train()
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
@@ -118,7 +118,7 @@ def test_under_gradient_checkpointing(model_type, reentrant):
 def test_documents_declared_by_positions_and_by_seq_idx():
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     row = {name: value for name, value in pairs.one_row().items() if "mask" not in name}
     positions = {
         "position_ids": torch.cat([torch.arange(len(s)) for s in pairs.sources])[None],
@@ -132,7 +132,7 @@ def test_documents_declared_by_positions_and_by_seq_idx():
 def test_decoder_inputs_packed_by_hand_embeddings_and_encoder_states():
     pairs, model = Pairs.draw(), tiny.build("bart", task="seq2seq")
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     row = pairs.one_row()
     starts = [model.prepare_decoder_input_ids_from_labels(t[None])[0] for t in pairs.targets]
     row["decoder_input_ids"] = torch.cat(starts)[None]
@@ -154,7 +154,7 @@ def test_decoder_inputs_packed_by_hand_embeddings_and_encoder_states():
 
 def test_the_model_without_head_and_the_encoder_alone():
     pairs, model = Pairs.draw(), tiny.build("bart", task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     row = pairs.one_row()
     states = model.get_encoder()(input_ids=row["input_ids"], attention_mask=row["attention_mask"]).last_hidden_state
     for source, packed in zip(pairs.sources, states[0].split(list(SOURCES)), strict=True):
@@ -174,7 +174,7 @@ def test_the_model_without_head_and_the_encoder_alone():
 def test_an_encoder_of_t5_is_an_encoder():
     config = tiny.config("t5", task="seq2seq")
     model = transformers.T5EncoderModel(config).eval()
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     pairs = Pairs.draw()
     packed = model(input_ids=torch.cat(pairs.sources)[None], attention_mask=segments(pairs.sources)[None])
     for source, states in zip(pairs.sources, packed.last_hidden_state[0].split(list(SOURCES)), strict=True):
@@ -184,7 +184,7 @@ def test_an_encoder_of_t5_is_an_encoder():
 def test_the_bias_is_that_of_the_longest_document():
     """A bias of the row would be dense, 1000 times as large as that of its documents here."""
     model = tiny.build("t5", task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     pairs, seen = Pairs.draw((16,) * 32, (16,) * 32), []
     attention = model.encoder.block[1].layer[0].SelfAttention
     attention.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True)
@@ -196,7 +196,7 @@ def test_the_bias_is_that_of_the_longest_document():
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_compiled(model_type):
     model = tiny.build(model_type, task="seq2seq", attn_implementation="sdpa")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     compiled = torch.compile(model, backend="aot_eager", dynamic=True)
     for pairs in (Pairs.draw(), Pairs.draw(SOURCES[::-1], TARGETS[::-1], seed=1)):
         expected = model(**pairs.one_row()).logits
@@ -210,7 +210,7 @@ class Derived(transformers.T5ForConditionalGeneration):
 def test_a_class_derived_from_one_of_transformers():
     pairs, model = Pairs.draw(), Derived(tiny.config("t5", task="seq2seq")).eval()
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for form in ("one_row", "padded"):
         alone.check(pairs, form, model(**getattr(pairs, form)()), model)
     assert autopack.audit(model, modes=("two rows",)).exact

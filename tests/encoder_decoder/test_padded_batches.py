@@ -17,7 +17,7 @@ pytestmark = covered
 def test_decoder_tokens_that_a_collator_made(model_type):
     pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq")
     alone = Alone.run(model, pairs)
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     batch = pairs.padded()
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     alone.check(pairs, "padded", model(**batch), model)
@@ -26,7 +26,7 @@ def test_decoder_tokens_that_a_collator_made(model_type):
 
 def test_outputs_have_the_shape_of_the_batch():
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     batch = pairs.padded()
     with torch.no_grad():
         output = model(**batch, output_hidden_states=True)
@@ -46,7 +46,7 @@ def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     alone = Alone.run(model, pairs)
     before = model(**pairs.padded()).loss
-    handle = autopack.enable(model, unpad="never", verify="never")
+    handle = autopack.enable(model, unpad=False, verify=False)
     assert torch.equal(model(**pairs.padded()).loss, before)
     assert not handle.tally.left
     alone.check(pairs, "one_row", model(**pairs.one_row()), model)
@@ -57,7 +57,7 @@ def test_generation_is_left_as_it_is():
     model.generation_config.update(max_new_tokens=5, decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)
     batch = {name: value for name, value in pairs.padded().items() if name != "labels"}
     before = model.generate(**batch)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     assert torch.equal(model.generate(**batch), before)
 
 
@@ -70,7 +70,7 @@ def test_a_head_that_reads_one_token_per_row_gets_the_padded_form():
         "attention_mask": pad([torch.ones_like(r) for r in rows], 0),
     }
     before = model(**batch, use_cache=False).logits
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     torch.testing.assert_close(model(**batch, use_cache=False).logits, before, rtol=0, atol=1e-4)
 
 
@@ -78,7 +78,7 @@ def test_a_head_that_reads_one_token_per_row_gets_the_padded_form():
 def test_padded_batches_of_other_forms(change):
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     alone = Alone.run(model, pairs)
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     batch = pairs.padded()
     if change == "masked":
         batch["decoder_attention_mask"] = (batch["labels"] != -100).long()
@@ -102,7 +102,7 @@ def test_padded_batches_that_stay_as_they_came(change, reason):
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     batch = {**pairs.padded(), "decoder_input_ids": pad(pairs.targets, 0), **change}
     before = model(**batch).logits
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     assert torch.equal(model(**batch).logits, before)
     assert reason in repr(handle)
 
@@ -113,6 +113,6 @@ def test_counting_columns_keeps_left_padding_as_it_came():
     for name in ("input_ids", "attention_mask"):
         batch[name] = batch[name].flip(1)
     before = model(**batch).loss
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     assert torch.equal(model(**batch).loss, before)
     assert "counts columns by itself" in repr(handle)

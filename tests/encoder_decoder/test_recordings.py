@@ -59,7 +59,7 @@ def test_recordings_with_packed_texts(build):
     loss = sum(o.loss * n for o, n in zip(alone, counts, strict=True)) / sum(counts)
     loss.backward()
     wanted = Alone([o.logits[0].detach() for o in alone], loss.detach(), named_gradients(model))
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     batch = torch.cat(recordings)
     for form in ("one_row", "two_rows", "padded"):
         wanted.check(pairs, form, model(**{name: batch}, **_texts(getattr(pairs, form)())), model)
@@ -82,7 +82,7 @@ def test_recordings_of_unequal_length():
     }
     padded = model(**batch, labels=pairs.padded()["labels"], use_cache=False)
     stock = Alone(pairs.of("padded", padded.logits.detach()), padded.loss.detach(), {})
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for form in ("one_row", "padded"):
         output = model(**batch, **_texts(getattr(pairs, form)()))
         assert stock.error(pairs.of(form, output.logits.detach())) <= LOGITS

@@ -37,7 +37,7 @@ def test_the_packing_collator_says_what_to_use():
 )
 def test_packed_calls_that_are_refused(change, error, message):
     model = tiny.build("t5", task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     with pytest.raises(error, match=message):
         model(**{**Pairs.draw().one_row(), **change})
     model(**Pairs.draw().one_row())  # nothing is left behind
@@ -45,7 +45,7 @@ def test_packed_calls_that_are_refused(change, error, message):
 
 def test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder():
     model = transformers.BartForSequenceClassification(tiny.config("bart", task="sequence-classification")).eval()
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     row = Pairs.draw().one_row()
     row["decoder_input_ids"] = row.pop("labels")
     with refused("result-per-row"):
@@ -54,7 +54,7 @@ def test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder():
 
 def test_a_head_of_another_kind_is_not_audited():
     model = tiny.build("t5gemma", task="token-classification")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     with refused("nothing-to-audit", match="does not predict its decoder's tokens"):
         autopack.audit(model)
 
@@ -70,6 +70,6 @@ def test_what_is_refused_says_why_and_stays_as_it_was(model_type):
 def test_disable_takes_every_mark_back():
     model = tiny.build("t5", task="seq2seq")
     before = [dict(vars(module)) for module in model.modules()]
-    autopack.enable(model, verify="never").remove()
+    autopack.enable(model, verify=False).remove()
     for module, attributes in zip(model.modules(), before, strict=True):
         assert vars(module).keys() == attributes.keys()

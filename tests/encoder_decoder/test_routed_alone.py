@@ -42,7 +42,7 @@ def routers(model):
 def test_every_form_of_packed_rows_gives_what_documents_give_alone(options, training):
     pairs, model = Pairs.draw(), build(**options).train(training)
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for form in ("one_row", "two_rows"):
         alone.check(pairs, form, model(**getattr(pairs, form)()), model)
 
@@ -51,7 +51,7 @@ def test_under_gradient_checkpointing():
     pairs, model = Pairs.draw(), build().train()
     alone = Alone.run(model, pairs)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     alone.check(pairs, "one_row", model(**pairs.one_row()), model)
 
 
@@ -66,17 +66,17 @@ def test_without_it_documents_take_the_places_of_others(training, monkeypatch):
     )
     pairs, model = Pairs.draw(), build().train(training)
     alone = Alone.run(model, pairs)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     assert alone.error(pairs.of("one_row", model(**pairs.one_row()).logits.detach())) > LEAK
     with refused("not-exact"):
-        autopack.enable(build(), verify="full")
+        autopack.enable(type("Own", (type(build()),), {})(build().config))
 
 
 def test_another_document_changes_nothing():
     pairs, model = Pairs.draw(), build()
     other = copy.deepcopy(pairs)
     other.sources[1], other.targets[1] = pairs.sources[1].flip(0), pairs.targets[1].flip(0)
-    with torch.no_grad(), autopack.enable(model, verify="never"):
+    with torch.no_grad(), autopack.enable(model, verify=False):
         before = pairs.of("one_row", model(**pairs.one_row()).logits)
         after = pairs.of("one_row", model(**other.one_row()).logits)
     changes = [error(a, b) for a, b in zip(after, before, strict=True)]
@@ -86,7 +86,7 @@ def test_another_document_changes_nothing():
 
 def test_evaluation_on_packed_rows_leaves_the_capacity_of_training():
     model = build()
-    with torch.no_grad(), autopack.enable(model, verify="never"):
+    with torch.no_grad(), autopack.enable(model, verify=False):
         model(**Pairs.draw().one_row())
     assert [router.expert_capacity for router in routers(model)] == [3, 3]
 
@@ -95,7 +95,7 @@ def test_a_padded_batch_runs_as_it_came():
     """Its documents share the places of experts there, and that is what it gives without autopack."""
     pairs, model = Pairs.draw(), build().train()
     wanted = model(**pairs.padded())
-    handle = autopack.enable(model, verify="never")
+    handle = autopack.enable(model, verify=False)
     found = model(**pairs.padded())
     assert torch.equal(found.logits, wanted.logits)
     assert torch.equal(found.loss, wanted.loss)
@@ -104,7 +104,7 @@ def test_a_padded_batch_runs_as_it_came():
 
 def test_losses_of_routers_are_refused():
     model = build()
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     with refused("output-asked"):
         model(**Pairs.draw().one_row(), output_router_logits=True)
 

@@ -35,7 +35,7 @@ WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
 
 def _check(model_type: str, dtype: torch.dtype) -> None:
     model = tiny.build(model_type, dtype=dtype, device=DEVICE)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     report = autopack.audit(model, lengths=LONG, gradients=not routes(model))
     print(f"{model_type} {dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
     if routes(model):

@@ -50,7 +50,7 @@ def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task)
     single = model_type in SINGLE
     stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
     model, labels = copy.deepcopy(stock), TASKS[task]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = packed(model, **labels)
         agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32 if single else FLOAT64)
 
@@ -64,7 +64,7 @@ def test_reformer_numbers_documents_itself(task):
     expected, loss = each_alone(stock, IDS[0].split(LENGTHS), labels)
     with pytest.raises(RuntimeError, match="expand"):
         stock(input_ids=IDS[:, :7], position_ids=torch.arange(7)[None])
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = packed(model, **labels)
         for result, wanted in zip(results(output), expected, strict=True):
             assert error(result[: len(wanted)] if len(result) > len(wanted) else result, wanted) <= FLOAT64
@@ -78,7 +78,7 @@ def test_latents_read_all_documents_at_once(wants_weights):
     model, labels = copy.deepcopy(stock), TASKS["sequence-classification"]
     batches = []
     model.perceiver.register_forward_pre_hook(lambda module, _, given: batches.append(given), with_kwargs=True)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = packed(model, **labels, output_attentions=wants_weights)
         agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32)
     assert len(batches) == (len(LENGTHS) if wants_weights else 1)
@@ -111,7 +111,7 @@ def test_latents_read_padding_that_no_mask_hides(monkeypatch):
     labels = TASKS["sequence-classification"]
     expected, _ = each_alone(stock, IDS[0].split(LENGTHS), labels)
     monkeypatch.setattr(DocumentBatch, "mask", property(lambda batch: torch.ones(batch.shape, dtype=torch.bool)))
-    with autopack.enable(stock, verify="never"):
+    with autopack.enable(stock, verify=False):
         assert error(torch.stack(list(results(packed(stock, **labels)))), torch.stack(expected)) > LEAK
 
 
@@ -128,7 +128,7 @@ def test_problem_types(model_type, problem_type, labels):
     stock = with_head(model_type, problem_type=problem_type)
     model = copy.deepcopy(stock)
     counted = [i for i in range(4) if labels.is_floating_point() or labels[i] != -100]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = packed(model, labels=labels)
     documents = IDS[0].split(LENGTHS)
     _, loss = each_alone(stock, [documents[i] for i in counted], {"labels": labels[counted]})
@@ -170,7 +170,7 @@ def test_no_document_changes_another(model_type):
     model = with_head(model_type)
     changed = IDS.clone()
     changed[:, 7:19] = token_ids(1, 12, seed=7)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         before, after = packed(model).logits, packed(model, ids=changed).logits
     assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]])
     assert error(after[1], before[1]) > LEAK
@@ -297,7 +297,7 @@ def test_embeddings_instead_of_tokens(model_type):
 def test_states_and_tuples_are_by_documents(model_type):
     stock = with_head(model_type)
     model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         states = packed(model, output_hidden_states=True).hidden_states
         as_tuple = packed(model, return_dict=False, **labels)
         output = packed(model, **labels)
@@ -344,7 +344,7 @@ def test_token_types_and_positions_inside_a_document_go_along():
 def test_it_is_the_same_whatever_becomes_of_padded_batches():
     stock = with_head("bert")
     model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, unpad="never") as handle:
+    with autopack.enable(model, unpad=False) as handle:
         agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
         assert "no padded batch yet" in str(handle.tally)
 
@@ -352,7 +352,7 @@ def test_it_is_the_same_whatever_becomes_of_padded_batches():
 def test_only_real_tokens_reach_the_layers():
     model, shapes = with_head("llama"), []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[:2]))
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         packed(model)
         model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
     assert shapes == [(1, 33), (4, 6)]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def test_a_summary_that_reads_padding_is_made_of_documents_alone(kind):
     stock = with_head("xlm", summary_type=kind)
     model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
 
 
@@ -33,7 +33,7 @@ def test_a_summary_that_reads_padding_is_made_of_documents_alone(kind):
 def test_pooling_over_tokens_leaves_padding_out(pooling, model_type):
     stock = with_head(model_type, classifier_pooling=pooling)
     model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
 
 
@@ -78,7 +78,7 @@ def test_a_pooler_that_is_handed_single_tokens(model_type, prefix):
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), "attention_mask": mask}
     of_padded = model(**batch).pooler_output
-    autopack.enable(model, verify="never", unpad="always")
+    autopack.enable(model, verify=False)
     assert error(packed(model).pooler_output, expected) < FLOAT64
     assert error(packed(model, return_dict=False)[1], expected) < FLOAT64
     with_padding = model(
@@ -97,7 +97,7 @@ def test_pretraining_with_such_a_pooler(model_type, prefix):
     config = tiny.config(model_type, task="masked-lm", **options)
     model = getattr(transformers, f"{prefix}ForPreTraining")(config).double().eval()
     parts = [model(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     found = packed(model)
     for name in ("prediction_logits", "sop_logits" if model_type == "albert" else "seq_relationship_logits"):
         expected = torch.cat([part[name] for part in parts], dim=int(name == "prediction_logits"))

@@ -46,7 +46,7 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
     model = with_head(model_type, "question-answering" if model_type == "bert" else "sequence-classification")
     computed = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
-    with autopack.enable(model, verify="never"), refused("wrong-labels", match=message):
+    with autopack.enable(model, verify=False), refused("wrong-labels", match=message):
         packed(model, **arguments)
     assert not computed
 
@@ -129,7 +129,7 @@ class Wrapped(transformers.LlamaPreTrainedModel):
 
 def test_a_head_inside_an_unknown_model_is_refused_and_serves_when_it_is_called():
     model = Wrapped(tiny.config("llama", task="sequence-classification")).double().eval()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         with refused("result-per-row", match="Wrapped holds LlamaForSequenceClassification, which gives one"):
             packed(model)
         found = packed(model.inner).logits

@@ -94,7 +94,7 @@ def test_padded_batches_give_a_vector_for_each_row(tower):
     model, first, second = copy.deepcopy(stock), padded(documents()), padded(documents(1))
     row = stock(**packed(documents()))[name]
     assert len(row) == 1  # what the forward makes of a row of all documents
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         for batch in (first, second):
             agree(model(**batch), stock(**batch), name)
         one = {key: value[1:2] for key, value in first.items()}
@@ -115,7 +115,7 @@ def test_packed_rows_give_a_vector_for_each_document(tower):
     parts = [stock(input_ids=document[None]) for document in found]
     expected = torch.cat([part[name] for part in parts])
     assert error(stock(**packed(found))[name], expected[-1:]) > LEAK  # stock: one vector, of the row
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         output = model(**packed(found))
         assert error(output[name], expected) <= FLOAT64
         if "last_hidden_state" in output:
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_the_batch(tower):
     stock = build(cls).train()
     model, found = copy.deepcopy(stock), documents()
     stock(**padded(found))[name].square().sum().backward()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         model(**padded(found))[name].square().sum().backward()
         for one, other in zip(model.parameters(), stock.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
@@ -154,7 +154,7 @@ def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
     sizes = {"hidden_size": 26, "num_attention_heads": 2, "intermediate_size": 32, "projection_size": 26}
     stock = build(cls, **{k: v for k, v in sizes.items() if hasattr(tiny.config(cls.config_class.model_type), k)})
     model, found = copy.deepcopy(stock), documents()
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         agree(model(**padded(found)), stock(**padded(found)), name)
         expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
         assert error(model(**packed(found))[name], expected) <= FLOAT64
@@ -169,7 +169,7 @@ def test_rows_of_more_tokens_than_positions(tower):
     with pytest.raises((ValueError, RuntimeError, IndexError)):
         stock(**packed(found))
     expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         agree(model(**padded(found)), stock(**padded(found)), name)
         assert error(model(**packed(found))[name], expected) <= FLOAT64
 
@@ -178,7 +178,7 @@ def test_rows_of_more_tokens_than_positions(tower):
 def test_poolers_that_are_modules_run_without_padding(kind):
     stock = build(HOOKED[kind])
     model, found = copy.deepcopy(stock), documents()
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         agree(model(**padded(found)), stock(**padded(found)), "pooler_output")
         one = {key: value[1:2] for key, value in padded(found).items()}
         assert error(model(**one).pooler_output, stock(**one).pooler_output) <= FLOAT64
@@ -192,7 +192,7 @@ def test_documents_of_one_token_each_have_poolers_too():
     stock = build(transformers.BertModel)
     model = copy.deepcopy(stock)
     batch = {"input_ids": torch.tensor([[5, 0], [6, 0], [7, 0]]), "attention_mask": torch.tensor([[1, 0]] * 3)}
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         assert error(model(**batch).pooler_output, stock(**batch).pooler_output) <= FLOAT64
         assert tally_of(model).batches == 1
 
@@ -204,7 +204,7 @@ def test_a_tower_inside_a_model():
     model, batch = copy.deepcopy(stock), padded(documents())
     size = config.vision_config.image_size
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         for _ in range(2):
             found, expected = model(**batch, pixel_values=images), stock(**batch, pixel_values=images)
             assert error(found.logits_per_text, expected.logits_per_text) <= FLOAT64
@@ -225,7 +225,7 @@ class Summing(transformers.BertPreTrainedModel):
 
 def test_arguments_that_cannot_be_told_by_document_are_refused():
     model = build(Summing)
-    with autopack.enable(model, verify="never"), refused("argument-of-no-document", match="what of weights belongs to"):
+    with autopack.enable(model, verify=False), refused("argument-of-no-document", match="what of weights belongs to"):
         model(**packed(documents()), weights=torch.ones(7))
 
 
@@ -249,7 +249,7 @@ def test_a_head_of_ones_own_on_such_a_tower():
     model = Head(tiny.config("clip_text_model")).double().eval()
     expected = torch.cat([model(input_ids=document[None]).logits for document in documents()])
     of_batch = model(**padded(documents())).logits
-    with autopack.enable(model, verify="never", unpad="always"):
+    with autopack.enable(model, verify=False):
         for _ in range(2):  # the second call knows what the first has seen
             assert error(model(**packed(documents())).logits, expected) <= FLOAT64
             assert error(model(**padded(documents())).logits, of_batch) <= FLOAT64

@@ -193,7 +193,7 @@ def test_the_next_call_is_exact_or_refused(user, kind):
             change(code, layer.mlp)
         with pytest.raises((autopack.UnsupportedModel, autopack.LeakDetected)):
             packed(model)
-    with autopack.enable(model, verify="never"):  # where nothing looks, it leaks
+    with autopack.enable(model, verify=False):  # where nothing looks, it leaks
         assert off_by(model, alone(model)) > 1e-2
 
 
@@ -207,10 +207,10 @@ def test_state_that_changes_at_every_call_is_no_change_for_ever(user, expression
     with autopack.enable(model) as handle:
         for _ in range(12):
             assert off_by(model, expected) < EXACT
-        before = handle.envelope.checks
+        before = handle.checked.checks
         for _ in range(3):  # calls 13 to 15
             assert off_by(model, expected) < EXACT
-        assert handle.envelope.checks == before
+        assert handle.checked.checks == before
 
 
 def test_a_class_that_exec_has_made_is_the_users(user):

@@ -24,7 +24,7 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize("verify", ["auto", "never"])
+@pytest.mark.parametrize("verify", [True, False, "strict"])
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_an_encoder_that_takes_no_tokens_is_refused(model_type, verify):
     model = ENCODERS[model_type](tiny.config(model_type))

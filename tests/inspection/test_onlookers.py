@@ -117,7 +117,7 @@ def test_packed_rows_are_packed_rows():
 def test_without_being_looked_for_the_hook_sees_one_row():
     (_, model), inputs = _twins("llama")
     shapes = []
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
         model(**inputs)
     assert shapes == [(1, sum(PADDED))]
@@ -223,8 +223,6 @@ def test_documents_that_are_declared_further_in_wait_for_no_proof():
         refused("call-within-call"),
     ):
         own(input_ids=ids)
-    with autopack.enable(own, verify="always"):
-        assert torch.isfinite(own(input_ids=ids)).all()
 
 
 def test_threads_wait_for_the_proof_of_a_hook():
@@ -280,7 +278,7 @@ def test_gradients_of_single_samples_by_hooks():
 def test_without_being_looked_for_hooks_take_all_samples_for_one():
     (_, model), inputs = _twins("llama")
     shapes = []
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         _layer(model).mlp.register_full_backward_hook(lambda _, given, out: shapes.append(len(out[0])))
         model(**inputs).loss.backward()
     assert shapes == [1]

@@ -66,7 +66,7 @@ def test_one_of_each_token_is_served(name, later):
     gradient = next(part.parameters()).grad.clone()
     handle.remove()
     assert "by itself" in handle.verified
-    assert handle.envelope.checks
+    assert handle.checked.checks
     part.zero_grad()
     expected = torch.cat([model(piece, use_cache=False).logits for piece in (ids[:, :4], ids[:, 4:])], 1)
     expected.square().mean().backward()

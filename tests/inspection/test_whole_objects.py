@@ -1,7 +1,7 @@
 """A covered model is looked at whole: what is put on its modules, its tensors and into torch counts as other code.
 
 Each thing is put in place before the model is enabled, and after it. What mixes tokens is refused, what does not is
-served, and `verify="never"` shows that each of the former leaks.
+served, and `verify=False` shows that each of the former leaks.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def test_what_mixes_tokens_is_refused_before(name):
         with refused("not-exact"):
             autopack.enable(model)
         expected = alone(model)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             assert error(packed(model), expected) > LEAK, "the control shows no leak"
 
 

@@ -183,7 +183,7 @@ def _attention_across_ranks(rank: int, function: Any) -> None:
     ALL_ATTENTION_FUNCTIONS[function.__name__] = function
     model = tiny.build("llama", attn_implementation="eager")
     model.set_attn_implementation(function.__name__)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     ids = tiny.tokens(model.config, 1, 24)[:, 12 * rank : 12 * rank + 12]
     with torch.no_grad():
         model(input_ids=ids, position_ids=torch.arange(12)[None], use_cache=False)

@@ -38,7 +38,7 @@ def train(logger: str, folder: Path, name: str) -> None:
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / f"tensorboard-{name}")
     trainer = transformers.Trainer(model, args, data_collator=pad, train_dataset=rows, eval_dataset=rows[:4])
     if name == "enabled":
-        autopack.enable(trainer, share="always")
+        autopack.enable(trainer)
     trainer.train()
     (folder / f"{name}.json").write_text(json.dumps(trainer.state.log_history))
     if logger == "wandb":

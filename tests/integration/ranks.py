@@ -179,9 +179,9 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
     def run_case(rank: int) -> float:
         model = _llama()
         if order == "before":
-            autopack.enable(model, watch=1)
+            autopack.enable(model, check_every=1)
         wrapped = wrap(model)
-        handle = autopack.enable(wrapped, watch=1)
+        handle = autopack.enable(wrapped, check_every=1)
         texts = documents(model.config, DOCUMENTS)
         mine = texts[SHARES[rank]]
         row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
@@ -195,9 +195,9 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
             layer.attention_dropout = 0.0
         error = _error_of_gradients(wrapped, texts, [packed(mine)])
         before = 2 if noise or plain >= 0 else 0
-        assert handle.watched.checks == (1 if rank == plain else 1 + before), handle
-        assert handle.watched.skipped.total() == (before if rank == plain else 0), handle
-        return max(error, handle.watched.worst)
+        assert handle.checked.checks == (1 if rank == plain else 1 + before), handle
+        assert handle.checked.skipped.total() == (before if rank == plain else 0), handle
+        return max(error, handle.checked.worst)
 
     return run_case
 
@@ -210,14 +210,14 @@ def _watched_leak(wrap: Wrap) -> Wrap:
         model.model.layers[0].mlp.register_forward_pre_hook(
             lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
         )
-        handle = autopack.enable(model, watch=1, verify="never")
+        handle = autopack.enable(model, check_every=1, verify=False)
         wrapped = wrap(model)
         texts = documents(model.config, DOCUMENTS)
         wrapped(**packed(texts[SHARES[rank]])).loss.backward()
         try:
             wrapped(**packed(texts[SHARES[rank]]))
         except autopack.LeakDetected as found:
-            return float((handle.watched.checks, found.report.document, found.report.step) != (2, 1, 2))
+            return float((handle.checked.checks, found.report.document, found.report.step) != (2, 1, 2))
         return 1.0
 
     return run_case
@@ -252,10 +252,10 @@ def _checked(wrap: Wrap) -> Wrap:
             wrapped(**batch).loss.backward()
             wrapped.zero_grad()
         error = _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
-        assert handle.envelope is not None
-        assert handle.envelope.checks > 3, handle
-        assert handle.envelope.leaks == 0, handle
-        return max(error, handle.envelope.worst)
+        assert handle.checked is not None
+        assert handle.checked.checks > 3, handle
+        assert handle.checked.leaks == 0, handle
+        return max(error, handle.checked.worst)
 
     return run_case
 

@@ -230,7 +230,7 @@ def _audited_after_a_hooked_one() -> float:
     """What a twin has said of a model with hooks is not kept for one without them."""
     _refused_own_code(lambda: own_code.hooked(model_of("llama")))
     model, plain = model_of("llama"), model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD, verify="always")
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
     texts, batch = rows_of(model.config)
     return without_zeros(shared(model, batch), run_alone(plain, texts))
 
@@ -291,9 +291,9 @@ def _counting_boundaries(part: dict[str, Any]) -> None:
 def _watched() -> tuple[int, dict[str, int]]:
     """Checks made and skipped by a sentinel that cannot see a document whole."""
     model = model_of("llama")
-    handle = autopack.enable(model, watch=1, sequence_parallel=dist.group.WORLD)
+    handle = autopack.enable(model, check_every=1, sequence_parallel=dist.group.WORLD)
     _call(model).loss.backward()
-    return handle.watched.checks, dict(handle.watched.skipped)
+    return handle.checked.checks, dict(handle.checked.skipped)
 
 
 def _padded_on_the_left(config: Any) -> Any:

@@ -181,7 +181,7 @@ def test_hooks_that_were_put_on_later_see_the_batch_as_it_came(session):
 
 def test_a_model_that_the_script_enabled_is_its_own(session, capsys):
     model = waiting()
-    handle = autopack.enable(model, unpad="never")
+    handle = autopack.enable(model, unpad=False)
     model(**batch())
     assert model._autopack_handle is handle
     assert hooks(model) == []

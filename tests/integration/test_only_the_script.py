@@ -88,7 +88,7 @@ from autopack import tiny
 from autopack.cli import main
 
 model = tiny.build("llama").train()
-autopack.enable(model, verify="always", watch=1)
+autopack.enable(model, check_every=1)
 batch = autopack.PackingCollator()([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
 model(**batch).loss.backward()
 assert autopack.audit(model).exact

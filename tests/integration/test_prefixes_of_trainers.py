@@ -213,7 +213,7 @@ def drift(found: Run, expected: Run) -> float:
 )
 def test_a_script_of_trl(tmp_path, name):
     case = CASES[name]
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="auto")
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
     losses = expected.series("loss")
     assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
     assert len(losses) == STEPS
@@ -236,7 +236,7 @@ def test_online_dpo(tmp_path):
     """Two answers that the model gives to each prompt. Its KL and entropy are sums over all columns, padding among
     them, which are logged and get no gradient: there stock's padding counts, and zeros without it."""
     case = Case("OnlineDPO", prompts, {}, {"max_new_tokens": 16})
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="auto")
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
     of_padding = ("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward")
     for run in (expected, found):
         for entry in run.logs:
@@ -251,7 +251,7 @@ def test_online_dpo(tmp_path):
 @pytest.mark.parametrize("name", ["GRPO", "DPO"])
 def test_what_shares_nothing_gives_the_same(tmp_path, name):
     case = CASES[name]
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="never")
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share=False)
     assert largest_difference(found, expected) < NEAR
     assert drift(found, expected) < DRIFT
     assert set(found.shared.values()) == {0.0}
@@ -268,7 +268,7 @@ def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
 
     original, case = prefixes._common, CASES["DPO"]
     monkeypatch.setattr(prefixes, "_common", blind)
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="always", verify="never")
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, verify=False)
     assert found.shared["model"] > CASES["DPO"].shared["model"][1]
     assert largest_difference(found, expected) > LEAK
 
@@ -328,5 +328,5 @@ class TestHarness:
         assert ran.shared == 7 * 60
 
     def test_what_shares_nothing_gives_the_same(self, harness):
-        ran = self.compared(harness(), self.requests("", 4, 3, 3), share="never")
+        ran = self.compared(harness(), self.requests("", 4, 3, 3), share=False)
         assert (ran.shared, ran.columns) == (0, ran.tokens)

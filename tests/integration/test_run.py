@@ -22,8 +22,8 @@ import torch
 from autopack import cli
 from autopack.attention.choose import availability
 from autopack.commands import run as command
-from autopack.enabling.options import CHOICES
 from autopack.launch import settings
+from autopack.options import CHOICES
 from tests.conftest import FLOAT32
 from tests.integration.scripts import SCRIPTS
 
@@ -333,26 +333,26 @@ def variables(*arguments: str, **given: str) -> settings.Settings:
 def test_options_and_variables_agree_and_options_win():
     for option in settings.OPTIONS:
         assert getattr(variables(), option.name) == option.default
-        numbers = (0, 500) if option.metavar else ()
-        for value in option.choices or numbers or (True, False):
-            text = option.write(value)
-            is_switch = not option.choices and not numbers
-            flags = [f"--{'' if value else 'no-'}{option.name}"] if is_switch else [f"--{option.name}", text]
+        words = option.words or {"0": 0, "500": 500}
+        for text, value in words.items():
+            is_switch = not option.choices and not option.metavar
+            if option.choices and text not in option.choices:
+                continue  # another word for the same
+            flags = [f"--{'' if value else 'no-'}{option.flag[2:]}"] if is_switch else [option.flag, text]
             assert getattr(variables(*flags), option.name) == value
             assert variables(*flags) == variables(**{option.variable: text.upper()})
-            for other in option.choices or tuple(map(str, numbers)) or ("on", "off"):
+            for other in words:
                 assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
 
 
 def test_the_table_of_options_has_the_values_that_enable_takes():
-    choices = {option.name: option.choices for option in settings.OPTIONS if option.choices}
-    assert choices == CHOICES
+    assert {option.name: option.values for option in settings.OPTIONS if option.name in CHOICES} == CHOICES
     assert set(CHOICES["backend"]) == {"auto", *availability()}
 
 
 @pytest.mark.exhaustive
 def test_a_variable_reaches_the_model_and_an_option_overrides_one():
-    found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="never", AUTOPACK_QUIET="1")
+    found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="no", AUTOPACK_QUIET="1")
     (line,) = found.lines
     assert line.startswith(
         "autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come; trained: 4 calls"
@@ -360,11 +360,11 @@ def test_a_variable_reaches_the_model_and_an_option_overrides_one():
 
 
 @pytest.mark.exhaustive
-def test_training_calls_are_checked_where_watch_says_so():
-    (line,) = start(*RUN, "--watch", "2", "loop.py").lines
-    assert "; watched: every 2 training calls; 2 checked, worst relative error " in line
-    (line,) = start(*RUN, "--watch", "0", "loop.py", AUTOPACK_WATCH="2").lines
-    assert "watched" not in line
+def test_training_calls_are_checked_where_check_every_says_so():
+    (line,) = start(*RUN, "--check-every", "2", "loop.py").lines
+    assert "; checked: every 2 training calls; 2 checks, worst relative error " in line
+    (line,) = start(*RUN, "--check-every", "0", "loop.py", AUTOPACK_CHECK_EVERY="2").lines
+    assert "checked" not in line
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_training_calls_are_checked_where_watch_says_so():
         (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, eager"),
         (
             ["view.py"],
-            {"AUTOPACK_WATCH": "often"},
-            "AUTOPACK_WATCH must be a whole number of at least 0; found 'often'",
+            {"AUTOPACK_CHECK_EVERY": "often"},
+            "AUTOPACK_CHECK_EVERY must be a whole number of at least 0; found 'often'",
         ),
         (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
     ],

@@ -103,7 +103,7 @@ def scored():
     def run():
         with torch.no_grad():
             alone = [model(input_ids=part) for part in ids.split(LENGTHS, 1)]
-            with autopack.enable(model, verify="never"):
+            with autopack.enable(model, verify=False):
                 found = model(input_ids=ids, position_ids=positions(LENGTHS), output_attentions=True, return_dict=True)
         return found, alone
 

@@ -181,7 +181,7 @@ def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, opt
     model = tiny.build(model_type, task="masked-lm", **options)
     before = dict(vars(model))
     with refused("cannot-be-packed", match=reason):
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
     assert vars(model) == before
 
 

@@ -1,7 +1,7 @@
 """MRA, whose attention goes by blocks of 32 columns, with its CUDA kernels replaced by the same sums in torch.
 
 Without them transformers' MRA attends to nothing (modeling_mra.py, `mra2_attention`), which would show little.
-They are enabled with `verify="never"`: an audit's documents are no multiples of 32 tokens, so by default a model with
+They are enabled with `verify=False`: an audit's documents are no multiples of 32 tokens, so by default a model with
 kernels is refused.
 """
 
@@ -79,7 +79,7 @@ def test_packed_documents_are_as_alone(kernels):
     row = torch.cat(texts, dim=1)
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None] + 2
     assert _error(_run(model, row, position_ids=positions)[0], wanted) > 0.01, "its blocks go over the row"
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         found, made = _run(model, row, position_ids=positions)
         moved, _ = _run(model, torch.cat([texts[0], texts[1].flip(1)], dim=1), position_ids=positions)
     assert _error(found, wanted) < FLOAT32
@@ -93,7 +93,7 @@ def test_what_stock_cannot_run_alone_raises_what_stock_raises(kernels):
     ids, positions = tiny.tokens(model.config, 1, 96), torch.cat([torch.arange(64), torch.arange(32)])[None] + 2
     with pytest.raises(RuntimeError) as stock:
         model(input_ids=ids[:, 64:])
-    with autopack.enable(model, verify="never"), pytest.raises(RuntimeError) as packed:
+    with autopack.enable(model, verify=False), pytest.raises(RuntimeError) as packed:
         model(input_ids=ids, position_ids=positions)
     assert str(packed.value) == str(stock.value)
 
@@ -103,5 +103,5 @@ def test_padded_batches_keep_their_padding(kernels):
     mask = (torch.arange(96) < torch.tensor([[96], [64]])).long()
     batch = {"input_ids": tiny.tokens(model.config, 2, 96), "attention_mask": mask}
     wanted = model(**batch).logits
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert torch.equal(model(**batch).logits, wanted)

@@ -91,7 +91,7 @@ def test_float64(model_type):
         weights = weights_like(expected)
         (expected * weights).sum().backward()
         wanted = gradients(model)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             found = model(input_ids=ids, position_ids=positions(AROUND_CHUNKS)).logits
             (found * weights).sum().backward()
     assert found.dtype == torch.float64

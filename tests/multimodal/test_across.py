@@ -134,14 +134,14 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(model_type, side):
 def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():
     """Negative control: a row without images beside one with two attends to empty ones, which it has not alone.
 
-    So it does with `unpad="never"`, which leaves padded batches to stock.
+    So it does with `unpad=False`, which leaves padded batches to stock.
     """
     stock, model = opened("mllama")
     found = documents(stock, PARTS)
     call, mask = padded(stock, found, "right")
     logits = stock(**call, attention_mask=mask, use_cache=False).logits
     assert error(logits[2, : len(found[2])], alone(stock, found[2]).logits[0]) > LEAK
-    with autopack.enable(model, unpad="never"):
+    with autopack.enable(model, unpad=False):
         assert torch.equal(model(**call, attention_mask=mask, use_cache=False).logits, logits)
 
 

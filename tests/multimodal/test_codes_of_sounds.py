@@ -46,7 +46,7 @@ def test_codes_are_tokens():
     ids = torch.cat(found, dim=1)
     call = {"input_ids": ids, "position_ids": torch.cat([torch.arange(d.shape[1]) for d in found])[None]}
     labels = ids[..., 0]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         out = model(**call, labels=labels)
         out.loss.backward()
         other = ids.clone()

@@ -36,16 +36,15 @@ def test_the_number_of_an_image_counts():
     assert error(logits[1, : len(found[1])], alone(stock, found[1]).logits[0]) > 20 * FLOAT32
 
 
-@pytest.mark.parametrize("unpad", ["auto", "always"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_of_a_padded_batch_get_what_they_get_alone(side, unpad):
+def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
     stock, model = twins_with_images("hunyuan_vl")
     found = documents(stock, PARTS)
     call, mask = padded_with_images(stock, side)
     labels = torch.where((call["input_ids"] < 100) & (mask == 1), call["input_ids"], -100)
     if side == "left":
         labels[:, 1:][mask[:, :-1] == 0] = -100
-    with autopack.enable(model, unpad=unpad) as handle:
+    with autopack.enable(model) as handle:
         output = model(**call, attention_mask=mask, labels=labels, use_cache=False)
         output.loss.backward()
         assert handle.enabled.tally.batches
@@ -68,7 +67,7 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(side, unpad):
 def test_a_padded_batch_that_is_to_stay_gets_what_stock_gives(side):
     stock, model = twins_with_images("hunyuan_vl")
     call, mask = padded_with_images(stock, side)
-    with autopack.enable(model, unpad="never"):
+    with autopack.enable(model, unpad=False):
         assert torch.equal(
             model(**call, attention_mask=mask, use_cache=False).logits,
             stock(**call, attention_mask=mask, use_cache=False).logits,

@@ -99,7 +99,7 @@ def test_padded_batches_give_what_they_gave(model_type):
     labels = torch.cat([pad(labels_of(d), -100) for d in found])
     expected = stock(**call, labels=labels, use_cache=False)
     expected.loss.backward()
-    with autopack.enable(model, verify="never") as handle:  # which has seen no padding beside images
+    with autopack.enable(model, verify=False) as handle:  # which has seen no padding beside images
         output = model(**call, labels=labels, use_cache=False)
         output.loss.backward()
         assert handle.enabled.tally.batches == 1

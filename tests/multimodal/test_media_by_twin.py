@@ -87,7 +87,7 @@ def test_a_class_of_ones_own_that_keeps_images_apart_is_served(model_type):
 def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_type):
     model = written(model_type, inner_of(model_type), "get_image_features", mixes=True)
     found = documents(model)
-    assert apart(model, found, verify="never") > LEAK
+    assert apart(model, found, verify=False) > LEAK
     with autopack.enable(model):
         for _ in range(2):
             with refused("media-not-proven", match=REFUSED.format("image")):
@@ -103,7 +103,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     few, many = ([images.document(model, (IMAGE, 3 + n % 3), seed=n) for n in range(count)] for count in (2, 13))
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
-    assert apart(model, many, verify="never") > LEAK
+    assert apart(model, many, verify=False) > LEAK
     with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [many]))
 
@@ -121,7 +121,7 @@ def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence(
     """Gemma 3 makes the masks of its blocks outside of the text model; in a class of one's own they do not arrive."""
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
-    assert apart(model, found, verify="never") > LEAK
+    assert apart(model, found, verify=False) > LEAK
     with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
         model(**media_rows.packed(model, [found]))
 
@@ -152,7 +152,7 @@ def test_where_no_twin_tells():
     found = documents(model)
     with autopack.enable(model), refused("media-not-proven", match="no twin of it tells"):
         model(**media_rows.packed(model, [found]))
-    assert apart(model, found, verify="never") <= FLOAT32
+    assert apart(model, found, verify=False) <= FLOAT32
 
 
 @pytest.mark.parametrize("mixes", [False, True])
@@ -163,7 +163,7 @@ def test_sounds(mixes):
     if not mixes:
         assert apart(model, found) <= FLOAT32
         return
-    assert apart(model, found, verify="never") > LEAK
+    assert apart(model, found, verify=False) > LEAK
     with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("sound")):
         model(**media_rows.packed(model, [found]))
 

@@ -68,7 +68,7 @@ def test_documents_with_all_kinds_of_media(model_type):
     stock, model = with_sounds(model_type), with_sounds(model_type)
     found = documents(stock)
     labels = torch.cat([torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found], dim=1)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         out = model(**packed(model, found), labels=labels)
         out.loss.backward()
     first, total, count = 0, 0.0, 0
@@ -91,7 +91,7 @@ def test_what_qwen_omni_numbers_by(model_type):
     stock, model = with_sounds(model_type), with_sounds(model_type)
     found = documents(stock)
     call = packed(model, found)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         right = model(**call).logits
         slower = model(**{**call, "video_second_per_grid": 3 * call["video_second_per_grid"]}).logits
         with refused("media-positions"):
@@ -119,7 +119,7 @@ def test_the_sound_of_a_video(model_type):
     media = joined_media(stock, [p for pieces, _ in found for p in pieces])
     ids = torch.cat([ids for _, ids in found], dim=1)
     positions = torch.cat([torch.arange(each.shape[1]) for _, each in found])[None]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         logits = model(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
     leaking = stock(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
     first = 0

@@ -58,7 +58,7 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
 def test_images_in_forms_of_their_own(model_type):
     """A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         hold(compare(model, stock))
 
 
@@ -98,7 +98,7 @@ def test_videos_are_exact_too(model_type):
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = [as_videos(stock, document) for document in documents(stock)]
     assert "pixel_values_videos" in media_rows.row(stock, found)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         hold(compare(model, stock, videos=True))
     logits = stock(**packed(stock, [found])).logits
     assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
@@ -184,7 +184,7 @@ def test_the_blocks_of_one_document_see_each_other_both_ways():
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl", "paligemma"])
 def test_text_alone_on_a_model_of_images(model_type):
     model = with_images(model_type)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=("default", "all-ones mask", "two rows"), training=(True,))
     assert report.exact, report.worst_case
     assert autopack.audit(model, modes=("all-ones mask",), training=(False,), gradients=False).worst > LEAK

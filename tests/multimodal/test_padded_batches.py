@@ -111,7 +111,7 @@ def test_images_of_the_rows_stay_with_them(model_type):
     call, mask = padded_with_images(stock, "right")
     turned = {name: value.flip(0) for name, value in call.items() if name.startswith(("pixel", "image"))}
     expected = stock(**call, attention_mask=mask, use_cache=False).logits
-    with autopack.enable(model, unpad="always"):
+    with autopack.enable(model):
         found, other = (
             model(**{**call, **change}, attention_mask=mask, use_cache=False).logits for change in ({}, turned)
         )

@@ -51,7 +51,7 @@ qwen2_5_omni_thinker qwen2_audio qwen3_asr vibevoice_asr voxtral
 def test_padded_batches_with_sounds_give_what_they_gave(model_type, side):
     stock, model = with_sounds(model_type), with_sounds(model_type)
     call, mask, labels, documents = padded(stock, side)
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         found = model(**call, attention_mask=mask, labels=labels)
         found.loss.backward()
         tally = handle.enabled.tally

@@ -188,7 +188,7 @@ def test_rotary_embeddings_by_the_longest_position_follow_the_positions_of_each_
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "mrope_section": [4, 2, 2]}
     stock, model = twins_with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})
     found = documents(stock, [(20,), (3, IMAGE, 2), (IMAGE, 9, IMAGE)])
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         logits = model(**packed(model, [found])).logits
     for document, row, a, b in spans([found]):
         expected = with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})

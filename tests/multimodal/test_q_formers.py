@@ -63,7 +63,7 @@ def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_
     model = getattr(transformers, CLASSES[model_type])(type(config)(**fields, text_config=text))
     assert modules.is_pair(model)
     with refused("cannot-be-packed", match=r"language model \('t5'\) is an encoder-decoder"):
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
@@ -82,7 +82,7 @@ class TestPositionsOfTokens:
             return lambda module, args, kwargs: seen.update({name: kwargs.get("position_ids") is not None})
 
         call = packed(model, [documents(model)])
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             handles = [
                 model.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True)
                 for name in ("vision_model.encoder", "qformer.embeddings", "language_model")
@@ -99,7 +99,7 @@ class TestPositionsOfTokens:
         ids = tiny.tokens(stock.config, 1, len(first) + len(second), seed=5)
         for document in (first, second):
             document.images[0].update(qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids))
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             logits = model(**packed(model, [[first, second]])).logits
         for document, row, a, b in spans([[first, second]]):
             assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
@@ -114,6 +114,6 @@ class TestPositionsOfTokens:
             first.tokens["input_ids"] = first.tokens["input_ids"][:, : -stock.config.num_query_tokens]
             text = {"input_ids": second.tokens["input_ids"][:, -4:]}
             other = type(second)(text, ())
-            with autopack.enable(model, verify="never"):
+            with autopack.enable(model, verify=False):
                 logits = model(**packed(model, [[first, other]])).logits
             assert error(logits[0, : len(first)], alone(stock, first).logits[0]) <= FLOAT32

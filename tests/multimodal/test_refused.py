@@ -89,7 +89,7 @@ class TestNumbersOfPatches:
     @pytest.fixture(scope="class")
     def model(self):
         model = with_images("molmo2")
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             yield model
 
     def call(self, model: Any, **others: Any) -> Any:
@@ -140,7 +140,7 @@ REFUSED = {
 def test_media_that_no_run_has_covered_are_refused_on_packed_rows_alone(model_type, name):
     model = with_images(model_type, attn_implementation="eager")
     ids, where = tiny.tokens(model.config, 1, 9), torch.cat([torch.arange(4), torch.arange(5)])[None]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         with pytest.raises(autopack.UnsupportedModel, match=REFUSED[model_type, name]):
             model(input_ids=ids, position_ids=where, **{name: torch.zeros(1, 3, 32, 32)})
         assert model(input_ids=ids, position_ids=where).logits.isfinite().all()
@@ -158,7 +158,7 @@ def test_types_whose_documents_have_no_result_of_their_own(model_type):
     """Each names the line of upstream by which that is so."""
     model = with_images(model_type, attn_implementation="eager")
     with refused("cannot-be-packed", match=r"\(5\.23\.0, modeling_\w+\.py:\d+\)") as raised:
-        autopack.enable(model, verify="never")
+        autopack.enable(model, verify=False)
     if transformers.__version__ == "5.23.0":
         number = int(re.findall(r"py:(\d+)", str(raised.value))[0])
         assert LINES[model_type] in inspect.getsource(sys.modules[type(model).__module__]).splitlines()[number - 1]
@@ -177,7 +177,7 @@ class TestNormsOverTheBatch:
     @pytest.fixture
     def model(self, model_type):
         model = with_images(model_type, "eager")
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             yield model.train()
 
     def test_images_are_refused_while_they_train(self, model, model_type):

@@ -78,7 +78,7 @@ def worst_error(logits: torch.Tensor, stock: Any, found: list[Document]) -> floa
 @pytest.mark.parametrize("model_type", types_of(TASKS))
 def test_documents_with_sounds_get_what_they_get_alone(model_type):
     stock, model = with_sounds(model_type), with_sounds(model_type)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         hold(compare(model, stock, found=documents(stock)))
 
 
@@ -94,7 +94,7 @@ def test_sounds_of_any_lengths(model_type):
     lengths = [n for n in (*range(9, 25), 39, 130) if not (model_type == "nemotron_h_omni" and n % 8 == 0)]
     lengths = [n for n in lengths if n < 40 or model_type != "dots3_note"]  # whose chunks have 40
     found = [sounds.document(stock, [1, SOUND, 2], seed=2 * n, frames=n) for n in lengths]
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         logits = model(**packed(model, [found])).logits
     assert worst_error(logits, stock, found) <= FLOAT32
 
@@ -102,7 +102,7 @@ def test_sounds_of_any_lengths(model_type):
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
 def test_where_padding_would_tell_sounds_have_one_length(model_type):
     stock, model = with_sounds(model_type), with_sounds(model_type)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         hold(compare(model, stock, found=documents(stock, alike=True)))
         with refused("media-mixed"):
             model(**packed(model, [documents(stock)]))
@@ -151,7 +151,7 @@ def test_two_rows_with_padding_behind_them():
     numbers = [torch.cat([torch.full((len(d),), n + 1) for n, d in enumerate(each)]) for each in rows]
     call["attention_mask"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in numbers])
     assert (call["attention_mask"] == 0).any()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         logits = model(**call).logits
     for document, row, a, b in spans(rows):
         assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
@@ -164,7 +164,7 @@ class TestPaddingOfSounds:
         """Its processor pads to 30 s. Padded to the longest, which no mask takes out, sounds would tell each other."""
         stock, model = with_sounds("glmasr"), with_sounds("glmasr")
         found = documents(stock)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             call = packed(model, [found])
             whole = 2 * model.config.audio_config.max_position_embeddings
             assert call["input_features"].shape[-1] == whole
@@ -186,7 +186,7 @@ class TestPaddingOfSounds:
         kept = [0, 1, *range(5, len(longer))]  # without three placeholders, as many as the frames that were cut give
         fewer = Document({name: value[:, kept] for name, value in longer.tokens.items()}, (cut,))
         found = [long, fewer]
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             assert worst_error(model(**packed(model, [found])).logits, stock, found) <= FLOAT32
 
     def test_nemotron_h_omni_makes_a_feature_of_padding(self, monkeypatch):
@@ -194,7 +194,7 @@ class TestPaddingOfSounds:
         stock, model = with_sounds("nemotron_h_omni"), with_sounds("nemotron_h_omni")
         monkeypatch.setattr(sounds, "FRAMES", 24)
         found = documents(stock)
-        with autopack.enable(model, verify="never") as handle:
+        with autopack.enable(model, verify=False) as handle:
             with refused(
                 "media-mixed", match="they have 24 to 33 frames, and get_audio_features makes the last feature"
             ):
@@ -211,7 +211,7 @@ class TestPaddingOfSounds:
         found[1] = dataclasses.replace(found[1], images=(shorter,))
         call = packed(model, [found])
         assert call["input_features_mask"].all()
-        with autopack.enable(model, verify="never") as handle:
+        with autopack.enable(model, verify=False) as handle:
             with refused("media-mixed", match="sound 1 ends in silence or padding"):
                 model(**call)
             handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
@@ -227,7 +227,7 @@ def test_sounds_of_music_flamingo_must_not_touch():
         ids = document.tokens["input_ids"]
         kept = (ids != stock.config.audio_bos_token_id) & (ids != stock.config.audio_eos_token_id)
         bare.append(dataclasses.replace(document, tokens={"input_ids": ids[kept][None]}))
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         with refused("media-mixed", match="a document ends with one, and the next begins with one"):
             model(**packed(model, [bare]))
         apart = [bare[1], bare[0]]
@@ -245,7 +245,7 @@ def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
         ids = document.tokens["input_ids"][0]
         repeated = torch.nn.functional.pad((ids[1:] == ids[:-1]) & (ids[1:] == model.config.audio_token_id), (1, 0))
         short.append(dataclasses.replace(document, tokens={"input_ids": ids[~repeated][None]}))
-    with autopack.enable(model, verify="never"), refused("media-mixed", match="one placeholder for each sound"):
+    with autopack.enable(model, verify=False), refused("media-mixed", match="one placeholder for each sound"):
         model(**packed(model, [short]))
 
 
@@ -272,7 +272,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
     for name, value in expected.items():
         assert torch.equal(torch.as_tensor(batch[name]), value), name
     labels = batch.pop("labels")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert torch.isfinite(model(**batch, labels=labels).loss)
 
 

@@ -230,7 +230,7 @@ class TestPackedData:
         stock, model = twins(build("llama").eval())
         rows = pack(completions(12), 200, groups="prompt", drop_columns=())
         collator = PackingCollator(drop_keys=("prompt",))
-        with autopack.enable(model, share="always") as handle:
+        with autopack.enable(model) as handle:
             for row in rows:
                 before = handle.tally.training.columns
                 agree(stock, model, collator([row]))
@@ -241,7 +241,7 @@ class TestPackedData:
         """The recipe: rows of groups, one per batch, and the plain collator; losses do not depend on what is shared."""
         data = datasets.Dataset.from_list(completions(12))
         losses = {}
-        for share in ("auto", "never"):
+        for share in (True, False):
             model = build("llama").train()
             rows = pack(data, 200, groups="prompt")
             options = {"per_device_train_batch_size": 1, "max_steps": 4, "report_to": [], "use_cpu": True}
@@ -251,8 +251,8 @@ class TestPackedData:
             handle = autopack.enable(trainer, share=share).handles["model"]
             trainer.train()
             losses[share] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-            assert (handle.tally.training.shared > 0) == (share == "auto")
-        assert losses["auto"] == pytest.approx(losses["never"], rel=1e-5)
+            assert (handle.tally.training.shared > 0) == share
+        assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
 class TestCollator:

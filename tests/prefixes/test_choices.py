@@ -11,7 +11,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import autopack
-from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, loss_error, model_gradient_error, twins
+from tests.support.padded import (
+    FLOAT32,
+    GRADIENT,
+    build,
+    logit_error,
+    loss_error,
+    model_gradient_error,
+    packs_at_once,
+    twins,
+)
 from tests.support.prefixes import group, loss_of_logits, padded, tree
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -45,20 +54,19 @@ def _agree(stock, model, batch, tolerance=FLOAT32):
 
 class TestWhen:
     def test_never(self, pair):
-        with autopack.enable(pair[1], share="never") as handle:
+        with autopack.enable(pair[1], share=False) as handle:
             _scored(pair[1], padded(tree()))
             assert _shared(handle) == 0
-            assert "share='never'" in repr(handle)
+            assert "share=False" in repr(handle)
 
     def test_no_such_choice(self, pair):
-        with pytest.raises(ValueError, match="share must be one of auto, always, never; found 'sometimes'"):
+        with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
             autopack.enable(pair[1], share="sometimes")
 
-    def test_too_little_unless_always(self, pair):
-        for share, wanted in (("auto", 0), ("always", 3 * 8)):
-            with autopack.enable(pair[1], share=share) as handle:
-                _scored(pair[1], padded(group(8, (30, 22, 41, 25))))
-                assert _shared(handle) == wanted
+    def test_too_little(self, pair):
+        with autopack.enable(pair[1]) as handle:
+            _scored(pair[1], padded(group(8, (30, 22, 41, 25))))
+            assert _shared(handle) == 0
 
     def test_rows_without_padding(self, pair):
         batch = padded(group(32, (6, 6, 6)))
@@ -78,12 +86,11 @@ class TestWhen:
                 assert output.past_key_values.get_seq_length() == max(map(len, rows))
             assert _shared(handle) == 0
 
-    @pytest.mark.parametrize("share", ["auto", "always"])
-    def test_dropout(self, share):
+    def test_dropout(self):
         model = build("llama", attention_dropout=0.5).train()
-        with autopack.enable(model, share=share) as handle:
+        with autopack.enable(model) as handle:
             model(**padded(tree(), labels=True), use_cache=False).loss.backward()
-            assert (_shared(handle) > 0) == (share == "always")
+            assert _shared(handle) == 0
             model.eval()
             before = _shared(handle)
             _scored(model, padded(tree()))
@@ -131,7 +138,7 @@ class TestWhen:
     def test_recorded_calls(self, pair):
         """What has no values, or would be recorded with them, is left as it came."""
         ids = padded(group(32, (6, 6, 6)))["input_ids"]
-        with autopack.enable(pair[1], unpad="always") as handle, torch.no_grad():
+        with autopack.enable(pair[1]) as handle, torch.no_grad():
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 assert pair[1](mode.from_tensor(ids), use_cache=False).logits.shape[:2] == ids.shape
             mapped = torch.func.vmap(lambda row: pair[1](row[None], use_cache=False).logits)(ids)
@@ -154,7 +161,7 @@ class TestWhen:
         """Also where no twin is asked, which would give another loss."""
         stock, model = twins(build("mixtral", output_router_logits=True).eval())
         batch = padded(tree(), labels=True)
-        with autopack.enable(model, share="always", verify="never") as handle:
+        with autopack.enable(model, verify=False) as handle:
             expected, found = (_scored(each, batch) for each in (stock, model))
             assert loss_error(found.loss, expected.loss) < FLOAT32
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
@@ -207,12 +214,12 @@ class TestHowever:
         stock, model = pair
         model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
         stock.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
-        with autopack.enable(model, unpad="always") as handle:
+        with packs_at_once(model) as handle:
             _agree(stock, model, padded(tree()))
             assert _shared(handle) > 40
 
     def test_autocast(self, pair):
-        with autopack.enable(pair[1], unpad="always") as handle, torch.autocast("cpu", torch.bfloat16):
+        with autopack.enable(pair[1]) as handle, torch.autocast("cpu", torch.bfloat16):
             expected, found = (_scored(model, batch := padded(tree())).logits.float() for model in pair)
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
             assert _shared(handle) > 40
@@ -223,13 +230,13 @@ class TestHowever:
         torch.manual_seed(0)
         stock = peft.get_peft_model(pair[0], config)
         model = copy.deepcopy(stock)
-        with autopack.enable(model, unpad="always") as handle:
+        with packs_at_once(model) as handle:
             _agree(stock, model, padded(tree()))
             assert _shared(handle) > 40
 
     def test_compiled(self, pair):
         stock, model = pair
-        handle = autopack.enable(model, unpad="always")
+        handle = autopack.enable(model)
         compiled = torch.compile(model, backend="eager")
         for seed in range(2):
             batch = padded(tree(seed))
@@ -240,7 +247,7 @@ class TestHowever:
 
     def test_copies_and_threads(self, pair):
         stock, model = pair
-        with autopack.enable(model, unpad="always"):
+        with autopack.enable(model):
             copied = copy.deepcopy(model)
             batches, errors = [padded(tree(seed)) for seed in range(4)], []
 
@@ -288,7 +295,7 @@ class TestHowever:
         """TRL does so in every step: the model is not looked at anew, and nothing is asked again."""
         model = pair[1].train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        with autopack.enable(model, unpad="always") as handle:
+        with packs_at_once(model) as handle:
             _scored(model, padded(tree()))
             asked = handle.enabled.said_by_twins
             for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
@@ -307,7 +314,7 @@ class TestHowever:
                 logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, label_smoothing=0.1
             )
         batch = padded(tree(), labels=True)
-        with autopack.enable(model, unpad="always"):
+        with autopack.enable(model):
             expected, found = (each(**batch, use_cache=False) for each in pair)
             for output in (expected, found):
                 output.loss.backward()

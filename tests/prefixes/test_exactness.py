@@ -15,7 +15,17 @@ from autopack.attention import prefixes
 from autopack.layout.prefixes import Prefixes
 from autopack.proving import kept
 from compat.exactness import built, stand_in
-from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, loss_error, model_gradient_error, twins
+from compat.standins import taken_for_kernels
+from tests.support.padded import (
+    FLOAT32,
+    GRADIENT,
+    build,
+    logit_error,
+    loss_error,
+    model_gradient_error,
+    packs_at_once,
+    twins,
+)
 from tests.support.prefixes import group, loss_of_logits, padded, tree
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -46,7 +56,7 @@ class TestAgreement:
     def test_logits_states_loss_and_gradients(self, model_type, labels):
         stock, model = twins(build(model_type, attn_implementation="eager" if model_type in EAGER else "sdpa").eval())
         batch = padded(tree(), labels=labels)
-        with autopack.enable(model, unpad="always") as handle:
+        with packs_at_once(model) as handle:
             expected, found = _both(stock, model, batch)  # rows whose states are asked for here do not share
             mask = batch["attention_mask"]
             assert logit_error(found.logits, expected.logits, mask) < FLOAT32
@@ -69,7 +79,8 @@ class TestAgreement:
         with stand_in(backend):
             model = built(model_type, backend).eval()
             stock = copy.deepcopy(model)
-            with autopack.enable(model, unpad="always", share="always", verify="never") as handle:
+            with packs_at_once(model, verify=False) as handle:
+                taken_for_kernels(handle)
                 expected, found = _both(stock, model, batch := padded(tree()))
                 assert logit_error(found.logits, expected.logits, batch["attention_mask"]) < FLOAT32
                 assert handle.tally.training.shared > 40
@@ -88,7 +99,7 @@ class TestAgreement:
     def test_heads_and_the_backbone_alone(self, task):
         stock, model = twins(build("llama", task).eval())
         batch = padded(tree())
-        with autopack.enable(model, unpad="always") as handle, torch.no_grad():
+        with autopack.enable(model) as handle, torch.no_grad():
             expected, found = (each(**batch, use_cache=False)[0] for each in (stock, model))
             assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
             assert handle.tally.evaluation.shared > 40
@@ -97,7 +108,7 @@ class TestAgreement:
         stock, model = twins(build("llama").eval())
         rows = [torch.cat([row[:30], row[-6:]]) for row in group(24, (12, 12, 12))]
         batch = padded([*rows, rows[0][:9]], side="left")
-        with autopack.enable(model, unpad="always") as handle:
+        with packs_at_once(model) as handle:
             expected, found = _both(stock, model, batch)
             assert logit_error(found.logits, expected.logits, batch["attention_mask"]) < FLOAT32
             assert handle.tally.training.shared == 48
@@ -118,7 +129,7 @@ class TestAgreement:
             assert logit_error(found.logits, expected.logits, batch["attention_mask"]) < FLOAT32
             assert handle.tally.training.shared > before
 
-        with autopack.enable(model, unpad="always", share="always") as handle:
+        with packs_at_once(model) as handle:
             check()
 
 
@@ -142,7 +153,8 @@ class TestLeaks:
         monkeypatch.setattr(Prefixes, "chains", property(lambda self: ((0,), (0, 2), (0, 3), (0, 1))))
         stock, model = twins(build("llama").eval())
         batch = padded(group(32, (6, 6, 6)))
-        with autopack.enable(model, share="always", verify="never"), torch.no_grad():
+        with autopack.enable(model, verify=False) as handle, torch.no_grad():
+            handle.enabled.said_by_twins["prefixes",] = None
             found, expected = (each(**batch, use_cache=False).logits for each in (model, stock))
             assert logit_error(found, expected, batch["attention_mask"]) > 100 * FLOAT32
 

@@ -13,6 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.tiny.models import randomize
+from tests.support.padded import packs_at_once
 from tests.support.prefixes import group, padded
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -106,12 +107,12 @@ def test_every_type(kind, model_type):
     stock = build(kind, model_type)
     if stock is None:
         pytest.skip("this type has no such frequencies")
-    for share in ("auto", "never"):
+    for share in (True, False):
         model = copy.deepcopy(stock).train()
         try:
-            with autopack.enable(model, share=share, unpad="always") as handle:
+            with packs_at_once(model, share=share) as handle:
                 for name, (prompt, rests) in LENGTHS.items():
-                    saved = 2 * prompt if name == "short" and share == "auto" else 0
+                    saved = 2 * prompt if name == "short" and share else 0
                     check(model, stock, group(prompt, rests), handle, saved)
         except autopack.AutopackError as refused:
             pytest.skip(f"it is refused: {refused}")

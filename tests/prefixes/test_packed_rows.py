@@ -18,6 +18,7 @@ from autopack import PackingCollator, tiny
 from autopack.attention import prefixes
 from autopack.layout.prefixes import Prefixes
 from compat.exactness import built, stand_in
+from compat.standins import taken_for_kernels
 from tests.support.padded import FLOAT32, GRADIENT, build, loss_error, model_gradient_error, twins
 from tests.support.prefixes import group, tree
 
@@ -95,7 +96,8 @@ class TestAgreement:
             model = built("llama", backend).eval()
             stock = built("llama", "sdpa").eval()
             stock.load_state_dict(model.state_dict())
-            with autopack.enable(model, share="always", verify="never") as handle:
+            with autopack.enable(model, verify=False) as handle:
+                taken_for_kernels(handle)
                 agree(stock, model, packed(tree()))
                 assert handle.tally.training.shared > 40
 
@@ -162,7 +164,7 @@ class TestAgreement:
             agree(stock, model, packed([*documents, documents[0]], max_length=max_length))
             assert handle.tally.training.shared > before
 
-        with autopack.enable(model, share="always") as handle:
+        with autopack.enable(model) as handle:
             check()
 
 
@@ -199,7 +201,7 @@ class _ScoringBackbone(LlamaModel):
 class TestWhen:
     def test_never_and_too_little(self):
         model = build("llama").eval()
-        for share, documents in (("never", tree()), ("auto", group(12, (30, 22, 41))), ("auto", group(16, (99, 150)))):
+        for share, documents in ((False, tree()), (True, group(12, (30, 22, 41))), (True, group(16, (99, 150)))):
             with autopack.enable(model, share=share) as handle, torch.no_grad():
                 model(**packed(documents), use_cache=False)
                 assert handle.tally.evaluation.shared == 0
@@ -226,15 +228,14 @@ class TestWhen:
             model(**batch, use_cache=False)
             assert handle.tally.evaluation.shared == 0
 
-    @pytest.mark.parametrize("options", [{}, {"share": "always", "verify": "never"}], ids=["default", "trusting"])
     @pytest.mark.parametrize("kind", [_Scoring, _ScoringBackbone])
-    def test_what_a_forward_makes_of_each_row(self, kind, options):
+    def test_what_a_forward_makes_of_each_row(self, kind):
         """A forward of somebody's own that scores the last token: documents get theirs, and it is remembered."""
         stock, model = twins(kind(build("llama").config).eval())
         documents = group(32, (5, 11, 8))
         batch = packed(documents)
         given = {name: batch[name] for name in ("input_ids", "position_ids")}
-        with autopack.enable(model, **options) as handle, torch.no_grad():
+        with autopack.enable(model) as handle, torch.no_grad():
             for _ in range(2):
                 found = model(**given, use_cache=False)
                 alone = torch.cat([stock(input_ids=document[None]).scores for document in documents])
@@ -305,7 +306,8 @@ class TestLeaks:
         model = build("llama").eval()
         stock = copy.deepcopy(model)
         documents = group(32, (6, 6, 6))
-        with autopack.enable(model, share="always", verify="never"), torch.no_grad():
+        with autopack.enable(model, verify=False) as handle, torch.no_grad():
+            handle.enabled.said_by_twins["prefixes",] = None
             found = model(**packed(documents), use_cache=False).logits[0, 38:76]
             alone = stock(input_ids=documents[1][None]).logits[0]
             assert float((found - alone).abs().max() / alone.abs().max()) > 100 * FLOAT32
@@ -322,8 +324,8 @@ class TestLeaks:
             handle.remove()
         by_stretches = prefixes.by_stretches
         monkeypatch.setattr(prefixes, "by_stretches", lambda call, shared: by_stretches(call, shared) * 1.01)
-        with autopack.enable(model, share="always", verify="never"):
+        with autopack.enable(model, verify=False):
             report = autopack.audit(model, modes=("default", "one beginning"), training=(False,))
             assert {result.mode for result in report.results if not report.is_exact(result)} == {"one beginning"}
-        with autopack.enable(model, share="never"):
+        with autopack.enable(model, share=False):
             assert "one beginning" in autopack.audit(model, modes=("default", "one beginning")).left_out

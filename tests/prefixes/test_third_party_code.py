@@ -1,4 +1,4 @@
-"""Rows share only where all code that they run is the libraries' own, or where the user asks for it."""
+"""Rows share only where all code that they run is the libraries' own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaForCausalLM
 
-import autopack
-from tests.support.padded import FLOAT32, build, logit_error, model_gradient_error
+from tests.support.padded import FLOAT32, build, logit_error, model_gradient_error, packs_at_once
 from tests.support.prefixes import loss_of_logits, padded, tree
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -136,7 +135,7 @@ def test_third_party_code_computes_every_row(change, when):
     change(stock)
     if when == "before":
         change(model)
-    with autopack.enable(model, unpad="always") as handle:
+    with packs_at_once(model) as handle:
         if when == "after":
             _trained(model, batch)
             assert handle.tally.training.shared > 40
@@ -157,7 +156,7 @@ class Passing(TorchFunctionMode):
 
 def test_under_a_mode_of_torch_every_row_is_computed():
     model, batch = build("llama").train(), padded(tree())
-    with autopack.enable(model, unpad="always") as handle:
+    with packs_at_once(model) as handle:
         _trained(model, batch)
         before = handle.tally.training.shared
         assert before > 40
@@ -179,26 +178,6 @@ def test_what_no_code_of_the_model_reads_changes_nothing(name, note):
     model = build("llama").train()
     setattr(model, name, note)
     setattr(model.model.layers[1], name, note)
-    with autopack.enable(model, unpad="always") as handle:
+    with packs_at_once(model) as handle:
         _trained(model, padded(tree()))
         assert handle.tally.training.shared > 40
-
-
-@pytest.mark.parametrize(
-    ("change", "verify", "shares"),
-    [
-        ("a clamped gradient", "auto", True),
-        ("a running mean", "auto", True),
-        ("a function on an instance", "auto", False),  # its twin has it, and gives another gradient
-        ("a function on an instance", "never", True),
-        ("a subclass", "never", True),
-        ("a forward hook", "never", False),
-    ],
-)
-def test_the_user_may_ask_for_it(change, verify, shares):
-    """But where a hook looks inside, and where a twin that runs the code gives something else."""
-    model = build("llama").train()
-    CODE[change](model)
-    with autopack.enable(model, share="always", unpad="always", verify=verify) as handle:
-        _trained(model, padded(tree()))
-        assert (handle.tally.training.shared > 40) is shares

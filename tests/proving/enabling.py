@@ -27,7 +27,7 @@ def case(asked: dict[str, Any]) -> dict[str, Any]:
     model = tiny.build(asked["type"], task=asked["task"], attn_implementation=asked.get("attention", "sdpa"))
     before, library = attributes(model), _library(model)
     try:
-        handle = autopack.enable(model, verify=asked.get("verify", "auto"))
+        handle = autopack.enable(model, verify=asked.get("verify", True))
     except AutopackError as error:
         unchanged = same(attributes(model), before) and same(_library(model), library) and not _installed
         return {"raised": type(error).__name__, "message": str(error), "unchanged": unchanged}

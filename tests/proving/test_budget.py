@@ -140,7 +140,6 @@ class TestFinds:
         assert proof.how.startswith("by an audit of this very model within 64 forwards and 10% of the weights, ")
         assert proof.packed is proof.labels is None
 
-    @pytest.mark.parametrize("verify", ["auto", "always", "full"])
     @pytest.mark.parametrize(
         ("mlp", "said"),
         [
@@ -150,9 +149,9 @@ class TestFinds:
             (ClipsBack, r"in mode '.*, train' gradients are off by"),
         ],
     )
-    def test_rows_that_leak(self, mlp, said, verify):
+    def test_rows_that_leak(self, mlp, said):
         with refused("not-exact", match=said):
-            autopack.enable(built(mlp), verify=verify)
+            autopack.enable(built(mlp))
 
     def test_a_loss_that_is_not_that_of_documents(self):
         proof = proof_of(built(cls=KeepsBoundaries))
@@ -180,7 +179,7 @@ class TestBudget:
 
     def test_forwards_are_counted_and_not_exceeded(self):
         model = built()
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             for forwards in (50, 64):
                 Own.calls = 0
                 found = audit_within(model, Budget(forwards), LENGTHS)
@@ -191,12 +190,12 @@ class TestBudget:
         with monkeypatch.context() as patched:
             clock = count(step=3600)  # an hour is over at each look
             patched.setattr(time, "perf_counter", lambda: next(clock))
-            busy = proof_of(built(), verify="always")
-        assert busy.how == proof_of(built(), verify="always").how
+            busy = proof_of(built())
+        assert busy.how == proof_of(built()).how
 
     def test_what_is_left_out_is_said(self, monkeypatch):
         monkeypatch.setattr(prove, "BUDGET", Budget(forwards=48))
-        with autopack.enable(built(), verify="always") as handle:
+        with autopack.enable(built()) as handle:
             assert "within 48 forwards" in handle.verified
             assert "left out: 'two rows', " in handle.verified
             assert handle.verified.endswith(", since 18 forwards were made")
@@ -204,21 +203,20 @@ class TestBudget:
     def test_a_model_of_which_too_little_is_known_is_refused(self, monkeypatch):
         monkeypatch.setattr(prove, "BUDGET", Budget(forwards=10))
         model = built()
-        with refused("not-exact", match=r"within 10 forwards.*10 forwards were made.*verify='full'"):
+        with refused("not-exact", match=r"within 10 forwards.*were made.*autopack\.audit\(model\)"):
             autopack.enable(model)
         assert not autopack.is_enabled(model)
-        assert proof_of(model, verify="full").source == "audit"
 
     def test_what_was_found_is_said_where_the_rest_is_left_out(self):
         model = built(Mixes)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             found = audit_within(model, Budget(forwards=14), LENGTHS)
         assert "logits are off by" in found.report.packed
         assert {"right-padded, train", "two rows"} <= found.left_out.keys()
 
     def test_calls_of_hundreds_of_tokens_are_made_where_they_fit(self, monkeypatch):
         model = built(max_position_embeddings=300)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             assert "thresholds, eval" in [r.name for r in audit_within(model, Budget(200), LENGTHS).report.results]
             monkeypatch.setattr(budgets, "LEAST_BYTES", 0)
             assert "memory" in audit_within(model, Budget(200), LENGTHS).left_out["thresholds"]
@@ -228,21 +226,6 @@ class TestBudget:
         said = proof_of(built()).how
         assert " within 256 forwards" in said
         assert "left out" not in said
-
-    def test_full_is_the_depth_of_the_auditor(self):
-        model = built()
-        with autopack.enable(model, verify="never"):
-            Own.calls = 0
-            autopack.audit(model, lengths=LENGTHS)
-            deep = Own.calls
-        counts = {}
-        for verify in ("auto", "always", "full"):
-            Own.calls = 0
-            with autopack.enable(model, verify=verify) as handle:
-                counts[verify] = Own.calls
-                assert (" within 64 forwards" in handle.verified) == (verify != "full")
-        # Beside the audit, one call tells which part takes tokens, and some whether the loss shifts.
-        assert counts["full"] >= deep > 1.5 * max(counts["auto"], counts["always"])
 
     def test_a_model_is_left_as_it_was(self):
         model = built(ClipsBack).train()
@@ -255,7 +238,7 @@ class TestBudget:
         hooks = {n: dict(p._backward_hooks or {}) for n, p in model.named_parameters()}
         before = torch.get_rng_state()
         with refused("not-exact", match="gradients are off"):
-            autopack.enable(model, verify="always")
+            autopack.enable(model)
         assert torch.equal(before, torch.get_rng_state())
         assert model.training
         assert not called
@@ -290,7 +273,7 @@ class TestMemory:
         fields = {"hidden_size": 256, "intermediate_size": 2048, "vocab_size": 4000, "tie_word_embeddings": tied}
         model = built(**fields)
         smallest = model.model.layers[0].mlp.up_proj.weight.numel()
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             with Largest(model) as largest:
                 found = audit_within(model, Budget(), LENGTHS)
             assert found.report.packed is None
@@ -303,7 +286,7 @@ class TestMemory:
     def test_what_needs_more_is_left_out_and_named(self, monkeypatch):
         monkeypatch.setattr(budgets, "LEAST_BYTES", 0)
         monkeypatch.setattr(prove, "BUDGET", Budget(memory=0.01))
-        with autopack.enable(built(ClipsBack, hidden_size=64, intermediate_size=512), verify="always") as handle:
+        with autopack.enable(built(ClipsBack, hidden_size=64, intermediate_size=512)) as handle:
             wanted = "'gradients of model.layers.0.mlp.down_proj.weight, model.layers.1.mlp.down_proj.weight"
             assert wanted in handle.verified
             assert "since they need more than the memory" in handle.verified

@@ -103,7 +103,7 @@ class TestOtherModels:
             remarks=case("mistral"),
             without_effect=case("qwen2"),
             mixing=case("llama"),
-            mixing_unproven=case("llama", verify="never"),
+            mixing_unproven=case("llama", verify=False),
             renamed=case("qwen3"),
             renamed_seam=case("phi"),
             renamed_seam_eager=case("phi", attention="eager"),

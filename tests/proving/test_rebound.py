@@ -58,7 +58,7 @@ def test_what_mixes_tokens_there_is_refused():
     expected = alone(around(tiny.build("llama"), mixes), ids, LENGTHS)
     with refused("not-exact"):
         autopack.enable(model)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) > LEAK, "the control"
 
 

@@ -55,7 +55,7 @@ def test_documents_begin_with_the_buffers_of_the_call(name, norm):
 @pytest.mark.parametrize("name", ["bloom", "cpmant"])
 def test_without_that_later_documents_see_the_steps_of_earlier_ones(monkeypatch, name):
     monkeypatch.setattr(Buffers, "put_back", lambda self: False)
-    assert _error(_model(name, hooked_spectral_norm), verify="never") > 100 * EXACT
+    assert _error(_model(name, hooked_spectral_norm), verify=False) > 100 * EXACT
 
 
 def test_a_call_takes_one_step_as_a_forward_does():
@@ -106,7 +106,7 @@ def test_without_that_a_check_takes_the_step_of_a_norm_for_a_leak(monkeypatch):
     handle = autopack.enable(model)
     for _ in range(4):
         model(**call)
-    assert handle.envelope.checks >= 3
+    assert handle.checked.checks >= 3
     for cls, name in ((Buffers, "put_back"), (Found, "renew")):
         monkeypatch.setattr(cls, name, lambda self: False)
     autopack.disable(model)
@@ -142,7 +142,7 @@ def test_a_leak_by_a_buffer_is_found_in_the_call_that_shows_it():
     lengths = (400, 300)
     with refused("leak-detected"):
         model(input_ids=tiny.tokens(model.config, 1, sum(lengths)), position_ids=positions(lengths))
-    assert handle.envelope.leaks == 1
+    assert handle.checked.leaks == 1
 
 
 def test_without_what_the_call_began_with_it_is_not(monkeypatch):
@@ -159,7 +159,7 @@ def test_a_live_call_keeps_the_buffers_that_it_wrote():
     for _ in range(2):
         model(input_ids=ids, position_ids=positions(LENGTHS)).logits.sum().backward()
         stock(input_ids=ids)
-    assert handle.envelope.checks
+    assert handle.checked.checks
     for (name, found), wanted in zip(model.named_buffers(), stock.buffers(), strict=True):
         torch.testing.assert_close(found, wanted, msg=name)
 
@@ -167,11 +167,11 @@ def test_a_live_call_keeps_the_buffers_that_it_wrote():
 def test_a_check_of_every_call_takes_no_step_for_a_leak():
     """`watch` looks at models of the libraries' own code, too, and not at what they began with."""
     model = _model("llama", hooked_spectral_norm)
-    handle = autopack.enable(model, watch=1)
+    handle = autopack.enable(model, check_every=1)
     for _ in range(2):
         model(input_ids=tiny.tokens(model.config, 1, sum(LENGTHS)), position_ids=positions(LENGTHS))
-    assert handle.envelope is None
-    assert handle.watched.checks == 2
+    assert handle.checked is None
+    assert handle.checked.checks == 2
 
 
 def test_heads_that_run_documents_alone():
@@ -180,7 +180,7 @@ def test_heads_that_run_documents_alone():
     for module in [m for name, m in model.named_modules() if name.endswith("output.dense")]:
         hooked_spectral_norm(module)
     stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     call = {"position_ids": positions(LENGTHS), "output_attentions": True}  # for which its documents run alone
     found = model(input_ids=ids, **call).logits
     alone = [copy.deepcopy(stock)(input_ids=part).logits for part in ids.split(LENGTHS, dim=1)]

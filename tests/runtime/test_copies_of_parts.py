@@ -59,7 +59,7 @@ def states_alone(backbone):
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_part_is_saved_without_its_model(model_type):
     stock, model = build(model_type), build(model_type)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     for part in (lambda m: m.base_model, first_layer, lambda m: m.base_model.get_input_embeddings()):
         assert len(pickle.dumps(part(model))) <= len(pickle.dumps(part(stock))) + NOTES
     assert len(pickle.dumps(model)) > len(pickle.dumps(first_layer(model))) + NOTES  # what it would have brought along
@@ -72,7 +72,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     stock, model = build(model_type), build(model_type)
     expected, row = states_alone(stock.base_model), IDS[:, :5]
     before = attributes(model.base_model).keys()
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     part, other = duplicate(model.base_model), duplicate(model.base_model)
     for given in ({"input_ids": IDS, "position_ids": WHERE}, {"input_ids": row}):
         with refused("copied-part", match=r"copy of a part of a model .* autopack.disable\(copy\)"):
@@ -83,7 +83,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     assert torch.equal(part(row).last_hidden_state, stock.base_model(row).last_hidden_state)
     assert attributes(part).keys() == before
     assert error(states(part), expected) > LEAK
-    with autopack.enable(other, verify="never") as handle:
+    with autopack.enable(other, verify=False) as handle:
         assert handle.model is other
         assert error(states(other), expected) <= FLOAT64
     assert attributes(other).keys() == before
@@ -95,7 +95,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
 @pytest.mark.parametrize("model_type", ["llama", "bert", "mamba"])
 def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     kept: dict = {}
 
     def keep(module, args, kwargs):
@@ -123,7 +123,7 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
         layers[1] = copy.deepcopy(layers[0])
 
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     model.train()(input_ids=IDS, position_ids=WHERE)
     deepen(stock), deepen(model)
     expected = states_alone(stock.base_model)
@@ -136,7 +136,7 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
 
 def test_the_halves_of_a_pair_are_parts_too():
     model = tiny.build("t5", task="seq2seq")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     encoder = copy.deepcopy(model.get_encoder())
     with refused("copied-part", match="copy of a part"):
         encoder(IDS)
@@ -152,7 +152,7 @@ def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_mo
         (tiny.build("llama", rope_parameters=rope, max_position_embeddings=8), "rotary_emb"),
         (tiny.build("bert", task="next-sentence-prediction"), "pooler"),
     ):
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             backbone = model.base_model
             before = backbone(input_ids=IDS, position_ids=WHERE)
             setattr(backbone, name, copy.deepcopy(getattr(backbone, name)))
@@ -164,7 +164,7 @@ def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_mo
 @pytest.mark.exhaustive
 def test_a_part_in_another_process(tmp_path):
     model = build("llama")
-    autopack.enable(model, verify="never")
+    autopack.enable(model, verify=False)
     torch.save(model.model, tmp_path / "part.pt")
     torch.save((IDS, states(model.model)), tmp_path / "expected.pt")
     autopack.disable(model)

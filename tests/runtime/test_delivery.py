@@ -55,7 +55,7 @@ def stock():
 def model():
     """Not audited anew for the hooks that tests put on, so that these see no calls but those of the test."""
     model = llama()
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         yield model
 
 

@@ -73,7 +73,7 @@ def test_nothing_is_read_where_the_collators_values_are_remembered(name):
     # Kernels of mixtures know of bfloat16 alone on the meta device.
     model = tiny.build(model_type, task=task, dtype=torch.bfloat16)
     batch = collate(model)
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         model.to("meta")
         model(**batch.to("meta")).loss.backward()
         with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
@@ -103,7 +103,7 @@ class Reads(TorchFunctionMode):
 def test_only_the_positions_of_packed_rows_are_read(model_type):
     model = tiny.build(model_type)
     batch = autopack.PackingCollator.for_model(model, labels="given")(examples())
-    with autopack.enable(model, verify="never", share="never"), Reads() as reads:
+    with autopack.enable(model, verify=False, share=False), Reads() as reads:
         model(**batch).loss.backward()
     own = {"all-ones mask": 0}
     if model_type == "bart":  # stock makes an all-ones mask, which is looked at on a CPU, where that waits for nothing
@@ -247,7 +247,7 @@ class TestHostBatch:
 
 def test_a_declaration_that_is_remembered_is_held_to_the_same_rules():
     model = tiny.build("llama")
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         ids = token_ids(1, 4)
         batch = HostBatch(input_ids=ids, position_ids=torch.tensor([[0, 1, -1, 0]]))
         model.to("meta")

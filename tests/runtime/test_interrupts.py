@@ -108,7 +108,7 @@ class TestAtAnyPoint:
         expected, model = Expected(model_type), build(model_type)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         before = pictures(model)
-        with autopack.enable(model, watch=watch):
+        with autopack.enable(model, check_every=watch):
             train(model)
             for at in spread(events_of(lambda: train(model)), 25):
                 Interrupter(at).run(lambda: train(model))
@@ -131,11 +131,12 @@ class TestAtAnyPoint:
 
     def test_of_an_audit_while_enabling(self):
         model = build()
+        model.config.model_type = "made_up"  # which has no twin
         before = pictures(model)
-        for at in spread(events_of(lambda: autopack.enable(model, verify="always")), 6):
+        for at in spread(events_of(lambda: autopack.enable(model)), 6):
             autopack.disable(model)
             interrupter = Interrupter(at)
-            interrupter.run(lambda: autopack.enable(model, verify="always"))
+            interrupter.run(lambda: autopack.enable(model))
             autopack.disable(model)
             assert as_before(model, before), interrupter.place
 
@@ -235,7 +236,7 @@ class TestRaisedBySomebody:
         with raising(model.model.layers[1].mlp, kind, where):
             pass  # torch keeps a note of hooks that were there
         before = pictures(model)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             with raising(model.model.layers[1].mlp, kind, where), pytest.raises(kind):
                 train(model)
             assert expected.of(model) <= FLOAT32
@@ -248,7 +249,7 @@ class TestRaisedBySomebody:
             raise kind("planted")
 
         expected, model = Expected(), build()
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             model.loss_function = loss
             for _ in range(2):
                 with pytest.raises(kind):
@@ -271,7 +272,7 @@ class TestRaisedBySomebody:
         monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask)
         twin, model = (tiny.build("mistral", attn_implementation="sdpa").double() for _ in range(2))
         expected = alone(twin, IDS, OTHER_LENGTHS)
-        with autopack.enable(model, verify="never"):
+        with autopack.enable(model, verify=False):
             armed.append(True)
             with pytest.raises(kind):
                 model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS))
@@ -308,7 +309,7 @@ class TestRaisedBySomebody:
                 raise kind("planted")
 
         before = pictures(model)
-        with autopack.enable(model, verify="never", watch=1) as handle:
+        with autopack.enable(model, verify=False, check_every=1) as handle:
             hook = model.model.layers[1].mlp.register_forward_pre_hook(stop)
             model.train()
             with suppress(KeyboardInterrupt):
@@ -317,6 +318,6 @@ class TestRaisedBySomebody:
             assert next(calls) > 2
             assert expected.of(model) <= FLOAT32
             train(model)
-            assert handle.watched.checks >= 1
-            assert handle.watched.leaks == 0
+            assert handle.checked.checks >= 1
+            assert handle.checked.leaks == 0
         assert as_before(model, before)

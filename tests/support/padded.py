@@ -139,3 +139,10 @@ def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str) -> N
         return finished
 
     monkeypatch.setattr(Unpadded, "finish", wrong)
+
+
+def packs_at_once(model, **options):
+    """Enable a model of which not even the first batches run as they came, to see whether padding is read."""
+    handle = autopack.enable(model, **options)
+    handle.enabled.padding_read = None
+    return handle

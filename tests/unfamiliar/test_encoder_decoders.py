@@ -156,7 +156,7 @@ def test_a_half_alone_is_served_or_refused(name):
             given.pop("use_cache")
     expected = model(**given).last_hidden_state
     try:
-        autopack.enable(model, unpad="always")
+        autopack.enable(model)
     except AutopackError:
         return
     try:

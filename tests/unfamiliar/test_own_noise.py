@@ -154,7 +154,7 @@ def test_noise_of_each_token_is_served(layer):
     with autopack.enable(model) as handle:
         model.train()
         model(ids, position_ids=positions, labels=ids).loss.backward()
-        assert handle.envelope.checks
+        assert handle.checked.checks
         model.eval()
         with torch.no_grad():
             found = model(ids, position_ids=positions, use_cache=False).logits

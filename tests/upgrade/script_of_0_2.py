@@ -46,7 +46,7 @@ with torch.no_grad():
         ids = torch.tensor([document])
         alone.append(float(model(input_ids=ids, labels=ids).loss))
 
-with autopack.enable(model, verify="auto") as handle:
+with autopack.enable(model) as handle:
     assert isinstance(handle, autopack.Handle)
     collate = autopack.PackingCollator(max_length=64, rows=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,7 +1,7 @@
 """Code that nobody has measured is checked in calls that go beyond those that were checked, without being asked for.
 
 Each model hands tokens something of those before them under a condition that no proof of a few dozen tokens has met.
-The call that meets it raises before anything was learned from it; `verify="never"` shows that it leaks.
+The call that meets it raises before anything was learned from it; `verify=False` shows that it leaks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from tests.support.conditional import EXACT, LEAK, build, error, row
+from tests.support.padded import packs_at_once
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -67,7 +68,7 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
     with autopack.enable(ours) as handle:
         for step in range(5):  # the fifth is none that is always checked
             assert error(ours, stock, row(5, 9, seed=step)) <= EXACT
-        assert handle.envelope.checks > 0
+        assert handle.checked.checks > 0
         with torch.no_grad(), refused("leak-detected", match="other logits than it gets alone") as raised:
             ours(**batch)
         assert raised.value.report.error > LEAK
@@ -75,10 +76,10 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
             ours(**batch)
         assert "2 leaking" in repr(handle)
         assert error(ours, stock, row(5, 9, seed=9)) <= EXACT
-    with autopack.enable(ours, verify="never") as handle, torch.no_grad():
+    with autopack.enable(ours, verify=False) as handle, torch.no_grad():
         batch = {name: value for name, value in batch.items() if name != "foo"} if name != "an argument" else batch
         leaking = ours(**batch).logits
-        assert handle.envelope is None
+        assert handle.checked is None
     with autopack.enable(stock), torch.no_grad():
         assert float((leaking - stock(**batch).logits).abs().max()) > LEAK, "the control shows no leak"
 
@@ -187,11 +188,11 @@ def batches(steps: int) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_training_is_to_the_bit_as_without_checks(dropout):
     found = {}
-    for verify in ("auto", "never"):
+    for verify in (True, False):
         model = with_own_layer(attention_dropout=dropout)
         with autopack.enable(model, verify=verify):
             found[verify] = trained(model, batches(20))
-    assert all(map(torch.equal, found["auto"], found["never"]))
+    assert all(map(torch.equal, found[True], found[False]))
 
 
 def test_checks_become_rare_and_a_covered_model_has_none():
@@ -199,14 +200,14 @@ def test_checks_become_rare_and_a_covered_model_has_none():
     with autopack.enable(model) as handle:
         trained(model, batches(100))
         # 7 powers of two; each of three sizes is exceeded some log(100) times. Two documents each.
-        assert 7 <= handle.envelope.checks / 2 <= 25
-        assert handle.envelope.calls == 100
-        assert handle.envelope.worst <= EXACT
+        assert 7 <= handle.checked.checks / 2 <= 25
+        assert handle.checked.calls == 100
+        assert handle.checked.worst <= EXACT
     covered = tiny.build("llama")
     with autopack.enable(covered) as handle:
         trained(covered, batches(5))
-        assert handle.envelope is None
-        assert handle.enabled.sentinel.envelope.checks == 0
+        assert handle.checked is None
+        assert handle.enabled.sentinel.checked.checks == 0
 
 
 def test_a_hook_that_only_records_is_called_once_for_each_call():
@@ -216,7 +217,7 @@ def test_a_hook_that_only_records_is_called_once_for_each_call():
         seen.clear()
         for step in range(4):
             model(**row(5, 9, seed=step))
-        assert handle.envelope is None
+        assert handle.checked is None
     assert len(seen) == 4
     hook.remove()
 
@@ -241,7 +242,7 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
     model = Sharing._from_config(stock.config).eval()
     model.load_state_dict(stock.state_dict())
     twin = copy.deepcopy(model)
-    with autopack.enable(model, unpad="always") as handle, torch.no_grad():
+    with packs_at_once(model) as handle, torch.no_grad():
         for step, sizes in enumerate([(5, 9, 3), (4, 12), (30, 7, 2, 2)]):
             batch = padded(*sizes, seed=step)
             mask = batch["attention_mask"].bool()
@@ -251,15 +252,15 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
             )
             assert torch.equal(found["share"], expected["share"])
         assert handle.tally.padding > 0
-        assert handle.envelope.checks == 3, handle  # calls 1 and 2, and the third has a longer row and more of them
-        assert handle.envelope.leaks == 0
+        assert handle.checked.checks == 3, handle  # calls 1 and 2, and the third has a longer row and more of them
+        assert handle.checked.leaks == 0
 
 
 @pytest.mark.parametrize("kept", [6, torch.tensor([0, 4, 7])])
 def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept):
     model, stock = with_own_layer(), tiny.build("llama")
     model.train(), stock.train()
-    with autopack.enable(model, unpad="always") as handle:
+    with packs_at_once(model) as handle:
         batch = padded(5, 9, 3)
         asked = {**batch, "logits_to_keep": kept, "use_cache": False}
         found, expected = model(**asked).logits.detach(), stock(**asked).logits.detach()
@@ -268,7 +269,7 @@ def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept)
         assert found.shape == expected.shape
         assert float((found - expected)[mask].abs().max()) <= EXACT * float(expected.std())
         assert handle.tally.padding > 0
-        assert (handle.envelope.checks, handle.envelope.leaks) == (1, 0), handle
+        assert (handle.checked.checks, handle.checked.leaks) == (1, 0), handle
 
 
 def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
@@ -292,12 +293,12 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
         for step in range(3):
             short = padded(9, 4, seed=step)
             model(**short, labels=short["input_ids"].masked_fill(short["attention_mask"] == 0, -100))
-        assert handle.envelope.checks == 2  # calls 1 and 2
+        assert handle.checked.checks == 2  # calls 1 and 2
         with refused("leak-detected"):
             model(**batch, **labels)
     stock = build_long()
     expected = stock(**batch, **labels).loss
-    with autopack.enable(model, verify="never"):
+    with autopack.enable(model, verify=False):
         assert abs(float(model(**batch, **labels).loss - expected)) > 1e-3, "the control shows no leak"
 
 
@@ -312,13 +313,16 @@ def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
         model(**padded(5, 9, 3), output_hidden_states=read)
 
 
-def test_with_watch_action_log_it_goes_on(caplog):
+@pytest.mark.parametrize("check_every", [None, 0])
+def test_zero_checks_no_call(check_every):
     ours = build(lambda self, states, **_: states.shape[1] in range(300, 400))
-    with autopack.enable(ours, watch_action="log") as handle, torch.no_grad():
+    with autopack.enable(ours, check_every=check_every) as handle, torch.no_grad():
         ours(**row(5, 9))
-        ours(**row(200, 150))
-        assert handle.envelope.leaks > 0
-    assert "autopack found a leak" in caplog.text
+        found = contextlib.nullcontext() if check_every == 0 else pytest.raises(autopack.LeakDetected)
+        with found:
+            ours(**row(200, 150))
+        assert (handle.checked is None) == (check_every == 0)
+        assert ("checked:   no call (check_every=0)" in repr(handle)) == (check_every == 0)
 
 
 def test_what_cannot_be_compared_is_said_once_and_does_not_end_a_run():
@@ -332,4 +336,4 @@ def test_what_cannot_be_compared_is_said_once_and_does_not_end_a_run():
     with contextlib.suppress(autopack.UnsupportedModel):  # nothing of it can be proven either
         with autopack.enable(model) as handle, torch.no_grad():
             model(**row(5, 9))
-        assert handle.envelope.checks == 0
+        assert handle.checked.checks == 0

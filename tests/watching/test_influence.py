@@ -1,7 +1,7 @@
 """Calls with media, or of which no document can be run alone, are checked by gradients.
 
 What one document gets of another, from sizes on that no tiny twin has, raises in the call that meets it;
-`verify="never"` shows that it leaks.
+`verify=False` shows that it leaks.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def test_images_that_meet_where_they_are_large(computed, larger):
         inner = type(model.model)
         inner.get_image_features = torch.no_grad()(inner.get_image_features)
     assert apart(model, few(model)) <= FLOAT32
-    assert apart(model, larger(model), verify="never") > LEAK
+    assert apart(model, larger(model), verify=False) > LEAK
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, [few(model)]))
         for _ in range(2):
             with refused("leak-detected", match=BY_GRADIENTS):
                 model(**media_rows.packed(model, [larger(model)]))
-        assert handle.envelope.leaks == 2
+        assert handle.checked.leaks == 2
         assert "2 leaking" in repr(handle)
 
 
@@ -118,9 +118,9 @@ def test_large_images_of_an_exact_class_pass(larger):
         assert all(parameter.grad is None for parameter in model.parameters())
         loss.backward()
         found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        assert handle.envelope.checks == 1
-        assert not handle.envelope.skipped
-    with autopack.enable(model, verify="never"):
+        assert handle.checked.checks == 1
+        assert not handle.checked.skipped
+    with autopack.enable(model, verify=False):
         model.zero_grad()
         model(**call, labels=call["input_ids"]).loss.backward()
         expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -133,10 +133,10 @@ def test_tokens_that_meet_where_every_document_has_an_image(change):
     model = of_ones_own("llava", change, beyond=400)
     short, long = ([images.document(model, (IMAGE, n), seed=n) for n in each] for each in ((3, 4), (150, 170, 160)))
     assert apart(model, short) <= FLOAT32
-    assert apart(model, long, verify="never") > LEAK
+    assert apart(model, long, verify=False) > LEAK
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, [short]))
-        assert not handle.envelope.skipped
+        assert not handle.checked.skipped
         with refused("leak-detected", match=BY_GRADIENTS) as raised:
             model(**media_rows.packed(model, [long]))
     assert raised.value.report.columns == (0, len(long[0]))
@@ -169,7 +169,7 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     inner.forward = change(inner.__base__)
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, [few(model)]))
-    assert {reason.rpartition(", ")[2]: count for reason, count in handle.envelope.skipped.items()} == told
+    assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
 def test_what_gives_no_gradients_is_said_to_be_unchecked():
@@ -177,7 +177,7 @@ def test_what_gives_no_gradients_is_said_to_be_unchecked():
     without = type("Without", (base,), {"forward": torch.inference_mode()(base.forward)})
     model = without(tiny.build("llava", task="image-text-to-text", pad_token_id=0).config).eval()
     found = [images.document(model, (IMAGE, n), seed=n) for n in (3, 4)]
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         handle.enabled.runs_other_code = True
         model(**media_rows.packed(model, [found]))
         assert "every document has images or other media" in repr(handle)
@@ -185,7 +185,7 @@ def test_what_gives_no_gradients_is_said_to_be_unchecked():
 
 def test_images_that_become_codes_are_said_to_be_unchecked():
     model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         handle.enabled.runs_other_code = True
         model(**media_rows.packed(model, [few(model)[:2]]))
         assert CODES in repr(handle)
@@ -205,7 +205,7 @@ def _answers(model, found, monkeypatch):
 
     leak_of = influence.leak_of
     monkeypatch.setattr(influence, "leak_of", listening)
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         handle.enabled.runs_other_code = True
         model(**media_rows.packed(model, [found]))
     monkeypatch.setattr(influence, "leak_of", leak_of)
@@ -241,9 +241,9 @@ def test_no_alarm(model_type, task, monkeypatch):
 def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
     model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
     found = few(model)[:2]
-    with autopack.enable(model, verify="never") as handle:
+    with autopack.enable(model, verify=False) as handle:
         handle.enabled.runs_other_code = True
         logits = model(**media_rows.packed(model, [found])).logits[0]
-        assert handle.envelope.checks == 1
+        assert handle.checked.checks == 1
     alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
     assert error(logits.detach(), alone.detach()) <= FLOAT32

@@ -44,9 +44,9 @@ def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise
     model = build("llama")
     if noise:
         noisy(model)
-    with autopack.enable(model, watch=every) as handle:
+    with autopack.enable(model, check_every=every) as handle:
         trained(model, *(form(step) for step in range(every)))
-        assert handle.watched.checks == 1
+        assert handle.checked.checks == 1
         plant(monkeypatch)
         with refused("leak-detected", match=r"document \d \(row \d, columns") as raised:
             # Documents take turns, and not every one of the four is touched.
@@ -58,8 +58,8 @@ def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise
         assert report.error > report.tolerance == FLOAT32
         starts = sum(lengths_of(5 + report.step - every - 1)[: report.document]) if form is row else 0
         assert (report.row, report.columns[0]) == ((0, starts) if form is row else (report.document, 0))
-        assert handle.watched.leaks == 1
-        assert handle.watched.worst == report.error
+        assert handle.checked.leaks == 1
+        assert handle.checked.worst == report.error
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
@@ -68,14 +68,14 @@ def test_a_layer_that_mixes_tokens_is_found(noise):
     model = mix(build("llama"))
     if noise:
         noisy(model)
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, check_every=1, verify=False) as handle:
         trained(model, row(0))  # the first document has nobody before it
         with refused("leak-detected") as raised:
             trained(model, row(1))
         assert raised.value.report.document == 1
         first, end = raised.value.report.columns
         assert [first, end] == [lengths_of(1)[0], sum(lengths_of(1)[:2])]
-        assert handle.watched.leaks == 1
+        assert handle.checked.leaks == 1
 
 
 class Touching(torch.nn.Module):
@@ -93,33 +93,33 @@ def test_a_small_leak_at_one_token_of_many_is_found():
     model.model.norm = torch.nn.Sequential(model.model.norm, Touching())
     ids = token_ids(columns=sum(lengths))
     given = {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, check_every=1, verify=False) as handle:
         trained(model, given)  # the first document is not the one
         with refused("leak-detected") as raised:
             trained(model, given)
         assert raised.value.report.columns == (3, 42)
-        assert handle.watched.worst < lengths[1] * FLOAT32, "its mean is no more than rounding"
+        assert handle.checked.worst < lengths[1] * FLOAT32, "its mean is no more than rounding"
 
 
 def test_a_leak_of_the_layer_is_in_the_log_each_time(caplog):
     model = mix(build("llama"))
-    with autopack.enable(model, watch=1, verify="never", watch_action="log") as handle:
+    with autopack.enable(model, check_every=1, verify=False) as handle:
         trained(model, *(row(step) for step in range(8)))
         found = [record for record in caplog.records if "found a leak" in record.getMessage()]
-        assert len(found) == handle.watched.leaks >= 6
+        assert len(found) == handle.checked.leaks >= 6
         assert "leaking" in repr(handle)
 
 
 def test_labels_at_boundaries_are_part_of_it(monkeypatch):
     """With dropout the call is run once more, and the loss that the document's labels make is compared too."""
     model = noisy(build("llama"))
-    with autopack.enable(model, watch=1) as handle:
+    with autopack.enable(model, check_every=1) as handle:
         monkeypatch.setattr(packed, "without_boundaries", lambda labels, *_: labels)
         trained(model, row(0))
         with refused("leak-detected") as raised:
             trained(model, *(row(step) for step in range(1, 5)))
         assert raised.value.report.field == "loss"
-        assert handle.watched.leaks == 1
+        assert handle.checked.leaks == 1
 
 
 def picture(model: Any) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def test_training_is_bit_for_bit_what_it_is_without(model_type, checkpointing):
         if checkpointing is not None:
             model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
             model.enable_input_require_grads()
-        with autopack.enable(model, watch=watch) as handle:
+        with autopack.enable(model, check_every=watch) as handle:
             outputs = trained(model, *((segments, padded)[step % 2](step) for step in range(6)))
-            assert handle.watched is None if watch == 0 else handle.watched.checks == 3
+            assert handle.checked is None if watch == 0 else handle.checked.checks == 3
             assert handle.tally.batches == 3
         pictures.append(picture(model))
         losses.append([output.loss.item() for output in outputs])
@@ -185,10 +185,10 @@ def test_what_a_layer_draws_and_counts_is_what_it_is_without():
         np.random.seed(0)
         model = build("llama")
         model.model.norm = torch.nn.Sequential(model.model.norm, Drawing())
-        with autopack.enable(model, watch=watch, verify="never") as handle:
+        with autopack.enable(model, check_every=watch, verify=False) as handle:
             trained(model, *((row, padded)[step % 2](step) for step in range(6)))
             # Its padded batches keep their padding, which what it counts is a state of.
-            assert handle.watched is None if watch == 0 else handle.watched.checks == 3
+            assert handle.checked is None if watch == 0 else handle.checked.checks == 3
         pictures.append(picture(model))
     assert pictures[0]["model.norm.1.count"] == 6
     assert_same(*pictures)
@@ -196,7 +196,7 @@ def test_what_a_layer_draws_and_counts_is_what_it_is_without():
 
 def test_outputs_of_a_checked_call_stand_in_one_graph():
     model = build("llama")
-    with autopack.enable(model, watch=1):
+    with autopack.enable(model, check_every=1):
         output = model(**padded(0))
         assert type(output).__name__ == "CausalLMOutputWithPast"
         (gradient,) = torch.autograd.grad(output.loss, output.logits)

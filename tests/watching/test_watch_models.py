@@ -40,14 +40,14 @@ def test_an_exact_model_never_alarms(model_type, noise):
     model = build(model_type, "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM", implementation)
     if noise:
         noisy(model)
-    handle = autopack.enable(model, watch=1)
+    handle = autopack.enable(model, check_every=1)
     made = [(segments, padded)[step % 2](step) for step in range(50)]
     trained(model, *made)
     # Some models are not run without padding, and there is nothing to check then.
     expected = 25 + handle.tally.batches
-    assert handle.watched.checks == expected > 0
-    assert handle.watched.worst < FLOAT32
-    assert not handle.watched.skipped
+    assert handle.checked.checks == expected > 0
+    assert handle.checked.worst < FLOAT32
+    assert not handle.checked.skipped
     handle.remove()
 
 
@@ -58,11 +58,11 @@ def test_an_exact_encoder_decoder_never_alarms(model_type, noise):
     model = tiny.build(model_type, task="seq2seq").train()
     if noise:
         noisy(model)
-    handle = autopack.enable(model, watch=1)
+    handle = autopack.enable(model, check_every=1)
     forms = ("one_row", "two_rows", "padded")
     trained(model, *(getattr(Pairs.draw(seed=step), forms[step % 3])() for step in range(30)))
-    assert handle.watched.checks == 30
-    assert handle.watched.worst < FLOAT32
+    assert handle.checked.checks == 30
+    assert handle.checked.worst < FLOAT32
     handle.remove()
 
 
@@ -88,12 +88,12 @@ def test_heads_are_checked(task, noise):
     model = build("bert", task=task)
     if noise:
         noisy(model)
-    with autopack.enable(model, watch=1) as handle:
+    with autopack.enable(model, check_every=1) as handle:
         trained(model, *(of_heads(task, step) for step in range(6)))
-        assert handle.watched.checks == 6
+        assert handle.checked.checks == 6
         trained(model, *(batch(task, mask_of(lengths_of(step)), seed=step) for step in range(6)))
-        assert handle.watched.checks == 6 + (0 if task == "question answering" else 6)  # those stay padded
-        assert handle.watched.worst < FLOAT32
+        assert handle.checked.checks == 6 + (0 if task == "question answering" else 6)  # those stay padded
+        assert handle.checked.worst < FLOAT32
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
@@ -110,11 +110,11 @@ def test_recordings_go_with_their_documents(noise):
     texts = Pairs.draw()
     recordings = torch.randn(len(texts.targets), 8, 40, generator=torch.Generator().manual_seed(0))
     call = {name: value for name, value in texts.one_row().items() if name in ("labels", "decoder_attention_mask")}
-    with autopack.enable(model, watch=1, verify="never") as handle:
+    with autopack.enable(model, check_every=1, verify=False) as handle:
         trained(model, *[{"input_features": recordings, **call}] * 5)
         trained(model, *[{"input_features": recordings, "labels": pad(texts.targets, -100)}] * 5)
-        assert handle.watched.checks == 10
-        assert handle.watched.worst < FLOAT32
+        assert handle.checked.checks == 10
+        assert handle.checked.worst < FLOAT32
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
@@ -125,15 +125,15 @@ def test_documents_without_images_are_checked_and_where_all_have_some_gradients_
         noisy(model)
     found = images.documents(model)
     (plain,) = (number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts)
-    with autopack.enable(model, watch=1, watch_action="log") as handle:
+    with autopack.enable(model, check_every=1) as handle:
         call = images.packed(model, [found])
         for _ in range(3):
             model(**call)
-        assert handle.watched.checks == 3
-        assert handle.watched.worst < FLOAT32
+        assert handle.checked.checks == 3
+        assert handle.checked.worst < FLOAT32
         model(**images.packed(model, [found[:plain]]))
-        assert handle.watched.checks == 4  # by gradients
-        assert not handle.watched.skipped
+        assert handle.checked.checks == 4  # by gradients
+        assert not handle.checked.skipped
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
@@ -146,9 +146,9 @@ def test_mixed_precision_of_accelerate(noise):
     if noise:
         noisy(model)
     prepared = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
-    with autopack.enable(prepared, watch=1) as handle:
+    with autopack.enable(prepared, check_every=1) as handle:
         trained(prepared, *((row, padded)[step % 2](step) for step in range(8)))
-        assert handle.watched.checks == 8
+        assert handle.checked.checks == 8
         # Rounding of bfloat16 is there, which tells that the document alone was run under autocast too.
-        assert handle.watched.worst < 0.1
+        assert handle.checked.worst < 0.1
     AcceleratorState._reset_state(reset_partial_state=True)
