@@ -60,7 +60,7 @@ def build(
     return model.to(device).eval()
 
 
-def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor:
+def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch.Tensor:
     """Return random token ids of this shape, int64 on the CPU; none pads, separates or marks an
     image."""
     generator = torch.Generator().manual_seed(seed)

@@ -37,7 +37,7 @@ def run_build(seed: int, build: int, types: frozenset[str] = frozenset()) -> Ite
             verdict = judge(model, call)
             if verdict.bad:
                 case, verdict = _again(case, verdict, earlier)
-                refused, why = _enabled(spec, "auto") if verdict.status == "refused" else (model, verdict)
+                refused, why = _enabled(spec, True) if verdict.status == "refused" else (model, verdict)
                 model, earlier = _enabled(spec)[0] if refused is not None else None, []
                 if model is None:  # no user can have it, so nothing that it does otherwise counts
                     yield case, why

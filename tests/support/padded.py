@@ -113,9 +113,9 @@ def model_gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> f
     """
     pairs = [(p.grad, q.grad) for p, q in zip(found.parameters(), expected.parameters(), strict=True)]
     assert all((p is None) == (q is None) for p, q in pairs)
-    pairs = [(p, q) for p, q in pairs if q is not None]
-    least = 1e-2 * max(q.abs().max().item() for _, q in pairs)
-    return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in pairs)
+    both = [(p, q) for p, q in pairs if p is not None and q is not None]
+    least = 1e-2 * max(q.abs().max().item() for _, q in both)
+    return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in both)
 
 
 def handle_of(model: PreTrainedModel) -> autopack.Handle:
