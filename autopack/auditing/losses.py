@@ -22,7 +22,11 @@ Run = Callable[[dict[str, Any]], Any]
 
 @dataclass
 class Labels:
-    """Labels of each document, (1, ...) by argument, and the terms in each one's mean loss."""
+    """Labels of each document, (1, ...) by argument, and the terms in each one's mean loss.
+
+    Labels of one per token and of one per document may be together, if documents have equally many
+    of the former: the loss is then the mean of the documents'.
+    """
 
     alone: list[dict[str, torch.Tensor]]
     counts: list[int]
@@ -57,15 +61,23 @@ class Labels:
         return self._of_tokens(sides, int(predicted and self.shifts))
 
     def _of_tokens(self, sides: Sides, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return labels at documents' tokens in a batch, but for each one's first `skipped`."""
-        (name,) = self.alone[0]
+        """Return labels at documents' tokens in a batch, but for each one's first `skipped`.
+
+        Labels of one per document are beside them.
+        """
+        (name,) = (name for name, value in self.alone[0].items() if value.dim() > 1)
         example = self.alone[0][name]
+        found: dict[str, torch.Tensor] = {}
+        for other in self.alone[0].keys() - {name}:
+            parts = [(number, self.alone[number % len(self.alone)][other]) for number in sides.order]
+            ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
+            found[other] = torch.cat([part if only in (None, number) else ignored for number, part in parts])
         labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
         for number, (row, columns) in enumerate(sides.columns):
             if only in (None, number):
                 given = self.alone[number % len(self.alone)][name]
                 labels[row, columns[skipped:].to(labels.device)] = given[0, skipped:]
-        return {name: labels}
+        return {name: labels, **found}
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
@@ -118,6 +130,10 @@ def find_labels(
         for made in _per_row(case, alone):
             if refusal(made) is None:
                 return Labels(made, [1] * len(made), False), None
+        if {"labels", "next_sentence_label"} <= argument_names(model):
+            made = _of_both(case)
+            if refusal(made) is None:
+                return Labels(made, [1] * len(made), True), None
     if not argument_names(model) & set(LABELS):
         return None, None
     return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"
@@ -156,6 +172,16 @@ def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Itera
     width = _width(alone, case.lengths, per_token=True)
     for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
         yield [{"labels": labels} for labels in form]
+
+
+def _of_both(case: Case) -> list[dict[str, torch.Tensor]]:
+    """Return labels of the last tokens of each document, equally many, and one of the document."""
+    count, found = min(case.lengths), []
+    for number, document in enumerate(case.documents):
+        labels = document[None].clone()
+        labels[:, :-count] = IGNORED_LABEL
+        found.append({"labels": labels, "next_sentence_label": torch.tensor([number % 2], device=labels.device)})
+    return found
 
 
 def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:

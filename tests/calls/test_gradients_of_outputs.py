@@ -14,7 +14,18 @@ from autopack import tiny
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
 from tests.conftest import LEAK
-from tests.support.padded import FLOAT32, GRADIENT, PADDED, batch, build, mask_of, model_gradient_error, tally_of, twins
+from tests.support.padded import (
+    FLOAT32,
+    GRADIENT,
+    PADDED,
+    batch,
+    build,
+    mask_of,
+    model_gradient_error,
+    packs_at_once,
+    tally_of,
+    twins,
+)
 
 KINDS = ["llama", "gpt2", "qwen2_moe", "mamba", "bloom"]
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
@@ -127,8 +138,8 @@ def test_gradients_of_gradients():
 
 def test_without_being_taken_out_it_would_count_twice(monkeypatch):
     stock, model = twins(build("llama"))
-    monkeypatch.setattr(torch._C, "_current_graph_task_id", iter(range(1000)).__next__)
     with autopack.enable(model):
+        monkeypatch.setattr(torch._C, "_current_graph_task_id", iter(range(1000)).__next__)
         for which in (stock, model):
             output = _call(which)
             output.logits.retain_grad()
@@ -262,7 +273,7 @@ def test_hooks_on_all_outputs_see_what_they_see_of_stock(model_type, task, hook,
             which.config.output_router_logits = True
     inputs = _inputs(task, lengths, labels)
     expected = _seen(stock, inputs, hook)
-    with autopack.enable(model):
+    with packs_at_once(model):
         found = _seen(model, inputs, hook)
         assert tally_of(model).batches
     assert found.keys() == expected.keys()
