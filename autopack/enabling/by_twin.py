@@ -64,7 +64,10 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | 
         asked = (options.backend, options.unpad, enabled.implementations())
         key = kept.key_of(model, "proof", *asked)
     said = "" if foreign is None else f" (audited because: {foreign})"
-    return kept.answered(key, lambda: apart(lambda: _proof(model, enabled, said)))
+    proof = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, said)))
+    # A twin is asked of text: labels that the family takes beside images alone have no answer there.
+    beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
+    return replace(proof, labels=None) if beside_images else proof
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:

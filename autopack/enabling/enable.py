@@ -229,7 +229,8 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
             f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The model is left as it "
-            f"was; verify=True proves it as far as that goes, and checks its calls."
+            f"was; verify=True proves it as far as that goes, and checks its calls.",
+            code="not-proven",
         )
     if proof.waits:
         return
