@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Options(TypedDict, total=False):
+class _Keywords(TypedDict, total=False):
     backend: str
     unpad: bool
     share: bool
@@ -44,15 +44,15 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def enable(model: Trainer, **options: Unpack[_Options]) -> TrainerHandle: ...
+def enable(model: Trainer, **options: Unpack[_Keywords]) -> TrainerHandle: ...
 
 
 @overload
-def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Options]) -> Handles: ...
+def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Keywords]) -> Handles: ...
 
 
 @overload
-def enable(model: Any, **options: Unpack[_Options]) -> Handle: ...
+def enable(model: Any, **options: Unpack[_Keywords]) -> Handle: ...
 
 
 def enable(

@@ -24,9 +24,13 @@ def _fresh_state() -> Iterator[None]:
     """accelerate keeps the first precision of a process for all later Accelerators."""
     from accelerate.state import AcceleratorState, GradientState
 
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    forget()
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget()
 
 
 def _llama() -> Any:
