@@ -63,8 +63,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | 
     if foreign is None and precisions_of(model, enabled)[1] == "cpu":
         asked = (options.backend, options.unpad, enabled.implementations())
         key = kept.key_of(model, "proof", *asked)
-    said = "" if foreign is None else f" (audited because: {foreign})"
-    proof = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, said)))
+    proof = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, foreign)))
     # A twin is asked of text: labels that the family takes beside images alone have no answer there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
     return replace(proof, labels=None) if beside_images else proof
@@ -86,22 +85,28 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """The precisions in which a twin is tried, the first first, and its device."""
-    device = device_of(model)
-    if any(map(releases.is_flash, enabled.implementations())) and torch.cuda.is_available():
+    device, asked = device_of(model), enabled.implementations()
+    gpu = str(device) if device.type == "cuda" else "cuda"
+    if any(map(releases.is_flash, asked)) and torch.cuda.is_available():
         # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
         dtype = next(model.parameters()).dtype
         half = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-        return (half,), str(device) if device.type == "cuda" else "cuda"
+        return (half,), gpu
+    if ("flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
+        return (torch.float32,), gpu  # it has a backward there alone
     return (torch.float64, torch.float32), "cpu"
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, said: str) -> Proof:
+def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     precisions, device = precisions_of(model, enabled)
     answer: _Answer | None = None
     failure = ""
     for dtype in precisions:
         try:
-            found = _asked(model, enabled, dtype, device, None if answer is None else answer.unmeasured)
+            modes = None if answer is None else answer.unmeasured
+            found = _asked(model, enabled, dtype, device, modes, foreign is None)
+        except _AllRefused as refusal:
+            return Proof(f"not, for all calls of its twin are refused: {refusal}", padded=str(refusal), source="twin")
         except _NoAnswer as error:
             failure = str(error)
             continue
@@ -114,11 +119,15 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, said: str) -> Proof:
             break
     if answer is None:
         raise NoTwin(failure)
-    return _read(answer, said, enabled.anatomy.causal)
+    return _read(answer, foreign, enabled.anatomy.causal)
 
 
 class _NoAnswer(Exception):
     """A twin says nothing in one precision; the message says why."""
+
+
+class _AllRefused(Exception):
+    """autopack refuses all calls of a twin, as it will those of the model."""
 
 
 @dataclass
@@ -129,6 +138,7 @@ class _Answer:
     part: PreTrainedModel
     outside: list[str]
     report: LeakReport
+    refused: list[str]
     packed: str | None
     labels: str | None
     padded: str | None
@@ -151,7 +161,12 @@ class _Answer:
 
 
 def _asked(
-    model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    dtype: torch.dtype,
+    device: str,
+    modes: tuple[str, ...] | None,
+    is_own: bool,
 ) -> _Answer:
     twin = with_what_is_on(model, twins.of(model, dtype, device))
     outside = parts_outside(twin, model)
@@ -167,12 +182,18 @@ def _asked(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
+    refused = [result for result in report.results if result.failure is not None and _is_ours(result.failure)]
+    if is_own:  # the library's own code comes by the same refusal in the user's call, which says what to do
+        report = replace(report, results=[result for result in report.results if result not in refused])
+        if refused and not report.results:
+            raise _AllRefused(refused[0].failure)
     if not report.results:
         raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
     if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         raise _NoAnswer(f"its twin raised {failed}" if failed else "its twin gives what is no number")
-    return _Answer(twin, part, outside, report, report.packed, report.labels, report.padded)
+    names = [result.name for result in refused] if is_own else []
+    return _Answer(twin, part, outside, report, names, report.packed, report.labels, report.padded)
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
@@ -190,7 +211,7 @@ def _is_ours(failure: str) -> bool:
     return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
 
 
-def _read(answer: _Answer, said: str, causal: bool) -> Proof:
+def _read(answer: _Answer, foreign: str | None, causal: bool) -> Proof:
     twin, outside, report = answer.twin, answer.outside, answer.report
     count = sum(parameter.numel() for parameter in twin.model.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
@@ -200,6 +221,9 @@ def _read(answer: _Answer, said: str, causal: bool) -> Proof:
             if len(outside) == 1
             else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
         )
+    if answer.refused:
+        how += f", refused: {', '.join(answer.refused)}"
+    said = "" if foreign is None else f" (audited because: {foreign})"
     inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin.model, answer.part) or padded

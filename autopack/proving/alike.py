@@ -50,6 +50,8 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
     for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
         if vars(config).get(name) is not None and vars(found).get(name) is None:
             vars(found)[name] = token
+    if getattr(config, "chunk_size_feed_forward", 0) > 1:  # of layers that take any number of tokens at a time
+        vars(found)["chunk_size_feed_forward"] = 1
     _size_what_is_sized(config, found)
     return found
 

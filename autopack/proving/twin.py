@@ -147,7 +147,7 @@ def _missing(wanted: configuration.Words, found: configuration.Words, code: Code
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    asked = getattr(like.config, "_attn_implementation", None) or "eager"
+    asked = _implementations(like.config)
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
     named = "dtype" if hasattr(config, "dtype") else "torch_dtype"
     before = torch.get_default_dtype()
@@ -171,6 +171,13 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()
+
+
+def _implementations(config: Any) -> Any:
+    """Return the attention implementation of a configuration; of its parts too, if one has another."""
+    whole = getattr(config, "_attn_implementation", None) or "eager"
+    parts = {n: p._attn_implementation for n, p in vars(config).items() if getattr(p, "_attn_implementation", None)}
+    return {"": whole, **parts} if {*parts.values()} - {whole} else whole
 
 
 def _pad_as(twin: nn.Module, model: nn.Module) -> None:
@@ -285,6 +292,8 @@ def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tupl
             yield name, _written(original(value))
         elif isinstance(value, MethodType):
             yield name, _written(original(value.__func__))
+        elif type(value) is torch.Tensor:  # the weight that a norm of torch makes before each call, for one
+            yield name, "a tensor"
         else:  # what came from JSON is a list where the class's own default is a tuple
             yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
     hook = foreign_hook_of_accelerate(module)

@@ -34,7 +34,6 @@ def test_every_family_is_listed_with_its_types_mixers_and_paths(capsys):
 
 def test_as_json_every_mixer_has_a_path_for_every_device(capsys):
     found = json.loads(printed(capsys, "--json")[1])
-    assert found["transformers"]
     for family in found["families"]:
         for mixers in family["mixers"]:
             assert set(mixers["paths"]) in ({"any"}, {"CPU", "CUDA"})

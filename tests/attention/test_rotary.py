@@ -26,6 +26,7 @@ from tests.conftest import (
     token_ids,
     weights_like,
 )
+from tests.support.padded import packs_at_once
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 # Documents are shorter and longer than the 8 positions that the models were "trained" on; 16 and 12 are rescaled
@@ -213,14 +214,14 @@ def _left_padded_recurrence() -> tuple[Any, Any, dict[str, torch.Tensor]]:
         model.set_experts_implementation("eager")  # grouped matrix products take no float64
     ids, mask = tiny.tokens(ours.config, 2, 14), torch.ones(2, 14, dtype=torch.long)
     mask[0, 11:], mask[1, :6] = 0, 0
-    return ours, stock, {"input_ids": ids, "attention_mask": mask}
+    return ours, stock, {"input_ids": ids, "attention_mask": mask, "use_cache": False}
 
 
 def test_documents_that_lose_the_columns_before_them_keep_their_padding():
     """A recurrence numbers them from their first tokens, and then the longest position is another one than in stock."""
     ours, stock, batch = _left_padded_recurrence()
     expected, real = stock(**batch).logits, batch["attention_mask"].bool()
-    with autopack.enable(ours):
+    with packs_at_once(ours):
         assert error(ours(**batch).logits[real], expected[real]) <= FLOAT64
 
 
@@ -228,5 +229,5 @@ def test_without_that_they_get_frequencies_of_their_own(monkeypatch):
     ours, stock, batch = _left_padded_recurrence()
     expected, real = stock(**batch).logits, batch["attention_mask"].bool()
     monkeypatch.setattr(padding_rules, "_reaches_the_end", lambda *_: True)
-    with autopack.enable(ours, verify=False):
+    with packs_at_once(ours, verify=False):
         assert error(ours(**batch).logits[real], expected[real]) > 1e-4

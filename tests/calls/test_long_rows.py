@@ -17,7 +17,7 @@ from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, error, positions, spans, token_ids
-from tests.support.padded import tally_of
+from tests.support.padded import packs_at_once, tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS, MOST = (12, 5, 9, 7), 16
@@ -74,7 +74,7 @@ def test_padded_batches_of_more_tokens_than_positions(model_type):
     stock = build(model_type)
     model, real = copy.deepcopy(stock), batch()["attention_mask"].bool()
     expected = stock(**batch()).logits
-    with autopack.enable(model, verify=False):
+    with packs_at_once(model, verify=False):
         assert error(model(**batch()).logits[real], expected[real]) <= IN_FLOAT32
         if model_type in ("big_bird", "roformer", "bert"):
             assert tally_of(model).batches == 1  # it ran as one row of 33 tokens

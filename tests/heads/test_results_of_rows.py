@@ -24,7 +24,7 @@ from autopack import tiny
 from autopack.calls.per_row_outputs import REASON
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
-from tests.support.padded import tally_of
+from tests.support.padded import packs_at_once, tally_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -94,7 +94,7 @@ def test_padded_batches_give_a_vector_for_each_row(tower):
     model, first, second = copy.deepcopy(stock), padded(documents()), padded(documents(1))
     row = stock(**packed(documents()))[name]
     assert len(row) == 1  # what the forward makes of a row of all documents
-    with autopack.enable(model, verify=False):
+    with packs_at_once(model, verify=False):
         for batch in (first, second):
             agree(model(**batch), stock(**batch), name)
         one = {key: value[1:2] for key, value in first.items()}
@@ -178,7 +178,7 @@ def test_rows_of_more_tokens_than_positions(tower):
 def test_poolers_that_are_modules_run_without_padding(kind):
     stock = build(HOOKED[kind])
     model, found = copy.deepcopy(stock), documents()
-    with autopack.enable(model, verify=False):
+    with packs_at_once(model, verify=False):
         agree(model(**padded(found)), stock(**padded(found)), "pooler_output")
         one = {key: value[1:2] for key, value in padded(found).items()}
         assert error(model(**one).pooler_output, stock(**one).pooler_output) <= FLOAT64
@@ -192,7 +192,7 @@ def test_documents_of_one_token_each_have_poolers_too():
     stock = build(transformers.BertModel)
     model = copy.deepcopy(stock)
     batch = {"input_ids": torch.tensor([[5, 0], [6, 0], [7, 0]]), "attention_mask": torch.tensor([[1, 0]] * 3)}
-    with autopack.enable(model, verify=False):
+    with packs_at_once(model, verify=False):
         assert error(model(**batch).pooler_output, stock(**batch).pooler_output) <= FLOAT64
         assert tally_of(model).batches == 1
 

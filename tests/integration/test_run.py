@@ -383,7 +383,11 @@ def test_training_calls_are_checked_where_check_every_says_so():
             {"AUTOPACK_CHECK_EVERY": "often"},
             "AUTOPACK_CHECK_EVERY must be a whole number of at least 0; found 'often'",
         ),
-        (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
+        (
+            ["view.py"],
+            {"AUTOPACK_STRICT": "maybe"},
+            "AUTOPACK_STRICT must be one of yes, 1, true, on, no, 0",
+        ),
     ],
 )
 def test_what_cannot_be_run_exits_with_2(arguments, given, said, monkeypatch, capsys):
