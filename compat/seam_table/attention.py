@@ -126,7 +126,7 @@ _ATTENTION = (
         "attention.call:AttentionCall.refuse_two_directions",
         skipped,
         "attention/test_directions.py",
-        "test_it_is_refused[llama-before]",
+        "test_it_is_refused[llama]",
     ),
     seam(
         "images: tokens see those of other documents",

@@ -56,9 +56,9 @@ SEAMS = (
         "calls.call:generates",
         returns(False),
         "runtime/test_counts.py",
-        "test_generation_of_an_encoder_decoder_is_not_counted[options0-auto]",
+        "test_generation_of_an_encoder_decoder_is_not_counted[options0]",
         "calls/test_generation.py",
-        "test_the_same_tokens[llama-auto]",
+        "test_the_same_tokens[llama-True]",
     ),
     seam(
         "refusals: whatever packed rows come with",
@@ -126,7 +126,7 @@ SEAMS = (
         "multimodal/test_across.py",
         "test_rows_of_a_padded_batch_get_what_they_get_alone[mllama-left]",
         "multimodal/test_counted_images.py",
-        "test_rows_of_a_padded_batch_get_what_they_get_alone[left-auto]",
+        "test_rows_of_a_padded_batch_get_what_they_get_alone[left]",
     ),
     seam(
         "shared rows: whatever cannot be shared",
