@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 # Tiny models gain nothing from threads, and those of several processes spin against each other; before torch is loaded.
@@ -49,13 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `exhaustive`, and most of what is `sampled`, unless it or a part of it is asked for."""
+    """Leave out what is `exhaustive`, and most of what is `sampled`, unless it or a part of it is asked for.
+
+    Both are marks, or lines of `tests/slow.tsv`.
+    """
+    slow = _slow()
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") is not None:
-            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for group in groups.values():
-        wanted = group[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, group in groups.items():
+        mark = group[0].get_closest_marker("sampled")
+        wanted = min(slow.get(name, len(group)), len(group) if mark is None else mark.args[0])
         kept = {len(group) * place // wanted for place in range(wanted)}
         for place, item in enumerate(group):
             if place not in kept:
@@ -125,6 +130,12 @@ def _clear_frames(error: BaseException) -> None:
                 frame.f_locals  # noqa: B018  # until Python 3.12 a copy is kept, which is brought up to date so
             waiting.extend(e for e in (each.__cause__, each.__context__) if e is not None)
             waiting.extend(getattr(each, "exceptions", ()))  # of a group
+
+
+def _slow() -> dict[str, int]:
+    """How many cases of a test the usual run takes, by its name, as `tests/slow.tsv` has it."""
+    lines = (Path(__file__).parent / "slow.tsv").read_text(encoding="utf-8").splitlines()
+    return {name: int(count) for count, name in (line.split("\t") for line in lines if not line.startswith("#"))}
 
 
 def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:

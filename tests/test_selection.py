@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
 from tests import conftest
 
+ROOT = Path(__file__).parents[1]
 CASES = """
 import pytest
 
@@ -74,3 +78,11 @@ def test_an_order_by_chance(tmp_path, capsys):
     assert all(sorted(order) == [*"abc"] for order in modules)  # each at one time
     assert len({*modules}) > 1
     capsys.readouterr()
+
+
+@pytest.mark.exhaustive
+def test_every_line_of_the_table_names_a_test():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert conftest._slow().keys() - {line.partition("[")[0] for line in done.stdout.splitlines()} == set()

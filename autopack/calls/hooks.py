@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from autopack.calls import refusals
 from autopack.calls.call import Call, generates
@@ -211,7 +212,8 @@ def _enter(
         refusals.refuse_bypassed_top(entry)
         model.groups = gathering_groups(model.anatomy.entries[0])
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
-        model.follow_code(partial(_brought, call), partial(generates, model))
+        if not isinstance(call.inputs, FakeTensor):  # of a trace, in which no model can be proven
+            model.follow_code(partial(_brought, call), partial(generates, model))
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(model)

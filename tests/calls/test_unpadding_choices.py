@@ -137,7 +137,7 @@ class TestLeftAsItCame:
         stock.config.pad_token_id = model.config.pad_token_id = None
         with autopack.enable(model):
             inputs = batch("sequence classification", mask_of((5,), columns=9))
-            self._unchanged(stock, model, inputs, "the head reads is padding")
+            self._unchanged(stock, model, inputs, "finds the last token of each")
 
     @pytest.mark.parametrize("pair", [("llama", "sequence classification")], indirect=True)
     def test_padding_that_the_head_takes_for_a_token(self, pair):

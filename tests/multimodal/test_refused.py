@@ -130,14 +130,14 @@ class TestNumbersOfPatches:
 REFUSED = {
     ("mllama", "cross_attention_states"): "which states are whose is not known",
     ("evolla", "protein_input_ids"): "attends to proteins across",
-    ("nemotron_h_omni", "pixel_values_videos"): "with videos: it takes frames in groups",
+    ("nemotron_h_omni", "pixel_values_videos"): "it takes frames in groups",
     ("molmo2", "pixel_values_videos"): "with videos",
     ("llava", "input_features"): "with sounds",
 }
 
 
 @pytest.mark.parametrize(("model_type", "name"), REFUSED)
-def test_media_that_no_run_has_covered_are_refused_on_packed_rows_alone(model_type, name):
+def test_media_that_are_not_served_are_refused_on_packed_rows_alone(model_type, name):
     model = with_images(model_type, attn_implementation="eager")
     ids, where = tiny.tokens(model.config, 1, 9), torch.cat([torch.arange(4), torch.arange(5)])[None]
     with autopack.enable(model, verify=False):

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, spans
-from tests.support.padded import GRADIENT, model_gradient_error
+from tests.support.padded import GRADIENT, model_gradient_error, packs_at_once
 from tests.support.refusals import refused
 
 
@@ -43,7 +43,7 @@ def test_such_a_model_is_refused_at_once_by_the_name_of_its_layer_and_left_as_it
         autopack.enable(model)
     assert not autopack.is_enabled(model)
     expected = torch.cat([model(ids[:, a:b]).logits for a, b in spans(LENGTHS)], 1)
-    with autopack.enable(model, verify=False):
+    with packs_at_once(model, verify=False):
         assert error(model(ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
         # Of its padded batches nothing can be left out either: the layer goes on from padding.
         batch = {"input_ids": ids.reshape(3, -1), "attention_mask": torch.ones(3, sum(LENGTHS) // 3).long()}
