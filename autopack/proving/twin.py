@@ -147,17 +147,16 @@ def _missing(wanted: configuration.Words, found: configuration.Words, code: Code
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    asked = _implementations(like.config)
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
-    named = "dtype" if hasattr(config, "dtype") else "torch_dtype"
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
         if own:
             _check_size(cls, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            model = cls._from_config(config, attn_implementation=asked, **{named: torch.float32})
+        try:
+            model = _made(cls, config, _implementations(like.config))
+        except (ValueError, TypeError, KeyError):  # older releases take one implementation for all parts
+            model = _made(cls, config, getattr(like.config, "_attn_implementation", None) or "eager")
     except Exception as error:  # a constructor may raise anything
         raise tiny.CannotBuild(str(config.model_type), error) from error
     finally:
@@ -171,6 +170,13 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()
+
+
+def _made(cls: Any, config: Any, implementation: Any) -> PreTrainedModel:
+    named = "dtype" if hasattr(config, "dtype") else "torch_dtype"
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return cls._from_config(config, attn_implementation=implementation, **{named: torch.float32})
 
 
 def _implementations(config: Any) -> Any:
