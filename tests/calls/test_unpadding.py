@@ -120,6 +120,7 @@ class TestAgreement:
         expected, found = _run(stock, inputs), _run(model, inputs)
         assert logit_error(found.logits, expected.logits, inputs["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < GRADIENT
+        assert tally_of(model).batches == 1
 
     @settings(max_examples=40)
     @given(data=st.data(), side=st.sampled_from(["right", "left", "holes"]))
