@@ -85,15 +85,15 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """The precisions in which a twin is tried, the first first, and its device."""
-    device, asked = device_of(model), enabled.implementations()
-    gpu = str(device) if device.type == "cuda" else "cuda"
-    if any(map(releases.is_flash, asked)) and torch.cuda.is_available():
+    asked = enabled.implementations()
+    flash = any(map(releases.is_flash, asked))
+    if (flash or "flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
+        device, dtype = device_of(model), next(model.parameters()).dtype
+        gpu = str(device) if device.type == "cuda" else "cuda"
+        if not flash:
+            return (torch.float32,), gpu  # flex has a backward there alone
         # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
-        dtype = next(model.parameters()).dtype
-        half = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-        return (half,), gpu
-    if ("flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
-        return (torch.float32,), gpu  # it has a backward there alone
+        return (dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16,), gpu
     return (torch.float64, torch.float32), "cpu"
 
 
