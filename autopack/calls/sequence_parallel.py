@@ -230,7 +230,7 @@ def _why_not(call: Call) -> str | None:
         return "its own forward pads rows before its layers"
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"
-    if any(pools_single_tokens(each) for each in anatomy.entries):
+    if entry.reads_one_token_per_row or any(pools_single_tokens(each) for each in anatomy.entries):
         return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
         return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"

@@ -60,6 +60,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | 
     kind in this process.
     """
     key, options = None, enabled.options
+    if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
+        raise NoTwin("its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed")
     if foreign is None and precisions_of(model, enabled)[1] == "cpu":
         asked = (options.backend, options.unpad, enabled.implementations())
         key = kept.key_of(model, "proof", *asked)
@@ -88,12 +90,12 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (flash or "flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
-        device, dtype = device_of(model), next(model.parameters()).dtype
-        gpu = str(device) if device.type == "cuda" else "cuda"
+        held = next(model.parameters(), None)  # a rank may hold none
+        gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
         # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
-        return (dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16,), gpu
+        return (torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,), gpu
     return (torch.float64, torch.float32), "cpu"
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from autopack import registry
 from autopack.proving.twin import Kinds
 
 T = TypeVar("T")
@@ -20,15 +21,16 @@ _answers: dict[Hashable, Any] = {}
 def key_of(model: PreTrainedModel, *asked: Any) -> Hashable:
     """Return the key of an answer about a model's twin; None if the answer is not to be kept.
 
-    Equal keys mean equal configurations, field by field, modules, objects on them, and questions
-    `asked`.
+    Equal keys mean equal configurations, field by field, modules, objects on them, families, and
+    questions `asked`.
     """
     kinds = Kinds(model).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
     values = [*losses, *(value for _, _, attributes in kinds.values() for _, value in attributes)]
     if any(map(_is_made_anew, values)):
         return None
-    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), repr(asked)
+    served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
+    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), served, repr(asked)
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> T:

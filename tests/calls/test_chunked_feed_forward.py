@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import BertForMaskedLM
+from transformers.models.bert.modeling_bert import BertIntermediate
 
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, positions, weights_like
+from tests.support.refusals import refused
 
 LENGTHS = (3, 9, 4)
 """None is a multiple of both sizes; the row is one of 2 and of 4."""
@@ -73,3 +76,32 @@ def test_the_sentinel_says_what_it_cannot_check():
         for _ in range(3):
             model(input_ids=ids, position_ids=positions(LENGTHS), labels=ids).loss.backward()
         assert "running a document alone raised ValueError" in str(handle.checked)
+
+
+class Mixing(BertIntermediate):
+    """Every token gets something of those that the layer takes at the same time."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states + hidden_states.mean(1, keepdim=True))
+
+
+class Own(BertForMaskedLM):
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.bert.encoder.layer:
+            layer.intermediate = Mixing(config)
+        self.post_init()
+
+
+def test_what_mixes_the_tokens_of_a_chunk_is_refused():
+    """Its twin would take one token at a time, beside which nothing is mixed."""
+    config = tiny.config("bert", task="masked-lm", chunk_size_feed_forward=4)
+    with refused("not-exact"):
+        autopack.enable(Own(config).eval())
+    model = Own(config).double().eval()  # the control: without a proof a document changes another one
+    ids = tiny.tokens(None, 1, sum(LENGTHS))
+    other = ids.clone()
+    other[:, LENGTHS[0]] = 99
+    with autopack.enable(model, verify=False), torch.no_grad():
+        first, second = (model(input_ids=each, position_ids=positions(LENGTHS)).logits for each in (ids, other))
+    assert error(first[:, : LENGTHS[0]], second[:, : LENGTHS[0]]) > LEAK

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +19,7 @@ import pytest
 import torch
 
 from autopack import cli
-from autopack.attention.choose import availability
-from autopack.commands import run as command
 from autopack.launch import settings
-from autopack.options import CHOICES
 from tests.conftest import FLOAT32
 from tests.integration.scripts import SCRIPTS
 
@@ -316,38 +312,6 @@ def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
     done = start("-c", "import sys; print(*sys.modules)", **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY})
     assert "autopack.launch.launcher" in done.out.split()
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
-
-
-def variables(*arguments: str, **given: str) -> settings.Settings:
-    """The settings that a script would find, for options and for variables of the caller."""
-    parser = ArgumentParser()
-    command.add_arguments(parser)
-    with pytest.MonkeyPatch.context() as patch:
-        for option in settings.OPTIONS:
-            patch.delenv(option.variable, raising=False)
-        for name, value in given.items():
-            patch.setenv(name, value)
-        return settings.Settings.read(command._environment(parser.parse_args([*arguments, "script.py"]), ""))
-
-
-def test_options_and_variables_agree_and_options_win():
-    for option in settings.OPTIONS:
-        assert getattr(variables(), option.name) == option.default
-        words = option.words or {"0": 0, "500": 500}
-        for text, value in words.items():
-            is_switch = not option.choices and not option.metavar
-            if option.choices and text not in option.choices:
-                continue  # another word for the same
-            flags = [f"--{'' if value else 'no-'}{option.flag[2:]}"] if is_switch else [option.flag, text]
-            assert getattr(variables(*flags), option.name) == value
-            assert variables(*flags) == variables(**{option.variable: text.upper()})
-            for other in words:
-                assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
-
-
-def test_the_table_of_options_has_the_values_that_enable_takes():
-    assert {option.name: option.values for option in settings.OPTIONS if option.name in CHOICES} == CHOICES
-    assert set(CHOICES["backend"]) == {"auto", *availability()}
 
 
 @pytest.mark.exhaustive

@@ -68,7 +68,7 @@ def test_no_document_moves_with_another(findings):
         ("hook later", "UnsupportedModel", "its twin gives another loss"),
         ("own loss", "UnsupportedModel", "its twin gives another loss"),
         ("own positions", "UnsupportedModel", "documents are not those of that call"),
-        ("pooler", "UnsupportedModel", "no twin of it tells"),
+        ("pooler", "UnsupportedModel", "pooler"),
         ("pickled", "UnsupportedModel", "process groups cannot be"),
         ("otherwise", "ValueError", "sequence_parallel=None"),
         ("no group", "ValueError", "init_process_group"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import autopack
-from autopack import tiny
+from autopack import registry, tiny
 from autopack.enabling import by_twin
 from tests.support.refusals import refused
 
@@ -81,4 +83,14 @@ def test_a_loss_on_the_instance_is_asked_about(made):
     model = tiny.build("llama", **FIELDS)
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.mean() + 0 * labels.sum()
     verified(model)
+    assert len(made) > twins
+
+
+def test_a_family_that_is_registered_later_is_asked_about(made, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", [])
+    verified(tiny.build("llama", **FIELDS))
+    twins = len(made)
+    known = registry.look_up(tiny.build("llama", **FIELDS))[0]
+    monkeypatch.setattr(registry, "_registered", [dataclasses.replace(known, name="mine")])
+    verified(tiny.build("llama", **FIELDS))
     assert len(made) > twins
