@@ -90,8 +90,9 @@ _LAYOUT = (
         "padding: tokens behind padding keep their labels",
         "layout.padding:Padding.unpredicted",
         result(lambda places: places[:0]),
-        "compat/test_fuzz.py",
-        "test_every_form_of_call_is_exact[loss-mask]",
+        "calls/test_left_padding.py",
+        "test_the_loss_is_that_without_them_and_they_are_said_once[left-True-False-False]",
+        "test_the_loss_is_that_without_them_and_they_are_said_once[hole-True-False-False]",
     ),
     seam(
         "labels: the first of a document counts",
