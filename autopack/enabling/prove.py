@@ -165,9 +165,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
                 found = proof_by_twin(tested, enabled, None)
                 how = f"{found.how}, for the {type(tested).__name__} in it ({because})"
                 return replace(found, how=how, padded=unasked or found.padded)
-    said = ("audit", because, "")
-    level = logging.WARNING if said not in enabled.logged else logging.INFO
-    enabled.logged.add(said)
+    level = logging.INFO if because in enabled.logged else logging.WARNING
+    enabled.logged.add(because)
     return _audited(tested, because, unasked, level, enabled.anatomy.causal, tested is model)
 
 

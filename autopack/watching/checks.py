@@ -96,12 +96,6 @@ class Checks:
         self.leaks += leak is not None
         return leak
 
-    def _told(self, checked: str) -> str:
-        """What was `checked`, in words, with the leaks and what was not."""
-        leaking = f", {self.leaks} leaking" if self.leaks else ""
-        skipped = (f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())
-        return "; ".join([checked + leaking, *skipped])
-
     def _skip(self, call: Call, reason: str) -> None:
         if not self.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
@@ -119,7 +113,7 @@ class Checks:
         for name, (_, wanted) in parts.items():
             # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
             if name in errors and not wanted.is_floating_point():
-                errors[name] = errors[name] * float(errors[name].mean() > _OTHER_CHOICES or len(errors[name]) == 1)
+                errors[name] *= float(errors[name].mean() > _OTHER_CHOICES or len(errors[name]) == 1)
         name = max(errors, key=lambda each: float(errors[each].max()) / tolerances[each])
         worst, tolerance = float(errors[name].max()), tolerances[name]
         if worst > tolerance and _routes(call.module) and float(errors[name].median()) <= _OTHER_EXPERTS:

@@ -107,7 +107,8 @@ class Checked(Checks):
         if any(self.sizes):
             found += f", with documents of up to {longest} and rows of up to {row} tokens, up to {documents} documents "
             found += f"and {rows} rows in a call"
-        return self._told(found)
+        found += f", {self.leaks} leaking" if self.leaks else ""
+        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
 
 
 def _is_padded(call: Call) -> bool:

@@ -66,10 +66,9 @@ class Sentinel:
             raise LeakDetected(leak)
 
     def _of_training(self, call: Call, output: Any, packs: bool) -> Leak | None:
-        if not self.checked.every or not call.module.training or not torch.is_grad_enabled():
-            return None
+        trains = call.module.training and torch.is_grad_enabled()
         # Ranks must agree on when to check, and each has batches of its own.
-        if not packs and not in_a_group():
+        if not (self.checked.every and trains and (packs or in_a_group())):
             return None
         self._calls += 1
         if self._calls % self.checked.every:
@@ -85,9 +84,7 @@ class Sentinel:
         due = shape is not None and self.checked.is_left_by(shape)
         if groups:
             due = bool(most(groups, [int(due)])[0])
-        leak = None
-        if due:
-            leak = self.checked.check_call(call, output, packs)
+        leak = self.checked.check_call(call, output, packs) if due else None
         if shape is not None and leak is None:
             self.checked.grow(shape, checked=due)
         return leak
@@ -95,8 +92,4 @@ class Sentinel:
 
 def _is_recorded(call: Call) -> bool:
     """Whether the call is recorded, stands for many or has no values, so that nothing else may be run beside it."""
-    return (
-        torches.is_recorded()
-        or isinstance(call.inputs, FakeTensor)
-        or (call.inputs is not None and call.inputs.is_meta)
-    )
+    return torches.is_recorded() or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)
