@@ -90,12 +90,13 @@ class OutsideForward(AutopackError, RuntimeError):
 
 @dataclass(frozen=True)
 class Leak:
-    """One document of a training call that did not get what it gets alone, as `watch` of `autopack.enable` found it.
+    """One document of a call that did not get what it gets alone, as a check of the call found it.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the batch, of an
     encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
     difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
-    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted.
+    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted. `than` says
+    in words what it was compared with.
     """
 
     model: str
@@ -106,12 +107,13 @@ class Leak:
     error: float
     tolerance: float
     step: int
+    than: str = "than it gets alone"
 
     def __str__(self) -> str:
         first, end = self.columns
         return (
             f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
-            f"{self.model} got other {self.field} than it gets alone: relative error {self.error:.1e}, wanted at most "
+            f"{self.model} got other {self.field} {self.than}: relative error {self.error:.1e}, wanted at most "
             f"{self.tolerance:.1e}. What was trained on since the last check that found nothing may have leaked. "
             f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
             f"autopack.disable(model)."

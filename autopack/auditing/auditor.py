@@ -160,10 +160,10 @@ class Audit:
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
-        looks = (None, None) if enabled is None else (enabled.sentinel, enabled.padding_read)
+        looks = (None, None) if enabled is None else (enabled.live, enabled.padding_read)
         try:
             if enabled is not None:
-                enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
+                enabled.live = enabled.padding_read = None  # what is watched is the user's training
                 enabled.is_audited = True
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
@@ -176,7 +176,7 @@ class Audit:
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.sentinel, enabled.padding_read = looks
+                enabled.live, enabled.padding_read = looks
                 enabled.is_audited = False
         self.report.results.extend(by_chance)
         for name in self.modes:

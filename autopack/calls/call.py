@@ -25,7 +25,6 @@ from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.runtime.model import Around, EnabledModel
-from autopack.runtime.runs import Found
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 
@@ -61,8 +60,6 @@ class Call:
         self._declared: Declared | None = None
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
-        self.found: Found | None = None
-        """The model's state at the beginning of a call that will be checked by itself."""
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from autopack.calls.packed import PrefixesInside, inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unpadded import Unpadded
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, LeakDetected
 from autopack.inspection import process, torches
 from autopack.inspection.modules import pool_documents, pools_single_tokens
 from autopack.inspection.sharding import gathering_groups
@@ -219,10 +219,7 @@ def _enter(
         _follow_changes(model)
         if (mode := process.foreign_mode()) is not None:
             model.runs_other_code, model.unknown_code = True, mode
-    plan = _chosen(call)
-    if outer is None and model.runs_other_code and model.sentinel is not None and plan.packs:
-        model.sentinel.before(call)
-    return _open(plan, hook, args)
+    return _open(_chosen(call), hook, args)
 
 
 def _brought(call: Call) -> Brings:
@@ -241,12 +238,14 @@ def _brought(call: Call) -> Brings:
 
 def _chosen(call: Call) -> Plan:
     try:
-        plan = decide(call)
+        plan = _checked(call, decide(call))
         plan.call = call
         plan.count(call.model.tally)
         call.count(plan.volume)
         _log_once(call, plan)
         return plan
+    except LeakDetected:
+        raise
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
         if not call.model.lenient or call.documents is not None:
@@ -256,6 +255,16 @@ def _chosen(call: Call) -> Plan:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
         call.model.tally.refused[reason] += 1
         return Untouched(call.model, f"autopack refuses it: {reason}")
+
+
+def _checked(call: Call, plan: Plan) -> Plan:
+    """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
+    model = call.model
+    if call.outer is not None or model.live is None or not (plan.packs or plan.defers):
+        return plan
+    proof = model.proof
+    model.live.before(call)
+    return plan if model.proof is proof else decide(call)
 
 
 def _log_once(call: Call, plan: Plan) -> None:
@@ -341,17 +350,18 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
-    if ended.scope.model.options.check_every or ended.scope.model.runs_other_code:
-        _check(ended, output if changed is None else changed)
+    model = ended.scope.model
+    if model.groups:
+        _check_together(ended)
     return changed
 
 
 @torch._dynamo.disable
-def _check(ended: Activation, output: Any) -> None:
-    """Show a call of the whole enabled model to its sentinel."""
+def _check_together(ended: Activation) -> None:
+    """Check a call of a whole model whose parameters ranks gather together, if that is due."""
     model, outer = ended.scope.model, ended.outer
-    if model.sentinel is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):
-        model.sentinel(ended.plan.call, output, ended.packs)
+    if model.live is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):
+        model.live.after(ended.plan.call, ended.packs)
 
 
 @torch._dynamo.disable

@@ -25,7 +25,7 @@ from autopack.options import Options
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import HANDLE, handle_of, holds_marks
-from autopack.watching.sentinel import Sentinel
+from autopack.watching.live import Live
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -168,7 +168,8 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     except BaseException:
         detach(base, enabled)
         raise
-    enabled.sentinel = None if wanted.check_every == 0 else Sentinel(wanted.check_every or 0)
+    if wanted.check_every or (wanted.verify and wanted.check_every is None):
+        enabled.live = Live(wanted.check_every or 0)
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:

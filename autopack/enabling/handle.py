@@ -19,8 +19,8 @@ from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
 from autopack.runtime.tally import Tally, number_of
-from autopack.watching.envelope import Checked
-from autopack.watching.sentinel import Sentinel
+from autopack.watching.live import Live
+from autopack.watching.schedule import Checked
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]
 
@@ -110,11 +110,11 @@ class Handle(AbstractContextManager["Handle"]):
     def checked(self) -> Checked | None:
         """What checks of calls have found; None where no call is to be checked.
 
-        Checked are every Nth training call, where that was asked for, and calls that run third-party code.
+        Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and every Nth training
+        call if that was asked for.
         """
-        sentinel, enabled = self.enabled.sentinel, self.enabled
-        checks = bool(enabled.options.check_every) or enabled.runs_other_code
-        return sentinel.checked if isinstance(sentinel, Sentinel) and checks else None
+        live = self.enabled.live
+        return live.checked if isinstance(live, Live) else None
 
     def _facts(self) -> list[tuple[str, str]]:
         enabled, unpad = self.enabled, self.enabled.options.unpad

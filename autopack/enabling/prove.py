@@ -55,8 +55,8 @@ def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
     waits = enabled.proof.waits and enabled.proof.packed is None
     only_hooks = waits or (enabled.watch is not None and enabled.watch.only_hooks())
     enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
-    if enabled.sentinel is not None:
-        enabled.sentinel.begin_anew()
+    if enabled.live is not None:
+        enabled.live.begin_anew()
     try:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)

@@ -193,16 +193,16 @@ def severed(module: Any) -> str:
     )
 
 
-class Sentinel(Protocol):
-    """What looks at the calls of a model."""
+class Live(Protocol):
+    """Checks of the calls of a model."""
 
     def begin_anew(self) -> None:
         """Take calls for unchecked, since the code or what it reads is something else now."""
 
     def before(self, call: Any) -> None:
-        """Meet a call that is about to run foreign code on packed rows."""
+        """Meet a call that is about to run packed or without its padding."""
 
-    def __call__(self, call: Any, output: Any, packs: bool, /) -> None:
+    def after(self, call: Any, packs: bool, /) -> None:
         """Meet a call of the whole model that has run."""
 
 
@@ -264,8 +264,8 @@ class EnabledModel:
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, str]] = Counter()
         """How often each value that third-party code reads has changed."""
-        self.sentinel: Sentinel | None = None
-        """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
+        self.live: Live | None = None
+        """The checks of its calls (`autopack.watching`)."""
         self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
@@ -308,8 +308,8 @@ class EnabledModel:
                 return
             self._renew_if(self._is_stale, packs=False, proves=not is_left())
         elif self.watch is not None and self.watch.values and not self.is_settling and self.watch.values_changed():
-            if self.runs_other_code and self.sentinel is not None:
-                self.sentinel.begin_anew()  # this call is checked itself
+            if self.runs_other_code and self.live is not None:
+                self.live.begin_anew()  # this call is checked itself
             elif self.options.verify:
                 self._renew_if(lambda: True, packs=False, proves=not is_left())
         if self.proof.waits and (self.proof.packed is not None or brings() is Brings.PACKED) and not is_left():

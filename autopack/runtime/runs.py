@@ -60,28 +60,6 @@ class Buffers:
         return written
 
 
-class Found:
-    """The tensors in the buffers and attributes of a model's modules at the beginning of a call.
-
-    Code that keeps something of a row in them hands it on to later calls. A document alone gets its
-    results without that.
-    """
-
-    def __init__(self, model: nn.Module):
-        places = [held for module in model.modules() for held in (module._buffers, vars(module))]
-        self._held = [
-            (held, name, value.detach().clone())
-            for held in places
-            for name, value in held.items()
-            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
-        ]
-
-    def renew(self) -> None:
-        """Give the model copies of them; the old ones stay, for graphs may have kept them."""
-        for held, name, value in self._held:
-            held[name] = value.clone()
-
-
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
     """Return a module's forward whose later runs begin with the first run's buffers."""
     if not module.training or next(module.buffers(), None) is None:

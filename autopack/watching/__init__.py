@@ -1,1 +1,1 @@
-"""The sentinel: every so many training calls one document of the batch is run alone, and compared."""
+"""Checks of calls while a model is used: other documents are replaced, and nothing else may move."""

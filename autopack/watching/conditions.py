@@ -1,4 +1,4 @@
-"""The conditions of a check: nothing drawn at random, nothing left behind, and how precisely the model computes."""
+"""The conditions of a check: the same random numbers in each run, nothing left behind, and the precision of a model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,34 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.auditing.left_as_found import without_noise
+from autopack.auditing.fields import Fields, fields_of
+from autopack.auditing.left_as_found import noise_of, without_noise
+from autopack.calls.call import Call
 from autopack.inspection import torches
-from autopack.inspection.randomness import afterwards
+from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.runtime.model import EnabledModel
+
+_CHECKPOINTS = "gradient_checkpointing"
 
 
 @contextmanager
-def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
-    """Run a model without noise, gradients or compiled code, and leave no trace: in it, in its counts, in random state.
+def unnoticed(
+    model: PreTrainedModel, enabled: EnabledModel, noise: bool = False, checkpoints: bool = False
+) -> Iterator[None]:
+    """Run a model without gradients or compiled code; restore the model, its counts and random state.
 
-    It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
+    Dropout and its like are on only with `noise`, checkpointing only with `checkpoints`. The model writes to copies of
+    its buffers, since the graph of an earlier call may have kept those that it has.
     """
-    counted = enabled.tally.counted()
+    counted, read = enabled.tally.counted(), enabled.padding_read
     caches = torch.is_autocast_cache_enabled()
+    kept: list[tuple[nn.Module, str, Any]] = list(noise_of(model)) if noise else []
+    kept += [(m, _CHECKPOINTS, True) for m in model.modules() if checkpoints and vars(m).get(_CHECKPOINTS)]
 
     def put_back() -> None:
         torch.set_autocast_cache_enabled(caches)
         vars(enabled.tally).update(counted)
+        enabled.padding_read = read
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -36,10 +46,13 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(without_noise(model))
+        for module, name, value in kept:
+            setattr(module, name, value)
         _copy_buffers(model)
         stack.enter_context(afterwards(put_back))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
+        enabled.padding_read = None
         yield
 
 
@@ -52,9 +65,37 @@ def _copy_buffers(model: nn.Module) -> None:
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
 
 
+class Runs:
+    """Runs of one call, each from the same random state and the same buffers and tensors of the modules.
+
+    Code that keeps something of a row there would hand it on to the next run.
+    """
+
+    def __init__(self, call: Call):
+        self._module: Any = call.module
+        places = [held for module in call.module.modules() for held in (module._buffers, vars(module))]
+        self._held = [
+            (held, name, value, value if value.requires_grad else value.detach().clone())
+            for held in places
+            for name, value in held.items()
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
+        ]
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """Return the output of the model."""
+        for held, name, value, copied in self._held:
+            held[name] = value if copied is value else copied.clone()
+        with drawing_nothing(self._module):
+            return self._module(**arguments)
+
+    def fields(self, arguments: dict[str, Any]) -> Fields:
+        """Return the output of the model, field by field."""
+        return fields_of(self(arguments))
+
+
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
-    """The dtypes in which layers are run in this thread meanwhile, as their weights and autocast say."""
+    """Collect the dtypes in which layers run in this thread meanwhile, by their weights and autocast."""
     dtypes: set[torch.dtype] = set()
     thread = threading.get_ident()
 

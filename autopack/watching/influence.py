@@ -24,7 +24,7 @@ from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.layout.forms import Frame, Of, rows_first
 from autopack.watching.conditions import unnoticed
-from autopack.watching.document import CannotTell
+from autopack.watching.owners import CannotTell
 
 TOLERANCE = 1e-6
 """Of the largest gradient. What another document has no part in is not small, but exactly 0."""
@@ -43,9 +43,9 @@ def media_sizes(call: Call) -> tuple[int, int]:
 
 
 def leak_of(call: Call, step: int) -> Leak | None:
-    """Where one document reaches another one, in a call that packs; None where none does.
+    """Return where one document reaches another one in a call that packs; None if none does. Raises `CannotTell`.
 
-    It runs the call twice more, and backward twice for each halving of the number of documents. Raises `CannotTell`.
+    The call runs once more, with media twice, and backward twice for each halving of the number of documents.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
@@ -58,7 +58,8 @@ def leak_of(call: Call, step: int) -> Leak | None:
     blind = True
     # Estimators that go straight through a choice have their gradients in the first of both alone.
     throughout = _Throughout()
-    for mode in (nullcontext(), throughout):
+    modes = (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),)
+    for mode in modes:
         reason: CannotTell | None = None
         with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
             try:

@@ -69,7 +69,7 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
         for step in range(5):  # the fifth is none that is always checked
             assert error(ours, stock, row(5, 9, seed=step)) <= EXACT
         assert handle.checked.checks > 0
-        with torch.no_grad(), refused("leak-detected", match="other logits than it gets alone") as raised:
+        with torch.no_grad(), refused("leak-detected", match="got other logits") as raised:
             ours(**batch)
         assert raised.value.report.error > LEAK
         with torch.no_grad(), refused("leak-detected"):  # as long as it leaks
@@ -116,7 +116,7 @@ def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
             except autopack.LeakDetected:
                 found = step
                 break
-    assert found == 8
+    assert found in (7, 8)  # where what its closure holds was found to change, the powers of two begin anew
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -199,15 +199,14 @@ def test_checks_become_rare_and_a_covered_model_has_none():
     model = with_own_layer()
     with autopack.enable(model) as handle:
         trained(model, batches(100))
-        # 7 powers of two; each of three sizes is exceeded some log(100) times. Two documents each.
-        assert 7 <= handle.checked.checks / 2 <= 25
+        # 7 powers of two; each of three sizes is exceeded some log(100) times.
+        assert 7 <= handle.checked.checks <= 25
         assert handle.checked.calls == 100
         assert handle.checked.worst <= EXACT
     covered = tiny.build("llama")
     with autopack.enable(covered) as handle:
-        trained(covered, batches(5))
-        assert handle.checked is None
-        assert handle.enabled.sentinel.checked.checks == 0
+        trained(covered, [row(9, 5)] * 5)
+        assert handle.checked.checks == 3
 
 
 def test_a_hook_that_only_records_is_called_once_for_each_call():
@@ -217,7 +216,7 @@ def test_a_hook_that_only_records_is_called_once_for_each_call():
         seen.clear()
         for step in range(4):
             model(**row(5, 9, seed=step))
-        assert handle.checked is None
+        assert handle.checked.checks >= 3  # of calls 1, 2 and 4
     assert len(seen) == 4
     hook.remove()
 
@@ -305,12 +304,25 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
 @pytest.mark.parametrize("read", [False, True])
 def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
     """Only the live call runs it: twins and documents alone are without checkpoints. There is no loss to compare."""
-    model = tiny.build("llama").train()
-    model.gradient_checkpointing_enable()
-    for layer in model.model.layers:
-        layer._gradient_checkpointing_func = lambda run, *args: run(*args) + 0.3 * run(*args).cumsum(1)
-    with torch.no_grad(), autopack.enable(model), refused("leak-detected"):
-        model(**padded(5, 9, 3), output_hidden_states=read)
+
+    def build_mixing() -> Any:
+        model = tiny.build("llama").train()
+        model.gradient_checkpointing_enable()
+        for layer in model.model.layers:
+            layer._gradient_checkpointing_func = lambda run, *args: run(*args) + 0.3 * run(*args).cumsum(1)
+        return model
+
+    model, batch = build_mixing(), padded(5, 9, 3)
+    with torch.no_grad():
+        expected = build_mixing()(**batch, use_cache=False).logits
+        with autopack.enable(model) as handle:
+            found = model(**batch, output_hidden_states=read, use_cache=False).logits
+            assert torch.equal(found, expected)
+            assert handle.tally.batches == 0
+            assert "was not exact without its padding" in repr(handle)
+        with autopack.enable(model, verify=False):
+            leaking = model(**batch, use_cache=False).logits
+    assert float((leaking - expected)[batch["attention_mask"].bool()].abs().max()) > LEAK, "the control shows no leak"
 
 
 @pytest.mark.parametrize("check_every", [None, 0])

@@ -6,14 +6,16 @@ import copy
 import pickle
 import random
 import threading
+from itertools import combinations
 
 import pytest
 import torch
 import torch._dynamo.testing
 
 import autopack
+from autopack.watching.replaced import halves_of
 from tests.conftest import llama, token_ids
-from tests.support.mixing import mix, shift_boundaries
+from tests.support.mixing import shift_boundaries
 from tests.support.padded import build
 from tests.support.refusals import refused
 from tests.support.training_calls import FLOAT32, noisy, padded, row, trained
@@ -21,45 +23,42 @@ from tests.support.training_calls import FLOAT32, noisy, padded, row, trained
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-def test_only_training_calls_that_pack_or_unpad_count():
+def test_calls_that_pack_or_unpad_count():
     model = build("llama")
     with autopack.enable(model, check_every=1) as handle:
+        model(input_ids=token_ids(), labels=token_ids())
+        assert handle.checked.calls == 0
         with torch.no_grad():
             model(**row(0))
-        model.eval()
-        model(**row(0))
-        model.train()
-        model(input_ids=token_ids(), labels=token_ids())
-        assert handle.checked.checks == 0
+        assert handle.checked.trained == 0
         trained(model, row(0), padded(1))
-        assert handle.checked.checks == 2
-        trained(model.model, *[])
+        assert handle.checked.trained == 2
         model.model(**{name: value for name, value in row(2).items() if name != "labels"})
-        assert handle.checked.checks == 3
+        assert handle.checked.trained == handle.checked.checks - 1 == 3
 
 
-def test_documents_take_turns():
-    model = mix(build("llama"))
-    with autopack.enable(model, check_every=2, verify=False) as handle:
-        seen = []
-        handle.checked._judged = lambda call, document, runs, step: seen.append(document.number)
-        trained(model, *(row(step) for step in range(12)))
-        assert seen == [0, 1, 2, 3, 0, 1]
+def test_any_two_documents_have_been_on_different_sides():
+    for count in (2, 3, 5, 8, 9):
+        turns = 2 * max(1, (count - 1).bit_length())
+        for one, other in combinations(range(count), 2):
+            assert any(halves_of(count, turn)[0][[one, other]].sum() == 1 for turn in range(turns))
 
 
 def test_it_says_what_it_did_and_ends_with_the_handle():
     model = build("llama")
     handle = autopack.enable(model, check_every=3)
     trained(model, *(row(step) for step in range(7)))
-    assert "every 3 training calls; 2 checks, worst relative error" in repr(handle)
-    assert "2 checks" in handle._repr_html_()
+    # Calls 1, 2, 4, and 3 and 6 of every third; call 5 or 7 may be longer than those before.
+    assert f"every 3 training calls; {handle.checked.checks} checks in 7 calls, worst relative error" in repr(handle)
+    assert 5 <= handle.checked.checks <= 7
+    assert f"{handle.checked.checks} checks" in handle._repr_html_()
     autopack.disable(model)
     before = handle.checked.checks
     trained(model, *(padded(step) for step in range(7)))
     assert handle.checked.checks == before
-    again = autopack.enable(model)
+    again = autopack.enable(model, check_every=0)
     assert again.checked is None
-    assert "checked:" not in repr(again)
+    assert "checked:   no call (check_every=0)" in repr(again)
     again.remove()
 
 
@@ -67,7 +66,7 @@ def test_values_and_what_a_second_call_may_ask_for(monkeypatch):
     model = build("llama")
     monkeypatch.setenv("AUTOPACK_CHECK_EVERY", "2")  # which `autopack run` alone reads
     with autopack.enable(model) as handle:
-        assert handle.checked is None
+        assert handle.checked.every == 0
     with autopack.enable(model, check_every=5) as handle:
         assert handle.checked.every == 5
         assert autopack.enable(model) is handle
@@ -111,7 +110,7 @@ def test_under_autocast_rounding_is_that_of_autocast(dtype, monkeypatch):
         shift_boundaries(monkeypatch)
         with torch.autocast("cpu", dtype=torch.bfloat16), refused("leak-detected") as raised:
             trained(model, *(row(step) for step in range(8)))
-        assert raised.value.report.tolerance == 0.1
+        assert 1e-3 < raised.value.report.tolerance < 0.1  # four roundings of bfloat16 at the largest logit
 
 
 def test_a_model_that_is_compiled_as_one_graph_stays_one():
@@ -119,7 +118,7 @@ def test_a_model_that_is_compiled_as_one_graph_stays_one():
     model = build("llama")
     handle = autopack.enable(model, check_every=2)
     trained(torch.compile(model, backend="eager", fullgraph=True), *[row(0)] * 4)
-    assert handle.checked.checks == 2
+    assert handle.checked.checks == 3  # calls 1, 2 and 4
     handle.remove()
     torch._dynamo.reset()
 
@@ -138,7 +137,7 @@ def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional)
                 layer.compile(backend=counter)
         trained(model if regional else torch.compile(model, backend=counter), *[row(0)] * 6, *[padded(0)] * 6)
         if handle.checked is not None:
-            assert handle.checked.checks == 6
+            assert handle.checked.checks >= 6
             assert handle.checked.worst < FLOAT32
         frames.append(counter.frame_count)
         handle.remove()
@@ -173,14 +172,23 @@ class Jumpy(torch.nn.Module):
         return states * random.random()
 
 
-def test_what_cannot_be_compared_is_skipped_and_said():
+def test_what_draws_by_itself_is_checked_with_the_same_numbers():
     model = build("llama")
     model.model.norm = torch.nn.Sequential(model.model.norm, Jumpy())
     with autopack.enable(model, check_every=1, verify=False) as handle:
         trained(model, row(0), row(1))
+        assert (handle.checked.checks, handle.checked.leaks) == (2, 0)
+        assert not handle.checked.skipped
+
+
+def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(type(model), "forward", lambda self, **_: {"total": self.lm_head.weight.sum()})
+    with autopack.enable(model, check_every=1, verify=False) as handle:
+        trained_alone = {name: value for name, value in row(0).items() if name != "labels"}
+        model(**trained_alone)
         assert handle.checked.checks == 0
-        assert handle.checked.skipped == {"its forward draws random numbers that autopack cannot switch off": 2}
-        assert "2 skipped: its forward draws" in repr(handle)
+        assert "1 skipped: no part of its output can be divided among its documents" in repr(handle)
 
 
 def test_transforms_are_left_alone():

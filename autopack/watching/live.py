@@ -1,0 +1,189 @@
+"""Check calls of one model while it is used: nothing but a document's own tokens may change what it gets."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+
+from autopack.calls.call import Call
+from autopack.calls.sequence_parallel import rows_shared_by
+from autopack.errors import Leak, LeakDetected
+from autopack.inspection import media, torches
+from autopack.patching import ProcessLock
+from autopack.watching import alone, influence
+from autopack.watching.owners import CannotTell, sides_of
+from autopack.watching.replaced import Moved, replaced, replaced_together
+from autopack.watching.schedule import Checked, is_padded, shape_of
+
+logger = logging.getLogger(__name__)
+_checks = ProcessLock()
+
+
+class _Mine(threading.local):
+    """Whether this thread is at a check: the calls of a check are none of the user's."""
+
+    checking = False
+
+
+_mine = _Mine()
+
+
+class Live:
+    """Checks of the calls of one model. It holds no part of the model."""
+
+    def __init__(self, every: int):
+        self.checked = Checked(every=every)
+        self._padded = False
+        """True if a padded batch was checked, and gave what stock gives."""
+        self._pulled = False
+        """True if gradients were checked since the model was last changed."""
+
+    def begin_anew(self) -> None:
+        """Forget how far calls have been checked, since the code or what it reads is something else now."""
+        self.checked.begin_anew()
+        self._padded = self._pulled = False
+
+    def before(self, call: Call) -> None:
+        """Count a call that is to run packed or without its padding, and check it if its turn has come.
+
+        Raises `LeakDetected`. If the first padded batch differs from stock's, `proof.padded` says so from then on.
+        """
+        if self._passes_by(call) or call.model.groups:
+            return
+        closely = call.model.runs_other_code
+        shape = shape_of(call, closely)
+        if not self.checked.is_due(shape, call.module.training and torch.is_grad_enabled(), closely):
+            return
+        leak = self._found(call, closely)
+        if leak is None:
+            self.checked.grow(shape)
+            return
+        self.checked.leaks += 1
+        if is_padded(call) and not self._padded:
+            reason = f"it was not exact without its padding when its first batch was checked: {leak}"
+            call.model.proof = replace(call.model.proof, padded=reason)
+            logger.warning("padded batches of %s stay as they come: %s", call.name, leak)
+            return
+        raise LeakDetected(leak)
+
+    def after(self, call: Call, packs: bool) -> None:
+        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2, 4, 8 and so on.
+
+        Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
+        """
+        if self._passes_by(call) or not call.model.groups:
+            return
+        checked = self.checked
+        checked.calls, checked.since = checked.calls + 1, checked.since + 1
+        if checked.since & (checked.since - 1) and not (checked.every and checked.since % checked.every == 0):
+            return
+        leak = self._found_together(call, packs)
+        if leak is not None:
+            checked.leaks += 1
+            raise LeakDetected(leak)
+
+    def _passes_by(self, call: Call) -> bool:
+        return _mine.checking or call.model.is_settling or call.model.is_audited or _is_recorded(call)
+
+    def _found(self, call: Call, closely: bool) -> Leak | None:
+        """Return the leak of a call; count the check, or say why it could not be made."""
+        padded, told = is_padded(call), False
+        trains = call.module.training and torch.is_grad_enabled()
+        ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely), self._by_stock]
+        by_gradients = bool(media.given(call.arguments)) or (trains and not self._pulled)
+        if by_gradients and not padded:
+            ways.append(self._by_gradients)
+        reasons: dict[Any, str] = {}
+        for way in ways:
+            try:
+                if rows_shared_by(call) is not None:
+                    raise CannotTell("several ranks share its rows")
+                with _checking():
+                    leak = way(call)
+            except CannotTell as reason:
+                reasons[way] = str(reason)
+            except Exception as error:  # somebody else's code must not end a training run that is exact
+                reasons[way] = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
+            else:
+                told = True
+                if leak is not None:
+                    self.checked.checks += 1
+                    return leak
+        self.checked.checks += told
+        if not told:
+            self._skip(call, next(iter(reasons.values())), closely)
+        elif media.given(call.arguments) and ways[-1] in reasons:  # of media nothing else tells
+            self._skip(call, reasons[ways[-1]], closely)
+        self._padded |= told and padded
+        self._pulled |= trains
+        return None
+
+    def _skip(self, call: Call, reason: str, closely: bool) -> None:
+        if closely and not self.checked.skipped[reason]:
+            logger.warning("autopack could not check a call of %s: %s", call.name, reason)
+        self.checked.skipped[reason] += 1
+
+    def _by_replacement(self, call: Call, both: bool) -> Leak | None:
+        worst, bound = replaced(call, self.checked.checks, both)
+        return self._leak_of(call, worst, bound) if worst.roundings > bound else None
+
+    def _leak_of(self, call: Call, worst: Moved, bound: float) -> Leak:
+        row, columns = sides_of(call)[0].place_of(worst.document)
+        tolerance = bound * worst.relative / worst.roundings if worst.roundings < math.inf else 0.0
+        than = "when other documents were replaced"
+        step = self.checked.calls
+        return Leak(call.name, worst.document, row, columns, worst.name, worst.relative, tolerance, step, than)
+
+    def _by_stock(self, call: Call) -> Leak | None:
+        padded = is_padded(call)
+        found = alone.of_padded(call) if padded else alone.of_packed(call)
+        self.checked.worst = max(self.checked.worst, found.error)
+        if found.error <= found.tolerance:
+            return None
+        row, columns = sides_of(call)[0].place_of(found.document)
+        than = "than in its padded batch" if padded else "than it gets alone"
+        numbers = (found.error, found.tolerance, self.checked.calls)
+        return Leak(call.name, found.document, row, columns, found.name, *numbers, than)
+
+    def _by_gradients(self, call: Call) -> Leak | None:
+        return influence.leak_of(call, self.checked.calls)
+
+    def _found_together(self, call: Call, packs: bool) -> Leak | None:
+        with _checking():
+            try:
+                worst, bound = replaced_together(call, self.checked.checks, packs)
+            except CannotTell as reason:
+                if packs:
+                    self._skip(call, str(reason), call.model.runs_other_code)
+                return None
+        self.checked.checks += 1
+        return self._leak_of(call, worst, bound) if worst.roundings > bound else None
+
+
+@contextmanager
+def _checking() -> Iterator[None]:
+    """Run calls that are none of the user's, one check of the process at a time.
+
+    A check switches off on the model what draws noise, which another one must not take for its state.
+    """
+    with _checks.held():
+        _mine.checking = True
+        try:
+            yield
+        finally:
+            _mine.checking = False
+
+
+def _is_recorded(call: Call) -> bool:
+    """Return True if the call is recorded, run again in backward, stands for many or has no values."""
+    recorded = torches.is_recorded() or torch._C._current_graph_task_id() != -1
+    return recorded or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)

@@ -1,0 +1,281 @@
+"""Replace the tokens of some documents of a call: what all others get has to stay the same, to the last bits.
+
+The call runs as it came and with other tokens in some documents, in the same shapes and with the same random numbers.
+So nothing but these tokens can make a difference. After 2 log2(D) checks any two of D documents have been on
+different sides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.auditing.cases import tokens_named
+from autopack.auditing.fields import Fields
+from autopack.calls.call import DROPPED, Call
+from autopack.layout.host import host_values
+from autopack.layout.pair import DECLARATIONS
+from autopack.layout.ways import LAYOUT_KWARGS
+from autopack.watching.conditions import Runs, unnoticed
+from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
+
+ROUNDINGS = 4.0
+"""Roundings of a field's dtype, at its largest value, by which what nobody touched may move.
+
+All but three of 256 types stay the same to the bit; two mixtures of experts and Reformer are within it.
+"""
+OTHER_EXPERTS = 0.1
+"""Median of the moves of tokens up to which rounding may have chosen other experts for a few of them."""
+_DECLARES = {*DROPPED, *LAYOUT_KWARGS, *DECLARATIONS, "position_ids", "decoder_position_ids"}
+_FEWEST = 4
+"""Number of different tokens in a call from which those of its documents are drawn."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far a field moved in documents that nobody touched."""
+
+    name: str
+    roundings: float
+    """Largest move, in roundings of the dtype at the field's largest value."""
+    relative: float = math.inf
+    """Largest move, in standard deviations of the field."""
+    median: float = math.inf
+    """Median of the moves, in the same unit."""
+    document: int = 0
+    """First document that has moved."""
+
+
+def replaced(call: Call, turn: int, both: bool) -> tuple[Moved, float]:
+    """Return the field that moved the farthest, and the bound on its roundings. Raises `CannotTell`.
+
+    Half of the documents are replaced, another half in each `turn`; with `both` then the other half too.
+    """
+    with unnoticed(call.module, call.model, noise=True, checkpoints=True):
+        found = _Replacing(call, turn, both)
+        worst, bound = found.worst(), ROUNDINGS
+        if worst.roundings > bound:
+            # Atomic additions, or draws from a generator that nobody knows, differ from run to run.
+            bound = max(bound, 8 * found.again().get(worst.name, 0.0))
+    if worst.roundings > bound and call.module.training:
+        with unnoticed(call.module, call.model, checkpoints=True):  # experts may draw for the tokens that they get
+            worst = _Replacing(call, turn, both).worst()
+    if worst.roundings > bound and routes(call.module) and worst.median <= OTHER_EXPERTS:
+        raise CannotTell("rounding may have chosen other experts for some tokens")
+    return worst, bound
+
+
+def replaced_together(call: Call, turn: int, packs: bool) -> tuple[Moved, float]:
+    """Do the same on a rank that gathers parameters together with others, in four runs. Raises `CannotTell`.
+
+    A rank whose call cannot be checked, or does not pack, runs it four times as it came.
+    """
+    with unnoticed(call.module, call.model, noise=True, checkpoints=True):
+        try:
+            if not packs:
+                raise CannotTell("the call packed nothing")
+            changed = _changed(call, sides_of(call), turn)
+        except CannotTell:
+            runs = Runs(call)
+            for _ in range(4):
+                runs(call.arguments)
+            raise
+        found = _Replacing(call, turn, both=True, changed=changed)
+        again = found.again()
+    worst = found.worst()
+    return worst, max(ROUNDINGS, 8 * again.get(worst.name, 0.0))
+
+
+def _changed(call: Call, sides: list[Side], turn: int) -> list[tuple[np.ndarray, dict[str, Any]]]:
+    """Return both halves of the documents, and the arguments with other tokens in them. Raises `CannotTell`."""
+    count = count_of(sides)
+    if count < 2:
+        raise CannotTell("it has one document")
+    return [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves_of(count, turn)]
+
+
+class _Replacing:
+    """Runs of a call as it came, and with other tokens in some documents."""
+
+    def __init__(self, call: Call, turn: int, both: bool, changed: Any = None):
+        self._call, self._sides = call, sides_of(call)
+        changed = changed or _changed(call, self._sides, turn)
+        self._runs = Runs(call)
+        self._first = self._runs.fields(call.arguments)
+        self._moved: list[Moved] = []
+        nobodys: Fields = {}
+        for touched, arguments in changed[: 2 if both else 1]:
+            second = self._runs.fields(arguments)
+            for name, value in self._first.items():
+                if name in second and value.dim():
+                    self._compare(name, value, second[name], touched, nobodys)
+
+    def worst(self) -> Moved:
+        """Return the field that moved the farthest. Raises `CannotTell`."""
+        if not self._moved:
+            raise CannotTell("no part of its output can be divided among its documents")
+        return max(self._moved, key=lambda each: each.roundings)
+
+    def again(self) -> dict[str, float]:
+        """Return by how many roundings each field moves if nothing is replaced."""
+        second = self._runs.fields(self._call.arguments)
+        return {
+            name: how_far(name, value, second[name]).roundings
+            for name, value in self._first.items()
+            if name in second and value.dim()
+        }
+
+    def _compare(
+        self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray, nobodys: Fields
+    ) -> None:
+        one, two = (part_of(self._sides, name, each, ~touched) for each in (value, other))
+        if one is not None and two is not None:
+            found = how_far(name, one, two)
+            if found.roundings > ROUNDINGS and one.shape == two.shape:
+                found = self._place(found, value, other, touched)
+            self._moved.append(found)
+            return
+        # Of what nobody can divide no number may depend on both halves.
+        gone = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
+        if name in nobodys and bool((gone & nobodys[name]).any()):
+            self._moved.append(Moved(f"{name}, which is no document's,", math.inf))
+        nobodys[name] = gone
+
+    def _place(self, found: Moved, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray) -> Moved:
+        """Return the same with the first document that has moved."""
+        for number in np.flatnonzero(~touched):
+            chosen = np.arange(len(touched)) == number
+            one, two = (part_of(self._sides, found.name, each, chosen) for each in (value, other))
+            if one is not None and two is not None and how_far(found.name, one, two).roundings > ROUNDINGS:
+                return Moved(found.name, found.roundings, found.relative, found.median, int(number))
+        return found
+
+
+def halves_of(count: int, turn: int) -> list[np.ndarray]:
+    """Return two complementary sets of documents, bool (D,): those that are replaced first, and the others.
+
+    Every other turn tells neighbours apart, since those are the first to meet. The first document is in the set that
+    comes first in two turns of three, since most code looks back.
+    """
+    bits = max(1, (count - 1).bit_length())
+    bit = turn // 2 % bits if turn % 2 else 0
+    second = (np.arange(count) >> bit & 1).astype(bool)
+    halves = [~second, second]
+    return halves[::-1] if turn % 3 == 2 else halves
+
+
+def with_other_tokens(call: Call, sides: list[Side], touched: np.ndarray, turn: int) -> dict[str, Any]:
+    """Return the arguments with other tokens in the documents that are touched. Raises `CannotTell`.
+
+    Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like of a
+    document are turned round.
+    """
+    arguments = dict(call.arguments)
+    generator = torch.Generator().manual_seed(turn)
+    special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
+    tokens = set()
+    for side in sides:
+        for name in _names_of_tokens(call, side):
+            value = arguments.get(name)
+            if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
+                where = torch.from_numpy(np.append(touched, False)[side.owner] & ~_shared(call, side)).to(value.device)
+                new = _others(value, where, side, special.to(value.device), generator)
+                if not torch.equal(new, value):
+                    arguments[name] = new
+                    tokens.add(name)
+    if not tokens:
+        raise CannotTell("it brings no tokens that could be replaced")
+    for name, value in call.arguments.items():
+        if not isinstance(value, torch.Tensor) or name in _DECLARES or "input" in name or "label" in name:
+            continue
+        owner = next((side.owner for side in sides if value.shape[:2] == side.owner.shape), None)
+        if owner is not None:
+            arguments[name] = _turned(value, owner, touched)
+    return arguments
+
+
+def _names_of_tokens(call: Call, side: Side) -> list[str]:
+    names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
+    given = [name for name in names if call.arguments.get(name) is not None]
+    return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens
+
+
+def _shared(call: Call, side: Side) -> np.ndarray:
+    """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token that differs."""
+    shared = np.zeros(side.owner.shape, dtype=bool)
+    ids = call.arguments.get("input_ids")
+    if call.prefixes is None or not isinstance(ids, torch.Tensor) or ids.shape[:2] != shared.shape:
+        return shared
+    flat, owner = host_values(ids).reshape(-1), side.owner.reshape(-1)
+    places = [np.flatnonzero(owner == number) for number in range(owner.max() + 1)]
+    order = sorted(range(len(places)), key=lambda number: flat[places[number]].tolist())
+    for one, other in pairwise(order):
+        length = min(len(places[one]), len(places[other]))
+        differ = np.flatnonzero(flat[places[one][:length]] != flat[places[other][:length]])
+        fork = int(differ[0]) + 1 if len(differ) else length + 1
+        for number in (one, other):
+            shared.reshape(-1)[places[number][:fork]] = True
+    return shared
+
+
+def _others(
+    value: torch.Tensor, where: torch.Tensor, side: Side, special: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """Return tokens, or embeddings, with others of the same call where they are touched."""
+    if value.is_floating_point():
+        pool = value[torch.from_numpy(side.owner >= 0).to(value.device)]
+        drawn = torch.randint(0, len(pool), (int(where.sum()),), generator=generator)
+        new = value.clone()
+        new[where] = pool[drawn.to(value.device)].flip(-1)
+        return new
+    ordinary = ~torch.isin(value, special)
+    pool = torch.unique(value[ordinary]).cpu()
+    if len(pool) < _FEWEST:
+        pool = torch.arange(3, 200)[~torch.isin(torch.arange(3, 200), special.cpu())]
+    drawn = pool[torch.randint(0, len(pool), tuple(value.shape), generator=generator)].to(value)
+    while where.dim() < value.dim():
+        where = where[..., None]
+    return torch.where(where & ordinary, drawn, value)
+
+
+def _turned(value: torch.Tensor, owner: np.ndarray, touched: np.ndarray) -> torch.Tensor:
+    order = np.arange(owner.size)
+    for number in np.flatnonzero(touched):
+        places = np.flatnonzero(owner.reshape(-1) == number)
+        order[places] = places[::-1]
+    flat = value.reshape(-1, *value.shape[2:])
+    return flat[torch.from_numpy(order).to(value.device)].reshape(value.shape)
+
+
+def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Moved:
+    """Return how far the same part of a field is apart in two runs."""
+    if one.shape != two.shape:
+        return Moved(name, math.inf)
+    differ = one != two
+    if one.is_floating_point():
+        differ &= ~(one.isnan() & two.isnan())
+    if not bool(differ.any()):
+        return Moved(name, 0.0, 0.0, 0.0)
+    if not one.is_floating_point():
+        return Moved(name, math.inf, 1.0, float(differ.reshape(len(one), -1).any(1).double().median()))
+    gaps = (one.double() - two.double()).abs().where(differ, torch.zeros((), dtype=torch.double, device=one.device))
+    gaps = gaps.nan_to_num(math.inf).reshape(len(one), -1).amax(1)
+    # What stands for minus infinity is no value.
+    sane = one.double()[one.abs() < torch.finfo(one.dtype).max / 2]
+    largest = float(sane.abs().max()) if sane.numel() else 0.0
+    spread = float(sane.std()) if sane.numel() > 1 else 0.0
+    tiny = torch.finfo(torch.float64).tiny
+    worst, scale = float(gaps.max()), max(spread or largest, tiny)
+    roundings = worst / max(torch.finfo(one.dtype).eps * largest, tiny)
+    return Moved(name, roundings, worst / scale, float(gaps.median()) / scale)
+
+
+def routes(model: nn.Module) -> bool:
+    """Return True if tokens choose experts."""
+    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
