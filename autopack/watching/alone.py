@@ -169,7 +169,8 @@ def _cut(call: Call, side: Side, number: int) -> dict[str, Any]:
     row, (first, end) = side.place_of(number)
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        if name in _NOT_ALONE:
+        own_positions = name == "position_ids" and call.entry.uses_positions and value.dim() == 2
+        if name in _NOT_ALONE and not own_positions:
             continue
         if isinstance(value, torch.Tensor) and value.numel() > 1:
             if value.shape[:2] == side.owner.shape:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.layout.forms import Frame, Of, rows_first
+from autopack.runtime.model import EnabledModel
 from autopack.watching.conditions import unnoticed
 from autopack.watching.owners import CannotTell
 
@@ -61,7 +63,10 @@ def leak_of(call: Call, step: int) -> Leak | None:
     modes = (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),)
     for mode in modes:
         reason: CannotTell | None = None
-        with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
+        conditions = (unnoticed(call.module, call.model), _not_sharing(call.model), torch.inference_mode(False))
+        with ExitStack() as stack:
+            for condition in (*conditions, torch.enable_grad()):
+                stack.enter_context(condition)
             try:
                 run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
                 worst = max(map(run.shared, halves), default=0.0)
@@ -83,6 +88,17 @@ def leak_of(call: Call, step: int) -> Leak | None:
     if throughout.ended:
         raise CannotTell("numbers that it computes become Python's or NumPy's, where no gradient follows them")
     return None
+
+
+@contextmanager
+def _not_sharing(enabled: EnabledModel) -> Iterator[None]:
+    """Compute for each document what several begin with: the gradients of all would meet there."""
+    options = enabled.options
+    enabled.options = replace(options, share=False)
+    try:
+        yield
+    finally:
+        enabled.options = options
 
 
 class _Throughout(TorchFunctionMode):

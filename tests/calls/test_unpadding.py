@@ -214,7 +214,7 @@ class TestNegativeControls:
     def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self):
         stock, model = twins(build("opt"))
         inputs = batch("causal LM", mask_of(PADDED, "left"))
-        with autopack.enable(model) as handle:
+        with autopack.enable(model, check_every=0) as handle:
             assert handle.enabled.traits.knows_padded_positions
             hooks = [h for m in model.modules() for h in m._forward_pre_hooks.values() if isinstance(h, EntryHook)]
             for hook in hooks:
