@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, check_can_be_audited
-from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
@@ -112,11 +111,10 @@ class Audit:
         lengths: tuple[int, ...],
         modes: tuple[str, ...] | None = None,
         seed: int = 0,
-        meter: Meter | None = None,
         doubts: bool = True,
     ):
         self.model, self.lengths, self.seed, self.doubts = model, lengths, seed, doubts
-        self.runner = Runner(model, meter)
+        self.runner = Runner(model)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
         self.case = kind(model, lengths, seed)
@@ -127,7 +125,7 @@ class Audit:
             self.others["thresholds"] = kind(model, longer, seed)
         self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
-        if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
+        if enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
         self.pads = enabled is not None and enabled.options.unpad
         there = {
@@ -201,10 +199,9 @@ class Audit:
 
         The documents are the same. Code without double precision gets weights that lie close by.
         """
-        most = MOST_BYTES if self.runner.meter is None else self.runner.meter.bytes
         for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
             wrong = [r for r in self.report.results if self._may_be_rounding(r)]
-            if not wrong or not can_have_others(self.model, most):
+            if not wrong or not can_have_others(self.model, MOST_BYTES):
                 return
             modes = tuple(dict.fromkeys(result.mode for result in wrong))
             training = tuple(sorted({result.training for result in wrong}))
@@ -235,7 +232,7 @@ class Audit:
                     result = PackedRuns(self.runner, self.case, {}).measure("default", None, False, False, False)
                 if math.isfinite(result.worst) and not self.report.is_exact(result):
                     wrong.append(replace(result, mode=f"default, {drawn}"))
-        except (Exception, OverBudget) as error:
+        except Exception as error:
             self.report.notes["branches by chance"] = f"not measured: {type(error).__name__}: {error}"
         return wrong
 
@@ -248,7 +245,7 @@ class Audit:
         case = self.others.get(worst.mode, self.case)
         try:
             return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-        except (Exception, OverBudget):  # whatever kept it from being told is no reason to say less than what was found
+        except Exception:  # whatever kept it from being told is no reason to say less than what was found
             return None
 
     @torch.no_grad()

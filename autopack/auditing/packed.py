@@ -187,14 +187,8 @@ class PackedRuns:
             if key not in self._outputs:
                 together = self._alone_with_labels(call, key[1]) if case is self.case and not kept else None
                 plain = {**case.alone(call, key[1]), **kept}
-                self._outputs[key] = self._held(self.runner.stock(plain) if together is None else together)
+                self._outputs[key] = self.runner.stock(plain) if together is None else together
         return [self._outputs[key] for key in keys]
-
-    def _held(self, output: Any) -> Any:
-        """Return the part of an output to keep: within a budget, no graph unless for gradients."""
-        if self.runner.meter is None or self.training:
-            return output
-        return {name: value.detach() for name, value in fields_of(output).items()}
 
     def forget(self) -> None:
         """Drop stock's results for documents alone, and their graphs."""
@@ -238,7 +232,7 @@ class PackedRuns:
         matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
         rows = call.shape[0]
         numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
-        for j in numbers if self.runner.meter is None else numbers[1:2]:
+        for j in numbers:
             outputs: Fields = {}
             behind = (j + 1) % len(found)
             if labels is not None and labels.per_token and labels.counts[behind] > 0:

@@ -12,7 +12,7 @@ import torch
 from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference
 from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
-from autopack.auditing.gradients import Projections
+from autopack.auditing.gradients import Gradients
 from autopack.auditing.losses import Labels, expected_losses, relative_error
 from autopack.auditing.report import ROUTER, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
@@ -29,18 +29,12 @@ class _Answer:
     fields: Fields
     documents: list[Fields]
     loss: torch.Tensor | None
-    gradients: Projections | None = None
+    gradients: Gradients | None = None
     """Gradients of the total, once they have been made."""
 
     def total(self, scales: dict[str, float]) -> torch.Tensor | None:
         """Return the loss to differentiate, or else a weighted sum of all results."""
         return weighted_sum(self.documents, scales) if self.loss is None else self.loss
-
-    def drop_graph(self) -> None:
-        """Keep values alone."""
-        self.fields = {name: value.detach() for name, value in self.fields.items()}
-        self.documents = [{n: value.detach() for n, value in each.items()} for each in self.documents]
-        self.loss = None if self.loss is None else self.loss.detach()
 
 
 class PaddedRuns:
@@ -98,8 +92,6 @@ class PaddedRuns:
             raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         if any(bool(value.isnan().any()) for document in found.documents for value in document.values()):
             raise NoReference("stock gives values that are no numbers")
-        if differentiate and self.runner.meter is not None and self._gradients_of_stock(found) is not None:
-            found.drop_graph()  # before another one is there beside it
         return found
 
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
@@ -140,7 +132,7 @@ class PaddedRuns:
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
-    def _gradients_of_stock(self, expected: _Answer) -> Projections | None:
+    def _gradients_of_stock(self, expected: _Answer) -> Gradients | None:
         """Return stock's gradients; None if its backward fails after its own writes (Splinter)."""
         if expected.gradients is None and self.runner.parameters():
             total = expected.total(scales_of(expected.documents))

@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.budget import Meter
 from autopack.auditing.fields import Fields
-from autopack.auditing.gradients import Projections, gradients, projections
+from autopack.auditing.gradients import Gradients, gradients
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
@@ -23,13 +22,9 @@ from autopack.runtime.scope import enabled_in
 class Runner:
     """One model, and its enabled form if autopack has enabled it."""
 
-    def __init__(self, model: PreTrainedModel, meter: Meter | None = None):
-        self.model, self.meter = model, meter
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
         self.enabled: EnabledModel | None = enabled_in(model)
-        self.sharded = meter is not None and any(map(_is_sharded, model.modules()))
-        """True if parameters, or wrappers, are not plain: other code distributes gradients."""
-        self.left_out: set[int] = set()
-        """The numbers of the parameters whose gradients need more memory than the budget has."""
         self._rotaries = row_dependent_rotaries(model)
 
     def as_stock(self) -> contextlib.AbstractContextManager[None]:
@@ -37,10 +32,7 @@ class Runner:
         return contextlib.nullcontext() if self.enabled is None else scope.stock(self.enabled)
 
     def run(self, **arguments: Any) -> Any:
-        """Return the model's output of a call as it stands, or as stock inside `as_stock`. Raises
-        `OverBudget`."""
-        if self.meter is not None:
-            self.meter.count()
+        """Return the model's output of a call as it stands, or as stock inside `as_stock`."""
         return self.model(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
@@ -49,24 +41,13 @@ class Runner:
             forget_lengths(self._rotaries)
             return self.run(**arguments)
 
-    def gradients(self, total: torch.Tensor) -> Projections:
-        """Return the gradients of a sum by all trained parameters: whole, or projected."""
-        meter, parameters = self.meter, self.parameters()
-        if meter is None or self.sharded:
-            return Projections(parameters, dict(enumerate(gradients(total, parameters))))
-        found = projections(total, parameters, meter.kept_bytes, meter.bytes // 2)
-        self.left_out |= found.left_out
-        return found
+    def gradients(self, total: torch.Tensor) -> Gradients:
+        """Return the gradients of a sum by all trained parameters."""
+        return Gradients(gradients(total, self.parameters()))
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
-
-
-def _is_sharded(module: torch.nn.Module) -> bool:
-    held = [p for p in module.parameters(recurse=False) if p.requires_grad]
-    wrapped = any(cls.__module__.startswith("torch.distributed.") for cls in type(module).__mro__)
-    return wrapped or any(type(p) is not torch.nn.Parameter or hasattr(p, "ds_id") for p in held)
 
 
 def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:

@@ -21,6 +21,7 @@ from autopack.inspection import media
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
+from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
@@ -58,6 +59,8 @@ class Call:
         self.outer = outer
         """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
+        self.part: tuple[PackedLayout, slice] | None = None
+        """The documents of rows that ranks share, and the columns that this call brings; set by its plan."""
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
 

@@ -8,7 +8,6 @@ output the form that the caller expects.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,25 +15,25 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from autopack.calls import refusals
-from autopack.calls.call import Call, generates
+from autopack.calls.call import Call
 from autopack.calls.choose import call_at, decide
-from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows, PairCall
+from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.forward_site import ForwardGuard
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import without
 from autopack.calls.packed import PrefixesInside, inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
-from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
+from autopack.calls.sequence_parallel import SharedRows
 from autopack.calls.unpadded import Unpadded
-from autopack.errors import AutopackError, LeakDetected
+from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import process, torches
 from autopack.inspection.modules import pool_documents, pools_single_tokens
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
-from autopack.runtime.model import Brings, EnabledModel, Link
+from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.runs import bind_checkpointing
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -211,29 +210,14 @@ def _enter(
     if outer is None:
         refusals.refuse_bypassed_top(entry)
         model.groups = gathering_groups(model.anatomy.entries[0])
-        # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
         if not isinstance(call.inputs, FakeTensor):  # of a trace, in which no model can be proven
-            model.follow_code(partial(_brought, call), partial(generates, model))
+            model.follow_code()
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(model)
         if (mode := process.foreign_mode()) is not None:
-            model.runs_other_code, model.unknown_code = True, mode
+            model.runs_other_code, model.is_checked_closely, model.unknown_code = True, True, mode
     return _open(_chosen(call), hook, args)
-
-
-def _brought(call: Call) -> Brings:
-    """What a call declares; anything else is found out where it is decided about."""
-    try:
-        if isinstance(call, PairCall):
-            pair = call.find_pair()
-            return Brings.NOTHING if pair is None else Brings.PACKED if pair.packs else Brings.PADDING
-        # A part of a row may hold the end of one document and the beginning of the next, and say nothing of it.
-        if call.declared.layout is not None or rows_shared_by(call) is not None:
-            return Brings.PACKED
-        return Brings.PADDING if call.declared.pads else Brings.NOTHING
-    except AutopackError:
-        return Brings.PACKED
 
 
 def _chosen(call: Call) -> Plan:
@@ -262,6 +246,12 @@ def _checked(call: Call, plan: Plan) -> Plan:
     model = call.model
     if call.outer is not None or model.live is None or not (plan.packs or plan.defers):
         return plan
+    if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
+        raise UnsupportedModel(
+            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
+            f"checked, and they have to be ({model.proof.how}). Call it once outside of these.",
+            code="recorded-call",
+        )
     proof = model.proof
     model.live.before(call)
     return plan if model.proof is proof else decide(call)

@@ -155,12 +155,6 @@ def refuse_unproven(call: Call) -> None:
             code="recorded-call",
         )
     proof = call.model.proof
-    if proof.waits and proof.packed is None and not call.model.is_settling:
-        raise UnsupportedModel(
-            f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
-            f"{proof.how}. Declare them to the call itself.",
-            code="call-within-call",
-        )
     if proof.packed is not None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact")
     if proof.labels is not None and call.has_labels:

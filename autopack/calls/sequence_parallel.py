@@ -88,6 +88,7 @@ class SharedRows(Plan):
         """Rows and columns of this rank's part."""
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
+        call.part = (layout, mine)
         if arguments.get("position_ids") is None and call.entry.uses_positions:
             arguments["position_ids"] = layout.position_ids(call.entry.first_position)[:, mine].contiguous()
         add_token_types(call, arguments, layout)

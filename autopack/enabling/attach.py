@@ -33,7 +33,7 @@ _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, 
 
 
 def examine(
-    model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel, bool, bool], None]
+    model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel], None]
 ) -> EnabledModel:
     """Find what has to be known of a model to enable it; changes nothing. `renew` is called when it has changed."""
     anatomy, traits = look_at(model, family)

@@ -1,4 +1,4 @@
-"""Prove a model by its twin, tiny and on the CPU, and by the parts of which the twin has none."""
+"""Prove a model by its twin, tiny and on the CPU."""
 
 from __future__ import annotations
 
@@ -33,19 +33,14 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
 from autopack.inspection.code_origin import is_own, passes_on
-from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of, entries, is_pair
-from autopack.inspection.put_on import HOOKS, hooks_of, is_foreign_hook
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.parts import Form, why_not_token_wise
 from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 
-_OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-_OF_THE_PLACE = ("training", "layer_idx", "layer_id", "layer_number")
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
 """Reasons for which a call form is left out that stock may have in one precision alone: what it raises, and NaN."""
 _TOKENS = 13
@@ -218,18 +213,14 @@ def _read(answer: _Answer, foreign: str | None, causal: bool) -> Proof:
     count = sum(parameter.numel() for parameter in twin.model.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
     if outside:
-        how += (
-            f", and {', '.join(outside)} by itself"
-            if len(outside) == 1
-            else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
-        )
+        how += f", but for {', '.join(outside)}: its calls are checked closely"
     if answer.refused:
         how += f", refused: {', '.join(answer.refused)}"
     said = "" if foreign is None else f" (audited because: {foreign})"
     inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin.model, answer.part) or padded
-    source = "parts" if outside else "twin"
+    source = "part" if outside else "twin"
     packed = answer.packed or why_not_left_out(report, answer.part is twin.model)
     left_out = tuple(sorted(report.unattributed))
     return Proof(how + said, packed and f"{packed}{said}", answer.labels, padded, source=source, leaves_out=left_out)
@@ -255,31 +246,17 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
         detach(model, enabled)
 
 
-def _not_renewed(enabled: EnabledModel, packs: bool, proves: bool) -> None:
+def _not_renewed(enabled: EnabledModel) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 
 def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
-    """Put on a twin what somebody has put on modules of the model: losses, methods and hooks.
-
-    Raises `NoTwin` where a hook has no place there.
-    """
+    """Put on a twin what somebody has put on modules of the model: losses and methods. Hooks stay the model's."""
     for name, module in model.named_modules():
         own = {n: v for n, v in vars(module).items() if _comes_along(n, v, module)}
-        hooks = {number for number, hook in hooks_of(module).items() if is_foreign_hook(hook)}
-        if not own and not hooks:
-            continue
-        stand_in = twin.counterpart(model, name)
-        if stand_in is None:
-            if hooks:
-                raise NoTwin(f"its twin has no place for a hook on {name}")
-            continue
-        for attribute, value in own.items():
-            stand_in.__dict__[attribute] = rebound(value, module, stand_in)
-        for kind in (*HOOKS, *_OF_HOOKS):
-            getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
-        if hooks & module._backward_hooks.keys():
-            stand_in._is_full_backward_hook = module._is_full_backward_hook
+        stand_in = twin.counterpart(model, name) if own else None
+        if stand_in is not None:
+            stand_in.__dict__.update({attribute: rebound(value, module, stand_in) for attribute, value in own.items()})
     known = twins.Kinds(twin.model)
     if left := twins.Kinds(model).without(known):
         _call(twin.model)  # the model may have been called before, and keep something of it
@@ -303,41 +280,12 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
-    """The classes of modules that the twin has no like of, each proven by itself; `NoTwin` for one that is not."""
-    if not twin.others:
-        return []
-    forms = _forms(twin, list(twin.others))
-    text = text_config(model.config, decoder=True)
-    widths = [size for name in ("hidden_size", "intermediate_size") if isinstance(size := getattr(text, name, 0), int)]
-    kinds, proven = twins.Kinds(model), set()
-    names: list[str] = []
+    """Return the classes of modules that the twin has no like of. Raises `NoTwin` if one of them is a model."""
+    kinds = twins.Kinds(model)
     for name, module in twin.others.items():
-        kind = kinds.by_name[name][0], _likeness(module)
-        if kind in proven:
-            continue
         if not name or isinstance(module, PreTrainedModel):
             raise NoTwin(f"{name or 'the model'} is not as its class makes it: {_different(kinds, twin, name)}")
-        reason = why_not_token_wise(module, forms.get(name), widths)
-        if reason is not None:
-            raise NoTwin(
-                f"{name}, a {type(module).__name__} that is not as its class makes it, mixes tokens or may: {reason}"
-            )
-        proven.add(kind)
-        if type(module).__name__ not in names:
-            names.append(type(module).__name__)
-    return names
-
-
-def _likeness(module: nn.Module) -> tuple[Any, ...]:
-    """What two modules have in common of which one can be proven for the other: code, shapes, numbers, flags."""
-    simple = (bool, int, float, str, tuple, type(None))
-    found: list[Any] = []
-    for name, part in module.named_modules():
-        values = [(n, repr(v)) for n, v in vars(part).items() if isinstance(v, simple) and n not in _OF_THE_PLACE]
-        routines = [(n, id(v)) for n, v in vars(part).items() if inspect.isroutine(v)]
-        shapes = [(n, tuple(p.shape), p.dtype, type(p)) for n, p in part.named_parameters(recurse=False)]
-        found.append((name, type(part), *values, *routines, *shapes))
-    return tuple(found)
+    return list(dict.fromkeys(type(module).__name__ for module in twin.others.values()))
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
@@ -345,24 +293,6 @@ def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
     if found is None or found[1] is not wanted[1]:
         return f"a {wanted[1].__name__}"
     return ", ".join(sorted({attribute for attribute, _ in wanted[2] ^ found[2]}))
-
-
-def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
-    """How the modules of a twin are called that stand where the named ones stand in the model."""
-    found: dict[str, Form] = {}
-
-    def listen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
-
-    with contextlib.ExitStack() as hooks:
-        for name in names:
-            try:
-                stand_in = twin.model.get_submodule(name)
-            except AttributeError:  # of a layer that the twin has not: another one is of its kind
-                continue
-            hooks.enter_context(stand_in.register_forward_pre_hook(partial(listen, name), with_kwargs=True))
-        _call(twin.model)
-    return found
 
 
 def _call(model: PreTrainedModel) -> None:

@@ -233,8 +233,6 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
             f"was; verify=True proves it as far as that goes, and checks its calls.",
             code="not-proven",
         )
-    if proof.waits:
-        return
     if proof.packed is not None and proof.padded is None:
         logger.warning(
             "autopack runs padded batches of %s without their padding, and refuses packed rows, in which its own "

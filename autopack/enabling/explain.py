@@ -128,6 +128,4 @@ def _notes(model: EnabledModel, packs: bool) -> list[str]:
     change = None if model.watch is None else model.watch.changed()
     if change is not None:
         found.append(f"Before that it is looked at anew, since it has changed: {change}")
-    if packs and model.proof.waits:
-        found.append("Before that it is proven, which waits for the first packed call")
     return found

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Literal, Protocol
 
 from torch import nn
@@ -45,29 +44,18 @@ class Proof:
     """What is known of the very code, configuration and release of one model, and how.
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
-    batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
-    proof that `waits` is made when rows are first packed, or, where `packed` says why not yet, in the next call where
-    it can be. `source` says what has shown it: a `twin` of the model, a twin and `parts` that were proven by
-    themselves, or an `audit` of this very model; nothing where it was not asked for or waits. `leaves_out` names
-    fields of the output that packed calls return as None, since nobody can tell what of them belongs to which
-    document.
+    batches without their padding would not be exact; None where they are. A head may be exact for the latter alone.
+    `source` says what shows it: a "twin" of the model, a twin of a "part" of it, or "checks" of its calls alone; ""
+    where it was not asked for. `leaves_out` names fields of the output that packed calls return as None, since nobody
+    can tell what of them belongs to which document.
     """
 
     how: str
     packed: str | None = None
     labels: str | None = None
     padded: str | None = None
-    waits: bool = False
     source: str = ""
     leaves_out: tuple[str, ...] = ()
-
-
-class Brings(Enum):
-    """What a call brings, as far as that can be told."""
-
-    NOTHING = auto()
-    PADDING = auto()
-    PACKED = auto()
 
 
 @dataclass(frozen=True)
@@ -196,6 +184,9 @@ def severed(module: Any) -> str:
 class Live(Protocol):
     """Checks of the calls of a model."""
 
+    has_checked: bool
+    """Whether a call was checked since the code or what it reads has changed."""
+
     def begin_anew(self) -> None:
         """Take calls for unchecked, since the code or what it reads is something else now."""
 
@@ -241,7 +232,7 @@ class EnabledModel:
         traits: Traits,
         options: Options,
         lease: SiteLease,
-        renew: Callable[[EnabledModel, bool, bool], None],
+        renew: Callable[[EnabledModel], None],
     ):
         self.anatomy = anatomy
         self.traits = traits
@@ -260,6 +251,7 @@ class EnabledModel:
         self.lenient = False
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
         self.proof = Proof("not yet")  # what is known of its code
+        self.by_twin: Proof | None = None  # the same without what hooks on it have a part in
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, str]] = Counter()
@@ -271,6 +263,8 @@ class EnabledModel:
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
+        self.is_checked_closely = False
+        """Whether third-party code takes part, hooks included, or no twin proves it."""
         self.unknown_code: str | None = None  # the first part of it that no library known here has written, in words
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
@@ -295,31 +289,24 @@ class EnabledModel:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None, "logged": set()}
 
-    def follow_code(self, brings: Callable[[], Brings], is_left: Callable[[], bool]) -> None:
+    def follow_code(self) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
 
-        A thread that finds another one at it waits: what is not settled must not be used. Hooks of somebody else's on
-        parts that are no entries are looked at when a call `brings` padding or packed rows, and proven when it brings
-        the latter, since a proof calls them. A call that `is_left` to stock proves nothing; the next other one does.
+        A thread that finds another one at it waits: what is not settled must not be used.
         """
         if self._is_stale():
-            looked_at = self.watch is not None and self.watch.only_looked_at(self.anatomy.entries)
-            if looked_at and self._settler is None and brings() is Brings.NOTHING:
-                return
-            self._renew_if(self._is_stale, packs=False, proves=not is_left())
+            self._renew_if(self._is_stale)
         elif self.watch is not None and self.watch.values and not self.is_settling and self.watch.values_changed():
-            if self.runs_other_code and self.live is not None:
+            if self.is_checked_closely and self.live is not None:
                 self.live.begin_anew()  # this call is checked itself
             elif self.options.verify:
-                self._renew_if(lambda: True, packs=False, proves=not is_left())
-        if self.proof.waits and (self.proof.packed is not None or brings() is Brings.PACKED) and not is_left():
-            self._renew_if(lambda: self.proof.waits, packs=brings() is Brings.PACKED, proves=True)
+                self._renew_if(lambda: True)
 
-    def _renew_if(self, needed: Callable[[], bool], packs: bool, proves: bool) -> None:
+    def _renew_if(self, needed: Callable[[], bool]) -> None:
         with _one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
             if not self.is_settling and needed():
-                self._renew(self, packs, proves)
+                self._renew(self)
 
     @contextmanager
     def settling(self) -> Iterator[None]:

@@ -78,6 +78,8 @@ def of_packed(call: Call) -> Difference:
 
 def of_padded(call: Call) -> Difference:
     """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
+    if call.model.traits.counts_images and media.given(call.arguments):
+        raise CannotTell("stock numbers its images by rows")
     sides = sides_of(call)
     everybody = np.ones(count_of(sides), dtype=bool)
     arguments = _without_labels_behind_padding(call)
@@ -169,8 +171,8 @@ def _cut(call: Call, side: Side, number: int) -> dict[str, Any]:
     row, (first, end) = side.place_of(number)
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        own_positions = name == "position_ids" and call.entry.uses_positions and value.dim() == 2
-        if name in _NOT_ALONE and not own_positions:
+        counted = name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
+        if name in _NOT_ALONE and not counted:
             continue
         if isinstance(value, torch.Tensor) and value.numel() > 1:
             if value.shape[:2] == side.owner.shape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media
+from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, rows_first
 from autopack.runtime.model import EnabledModel
 from autopack.watching.conditions import unnoticed
@@ -54,7 +55,7 @@ def leak_of(call: Call, step: int) -> Leak | None:
         raise CannotTell("its documents are declared further in, or twice")
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
-    spans = [span for span, length in zip(layout.spans, layout.lengths, strict=True) if length]
+    spans = [layout.spans[number] for number in DocumentBatch.without_padding(layout).documents]
     # Any two documents lie apart in some bit of their numbers.
     halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
     blind = True
@@ -63,10 +64,12 @@ def leak_of(call: Call, step: int) -> Leak | None:
     modes = (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),)
     for mode in modes:
         reason: CannotTell | None = None
-        conditions = (unnoticed(call.module, call.model), _not_sharing(call.model), torch.inference_mode(False))
-        with ExitStack() as stack:
-            for condition in (*conditions, torch.enable_grad()):
-                stack.enter_context(condition)
+        with (
+            unnoticed(call.module, call.model),
+            _not_sharing(call.model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             try:
                 run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
                 worst = max(map(run.shared, halves), default=0.0)

@@ -15,7 +15,6 @@ import torch
 from torch._subclasses import FakeTensor
 
 from autopack.calls.call import Call
-from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection import media, torches
 from autopack.patching import ProcessLock
@@ -46,11 +45,12 @@ class Live:
         """True if a padded batch was checked, and gave what stock gives."""
         self._pulled = False
         """True if gradients were checked since the model was last changed."""
+        self.has_checked = False
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
         self.checked.begin_anew()
-        self._padded = self._pulled = False
+        self._padded = self._pulled = self.has_checked = False
 
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
@@ -59,7 +59,9 @@ class Live:
         """
         if self._passes_by(call) or call.model.groups:
             return
-        closely = call.model.runs_other_code
+        if call.part is not None:
+            return self._check_together(call, packs=True)
+        closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
         if not self.checked.is_due(shape, call.module.training and torch.is_grad_enabled(), closely):
             return
@@ -80,11 +82,14 @@ class Live:
 
         Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
         """
-        if self._passes_by(call) or not call.model.groups:
-            return
+        if not self._passes_by(call) and call.model.groups:
+            self._check_together(call, packs)
+
+    def _check_together(self, call: Call, packs: bool) -> None:
+        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at different calls."""
         checked = self.checked
-        checked.calls, checked.since = checked.calls + 1, checked.since + 1
-        if checked.since & (checked.since - 1) and not (checked.every and checked.since % checked.every == 0):
+        checked.calls += 1
+        if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
             return
         leak = self._found_together(call, packs)
         if leak is not None:
@@ -105,8 +110,6 @@ class Live:
         reasons: dict[Any, str] = {}
         for way in ways:
             try:
-                if rows_shared_by(call) is not None:
-                    raise CannotTell("several ranks share its rows")
                 with _checking():
                     leak = way(call)
             except CannotTell as reason:
@@ -125,6 +128,7 @@ class Live:
             self._skip(call, reasons[ways[-1]], closely)
         self._padded |= told and padded
         self._pulled |= trains
+        self.has_checked |= told
         return None
 
     def _skip(self, call: Call, reason: str, closely: bool) -> None:
@@ -163,7 +167,7 @@ class Live:
                 worst, bound = replaced_together(call, self.checked.checks, packs)
             except CannotTell as reason:
                 if packs:
-                    self._skip(call, str(reason), call.model.runs_other_code)
+                    self._skip(call, str(reason), call.model.is_checked_closely)
                 return None
         self.checked.checks += 1
         return self._leak_of(call, worst, bound) if worst.roundings > bound else None

@@ -33,18 +33,16 @@ class Side:
     owner: np.ndarray
     prefix: str = ""
 
-    def of_tokens(self, value: torch.Tensor, chosen: np.ndarray) -> torch.Tensor | None:
+    def of_tokens(self, value: torch.Tensor, chosen: np.ndarray, fewer: int = 0) -> torch.Tensor | None:
         """Return what the tokens of the chosen documents, bool (D,), have of an output, (tokens, ...).
 
-        None if the output does not have the shape of the tokens.
+        None if the output does not have the shape of the tokens, but for the last `fewer` columns.
         """
         real = self.owner >= 0
         mine = np.append(chosen, False)[self.owner]
-        # A batch without its padding may be one row, and a field of shifted labels has a column fewer than tokens.
-        rows = [mine, mine[real][None]]
-        rows += [mask[:, :-1] for mask in rows if mask.shape[1] > 1]
-        for mask in rows:
-            for axis in range(1, value.dim()):
+        for mask in (mine, mine[real][None]):  # a batch without its padding may be one row
+            mask = mask[:, : mask.shape[1] - fewer]
+            for axis in (1, 2) if value.dim() > 3 else (1,):  # several streams of states come first
                 if value.shape[axis - 1 : axis + 1] == mask.shape:
                     return rows_first(value, axis)[_like(mask, value)]
         flat = [mask for mask in (mine.reshape(-1), mine[real]) if value.dim() and len(value) == len(mask)]
@@ -73,7 +71,9 @@ def sides_of(call: Call) -> list[Side]:
     if call.brings_choices:
         raise CannotTell("its rows are choices of questions")
     layout = call.one_sided_layout() if isinstance(call, PairCall) else call.declared.layout
-    if layout is not None:
+    if call.part is not None:
+        sides = [Side(_owner_of(call.part[0])[:, call.part[1]])]
+    elif layout is not None:
         sides = [Side(_owner_of(layout))]
     elif isinstance(call, PairCall):
         decoder = call.pair.decoder
@@ -119,6 +119,7 @@ def part_of(sides: list[Side], name: str, value: torch.Tensor, chosen: np.ndarra
     # An encoder and its decoder may have batches of one shape.
     encoder_last = not name.startswith("encoder")
     ordered = sorted(sides, key=lambda side: (side.prefix == "") is encoder_last)
-    parts = [side.of_tokens(value, chosen) for side in ordered]
+    # A field of shifted labels has a column fewer than tokens.
+    parts = [side.of_tokens(value, chosen, fewer) for fewer in (0, 1) for side in ordered]
     parts += [side.of_documents(value, chosen) for side in ordered]
     return next((part for part in parts if part is not None), None)

@@ -80,7 +80,7 @@ def replaced_together(call: Call, turn: int, packs: bool) -> tuple[Moved, float]
         try:
             if not packs:
                 raise CannotTell("the call packed nothing")
-            changed = _changed(call, sides_of(call), turn)
+            changed = _changed(call, sides_of(call), turn, or_none=call.part is not None)
         except CannotTell:
             runs = Runs(call)
             for _ in range(4):
@@ -92,12 +92,17 @@ def replaced_together(call: Call, turn: int, packs: bool) -> tuple[Moved, float]
     return worst, max(ROUNDINGS, 8 * again.get(worst.name, 0.0))
 
 
-def _changed(call: Call, sides: list[Side], turn: int) -> list[tuple[np.ndarray, dict[str, Any]]]:
-    """Return both halves of the documents, and the arguments with other tokens in them. Raises `CannotTell`."""
-    count = count_of(sides)
+def _changed(
+    call: Call, sides: list[Side], turn: int, or_none: bool = False
+) -> list[tuple[np.ndarray, dict[str, Any]]]:
+    """Return both halves of the documents, and the arguments with other tokens in them. Raises `CannotTell`.
+
+    The part of a row on one rank may have no token of a half: `or_none`.
+    """
+    count = count_of(sides) if call.part is None else len(call.part[0].lengths)
     if count < 2:
         raise CannotTell("it has one document")
-    return [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves_of(count, turn)]
+    return [(touched, with_other_tokens(call, sides, touched, turn, or_none)) for touched in halves_of(count, turn)]
 
 
 class _Replacing:
@@ -170,7 +175,9 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
     return halves[::-1] if turn % 3 == 2 else halves
 
 
-def with_other_tokens(call: Call, sides: list[Side], touched: np.ndarray, turn: int) -> dict[str, Any]:
+def with_other_tokens(
+    call: Call, sides: list[Side], touched: np.ndarray, turn: int, or_none: bool = False
+) -> dict[str, Any]:
     """Return the arguments with other tokens in the documents that are touched. Raises `CannotTell`.
 
     Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like of a
@@ -189,7 +196,7 @@ def with_other_tokens(call: Call, sides: list[Side], touched: np.ndarray, turn: 
                 if not torch.equal(new, value):
                     arguments[name] = new
                     tokens.add(name)
-    if not tokens:
+    if not (tokens or or_none):
         raise CannotTell("it brings no tokens that could be replaced")
     for name, value in call.arguments.items():
         if not isinstance(value, torch.Tensor) or name in _DECLARES or "input" in name or "label" in name:
