@@ -96,7 +96,7 @@ class Leak:
     encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
     difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
     `tolerance` what counts as rounding, and `step` the number of the call among those that were counted. `than` says
-    in words what it was compared with.
+    in words what it was compared with, `module` in which module of the model that begins, if that is known.
     """
 
     model: str
@@ -108,14 +108,16 @@ class Leak:
     tolerance: float
     step: int
     than: str = "than it gets alone"
+    module: str = ""
 
     def __str__(self) -> str:
         first, end = self.columns
+        begins = f" It begins in {self.module}." if self.module else ""
         return (
             f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
             f"{self.model} got other {self.field} {self.than}: relative error {self.error:.1e}, wanted at most "
-            f"{self.tolerance:.1e}. What was trained on since the last check that found nothing may have leaked. "
-            f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
+            f"{self.tolerance:.1e}.{begins} What was trained on since the last check that found nothing may have "
+            f"leaked. autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
             f"autopack.disable(model)."
         )
 

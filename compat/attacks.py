@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "that changes later": ("tests/inspection/test_whole_objects.py",),
     "code that mixes tokens beyond what its proof has run: lengths, counts, tokens, arguments, modes": (
         "tests/watching/test_envelope.py",
-        "tests/watching/test_envelope_modes.py",
+        "tests/watching/test_modes.py",
         "tests/watching/test_watched_calls.py",
         "tests/auditing/test_branches_by_chance.py",
     ),

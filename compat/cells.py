@@ -13,10 +13,10 @@ A cell is what `autopack.enable(model)` gives, without another word, and what pa
                     implementation
     unbuildable     no tiny model of the type can be made
 
-One that was enabled also has its `proof`: by what `enable` knows that it is exact ("recorded", "twin", "parts",
-"audit"; "" where it does not say). Where `enable` serves a part alone, the cell says which part it does not and why:
-`padded` is the reason for which padded batches are left as they came, `labels` that for which packed calls with labels
-are refused.
+One that was enabled also has its `proof`: by what `enable` knows that it is exact ("twin", "part", "checks"; of older
+records "recorded", "parts", "audit"; "" where it does not say). Where `enable` serves a part alone, the cell says which
+part it does not and why: `padded` is the reason for which padded batches are left as they came, `labels` that for which
+packed calls with labels are refused.
 """
 
 from __future__ import annotations

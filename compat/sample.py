@@ -74,9 +74,14 @@ def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limi
             yield from lines
 
 
+_SINCE_0_3 = {"recorded": "twin", "parts": "part", "audit": "checks"}
+"""By what a cell is proven now, by what it was proven before 0.3."""
+
+
 def verdict(cell: Cell) -> str:
     """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
-    source = "twin" if source_of(cell) == "recorded" else source_of(cell)  # which a twin has taken the place of
+    source = source_of(cell)
+    source = None if source is None else _SINCE_0_3.get(source, source)
     left = [name for name in REMARKS if name in cell and name != "rounding"]  # which is another one elsewhere
     return cell["status"] + (f" ({source})" if source else "") + (f", without {' and '.join(left)}" if left else "")
 

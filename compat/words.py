@@ -20,8 +20,10 @@ from typing import Any
 SOURCES = {
     "twin": "proven by a twin",
     "recorded": "covered by a record of releases, until 0.3",
-    "parts": "proven part by part",
-    "audit": "proven by an audit",
+    "part": "proven by a twin of a part of it",
+    "checks": "checked in use alone",
+    "parts": "proven part by part, until 0.3",
+    "audit": "proven by an audit, until 0.3",
     "unproven": "not proven",
 }
 """By what a cell was proven, as words name it, and as sentences do."""

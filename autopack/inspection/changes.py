@@ -96,7 +96,7 @@ class Watch:
         found = False
         for key, read, value in self.values:
             now = read()
-            if type(now) is not type(value) or now != value:
+            if _differ(now, value):
                 self._changes[key] += 1
                 found = True
             if self._changes[key] < _RESTLESS:
@@ -148,6 +148,14 @@ class Watch:
             return True
         self._hooks = hooks
         return False
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return True if two values differ, or cannot be compared, as tensors of two shapes."""
+    try:
+        return one is not other and (type(one) is not type(other) or bool(one != other))
+    except Exception:
+        return True
 
 
 class _Values:

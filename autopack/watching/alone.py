@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.fields import Fields, chunks, fields_of, scale_of
@@ -28,12 +29,13 @@ from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope
 from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
-from autopack.watching.replaced import OTHER_EXPERTS, routes
 
 _TOLERANCE = {**TOLERANCE, torch.float64: 1e-5}
 """A good part of the models in float64 casts to float32 in code of its own."""
 _OTHER_CHOICES = 0.1
 """Share of tokens that may have another whole number, such as that of their likeliest class, by rounding."""
+_OTHER_EXPERTS = 0.1
+"""Median error of tokens up to which rounding may have chosen other experts for a few of them."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 
@@ -151,7 +153,7 @@ class _Compared:
             error = float(errors.max())
             # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
             error *= is_floating or float(errors.mean()) > _OTHER_CHOICES or len(errors) == 1
-            if error > tolerance and routes(self._call.module) and float(errors.median()) <= OTHER_EXPERTS:
+            if error > tolerance and _routes(self._call.module) and float(errors.median()) <= _OTHER_EXPERTS:
                 raise CannotTell("rounding may have chosen other experts for some tokens")
             found.append(Difference(name, error, tolerance, number))
         if not found:
@@ -217,6 +219,11 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
 def _gap_of_losses(found: torch.Tensor, alone: torch.Tensor) -> float:
     gap = (found - alone).abs().double() / max(1.0, float(alone.abs()))
     return float(gap.nan_to_num(math.inf, posinf=math.inf))
+
+
+def _routes(model: nn.Module) -> bool:
+    """Return True if tokens choose experts."""
+    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
 
 
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -83,10 +83,13 @@ class Runs:
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         """Return the output of the model."""
-        for held, name, value, copied in self._held:
-            held[name] = value if copied is value else copied.clone()
+        self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
+
+    def _begin(self) -> None:
+        for held, name, value, copied in self._held:
+            held[name] = value if copied is value else copied.clone()
 
     def fields(self, arguments: dict[str, Any]) -> Fields:
         """Return the output of the model, field by field."""

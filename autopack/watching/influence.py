@@ -18,11 +18,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media
+from autopack.inspection.followed import is_of_library
+from autopack.inspection.source import class_of
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, rows_first
 from autopack.runtime.model import EnabledModel
@@ -31,6 +34,10 @@ from autopack.watching.owners import CannotTell
 
 TOLERANCE = 1e-6
 """Of the largest gradient. What another document has no part in is not small, but exactly 0."""
+_ADDED = 1e-3
+"""Of the largest gradient of a parameter: sums of other terms round differently."""
+_MOST = 20_000_000
+"""Numbers of the parameters of third-party modules, above which their gradients are not compared."""
 _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
@@ -78,6 +85,9 @@ def leak_of(call: Call, step: int) -> Leak | None:
                     row, first, end = spans[place]
                     name = f"{run.name}, by what is another document's,"
                     return Leak(call.name, place, row, (first, end), name, worst, TOLERANCE, step)
+                if halves and (apart := run.not_added_up(halves[0])) > _ADDED:
+                    than = "than those of half of the documents, and of the others, add up to"
+                    return Leak(call.name, 0, *_place(spans[0]), "gradients", apart, _ADDED, step, than)
                 blind = blind and run.is_blind()
             except CannotTell as found:
                 reason = found
@@ -140,6 +150,7 @@ class _Run:
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
         with _embedded(call.module, self._leaves), mode:
             output = call.module(**given)
+        self._parameters = _of_others(call.module)
         self.name, states = _states(output, frame)
         self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
 
@@ -160,9 +171,42 @@ class _Run:
             raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
         return shared / largest
 
+    def not_added_up(self, chosen: list[int]) -> float:
+        """Return by how much gradients of two halves of the documents do not add up to those of all, relative.
+
+        Of parameters in third-party modules: their backward may clip or normalise what comes from all documents.
+        """
+        if not self._parameters:
+            return 0.0
+        inside = torch.zeros_like(self._sums)
+        inside[chosen] = 1.0
+        ones = torch.ones_like(inside)
+        one, other, both = (self._gradients(weights, self._parameters) for weights in (inside, ones - inside, ones))
+        largest = max(float(each.abs().max()) for each in both)
+        gaps = [float((a + b - c).abs().max()) for a, b, c in zip(one, other, both, strict=True)]
+        return max(gaps) / largest if largest and math.isfinite(largest) else 0.0
+
     def _gradients(self, weights: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         return torch.autograd.grad(self._sums, leaves, weights, **options)
+
+
+def _place(span: tuple[int, int, int]) -> tuple[int, tuple[int, int]]:
+    row, first, end = span
+    return row, (first, end)
+
+
+def _of_others(model: nn.Module) -> list[torch.Tensor]:
+    """Return the trained parameters of third-party modules in a model, unless they are too many."""
+    others = [part for part in model.modules() if not all(map(is_of_library, class_of(part).__mro__))]
+    held: list[torch.Tensor] = [
+        parameter
+        for part in others
+        for parameter in part.parameters(recurse=not isinstance(part, PreTrainedModel))
+        if parameter.requires_grad and parameter.numel()
+    ]
+    unique = list({id(parameter): parameter for parameter in held}.values())
+    return unique if sum(parameter.numel() for parameter in unique) <= _MOST else []
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 
+from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection import media, torches
+from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.watching import alone, influence
 from autopack.watching.owners import CannotTell, sides_of
@@ -105,6 +107,8 @@ class Live:
         trains = call.module.training and torch.is_grad_enabled()
         ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely), self._by_stock]
         by_gradients = bool(media.given(call.arguments)) or (trains and not self._pulled)
+        if closely and call.module.training and draws_by_itself(call.module):
+            ways.append(partial(self._by_chance, both=closely))
         if by_gradients and not padded:
             ways.append(self._by_gradients)
         reasons: dict[Any, str] = {}
@@ -136,16 +140,22 @@ class Live:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
-    def _by_replacement(self, call: Call, both: bool) -> Leak | None:
-        worst, bound = replaced(call, self.checked.checks, both)
+    def _by_replacement(self, call: Call, both: bool, share: float | None = None) -> Leak | None:
+        worst, bound = replaced(call, self.checked.checks, both, share)
         return self._leak_of(call, worst, bound) if worst.roundings > bound else None
+
+    def _by_chance(self, call: Call, both: bool) -> Leak | None:
+        """Replace documents while every draw is near its least, and near its largest: code may mix by what it draws."""
+        leaks = (self._by_replacement(call, both, share) for share in DRAWN.values())
+        return next((leak for leak in leaks if leak is not None), None)
 
     def _leak_of(self, call: Call, worst: Moved, bound: float) -> Leak:
         row, columns = sides_of(call)[0].place_of(worst.document)
         tolerance = bound * worst.relative / worst.roundings if worst.roundings < math.inf else 0.0
         than = "when other documents were replaced"
         step = self.checked.calls
-        return Leak(call.name, worst.document, row, columns, worst.name, worst.relative, tolerance, step, than)
+        numbers = (worst.relative, tolerance, step)
+        return Leak(call.name, worst.document, row, columns, worst.name, *numbers, than, worst.module)
 
     def _by_stock(self, call: Call) -> Leak | None:
         padded = is_padded(call)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from compat.seam_breaks import around, never, result, returns, seam, skipped
+from autopack.watching.replaced import Moved
+from compat.seam_breaks import never, result, returns, seam, skipped
 
 
 def _run_on(batch: dict[str, Any]) -> dict[str, Any]:
@@ -108,16 +109,6 @@ SEAMS = (
         "TestParts::test_one_that_mixes_tokens_is_not",
     ),
     seam(
-        "twins: parts are not run",
-        "proving.parts:why_not_token_wise",
-        skipped,
-        "proving/test_parts.py",
-        "test_what_looks_at_others[backward below its weight]",
-        "test_what_looks_at_others[beyond 64 tokens]",
-        "proving/test_narrow.py",
-        "test_one_that_mixes_tokens_at_its_own_width_alone[cpu-dtype0]",
-    ),
-    seam(
         "twins: a key of what is kept that always agrees",
         "proving.kept:key_of",
         returns("the key"),
@@ -164,16 +155,24 @@ SEAMS = (
         "test_what_it_loses_is_found",
     ),
     seam(
-        "checks: no error is seen",
-        "watching.checks:error_by_token",
-        result(torch.zeros_like),
+        "checks: nothing moves where others are replaced",
+        "watching.replaced:how_far",
+        result(lambda moved: Moved(moved.name, 0.0, 0.0, 0.0)),
         "watching/test_watch.py",
-        "test_a_layer_that_mixes_tokens_is_found[]",
         "test_a_small_leak_at_one_token_of_many_is_found",
+        "watching/test_influence.py",
+        "test_tokens_that_meet_where_every_document_has_an_image[tokens]",
+    ),
+    seam(
+        "checks: no document is run alone",
+        "watching.alone:error_by_token",
+        result(torch.zeros_like),
+        "attention/test_directions.py",
+        "test_sdpa_that_is_asked_for_by_name_refuses_it_too[sdpa]",
     ),
     seam(
         "checks: no call leaves what has been checked",
-        "watching.envelope:Checked.is_left_by",
+        "watching.schedule:Checked.is_due",
         returns(False),
         "watching/test_envelope.py",
         "test_a_call_that_goes_beyond_is_checked_itself[many documents]",
@@ -207,28 +206,5 @@ SEAMS = (
         "test_what_leaks_beside_the_logits_is_refused[whole numbers]",
         "test_what_leaks_beside_the_logits_is_refused[a number]",
         "test_an_audit_does_not_pass_over_it_where_nothing_was_proven",
-    ),
-    seam(
-        "audit: within a budget nothing essential is run",
-        "auditing.within:_Short._essential",
-        skipped,
-        "proving/test_budget.py",
-        "TestBudget::test_a_model_of_which_too_little_is_known_is_refused",
-        "TestFinds::test_rows_that_leak[MixesInTraining-in mode '.*, train' logits are off by]",
-        "TestFinds::test_rows_that_leak[ClipsBack-in mode '.*, train' gradients are off by]",
-    ),
-    seam(
-        "checks: a document with images stands for one without",
-        "watching.document:_without_media",
-        never(lambda call, spans, turn: turn % len(spans)),
-        "watching/test_influence.py",
-        "test_no_alarm[molmo2-]",
-    ),
-    seam(
-        "ranks: one of several runs the model by itself",
-        "enabling.prove:_proof",
-        around(lambda prove, model, enabled, code, on_one_rank: prove(model, enabled, code, False)),
-        "inspection/test_onlookers.py",
-        "test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model[False]",
     ),
 )

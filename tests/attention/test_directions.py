@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 from tests.unfamiliar.common import LEAK, Way, build, errors, exact_or_refused, must_be_exact
 
 WAY = Way()
@@ -47,8 +47,8 @@ def test_stock_attends_one_way_alone_and_the_other_way_beside_padding(model_type
 def test_it_is_refused(model_type):
     model, way = build(model_type, _task(model_type)), way_of(model_type)
     turn(model, TURNED[model_type])
-    with refused("not-exact", match=r"is_causal=\w+, but the model makes a \w+ mask"):
-        autopack.enable(model)
+    with autopack.enable(model), refused("two-directions"):
+        way.packed(model)
     turn(model, not TURNED[model_type])
     with autopack.enable(model):
         way.packed(model), way.padded(model)
@@ -66,8 +66,7 @@ def test_sdpa_that_is_asked_for_by_name_refuses_it_too(implementation):
     """Of an eager model, too: its own attention would read the mask alone, SDPA in its place would not."""
     model = build("llama", attn_implementation=implementation)
     turn(model, False)
-    with refused("not-exact", match="is_causal=False"):
-        autopack.enable(model, backend="sdpa")
+    assert "[two-directions]" in refused_by_its_first_call(model, backend="sdpa")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "bert"])

@@ -19,7 +19,7 @@ from autopack.auditing.auditor import MODES, PADDED_MODES
 from autopack.calls.unpadded import Unpadded
 from autopack.layout import IGNORED_LABEL
 from tests.conftest import LEAK
-from tests.support.padded import put_a_fault_into_unpadding
+from tests.support.padded import packs_at_once, put_a_fault_into_unpadding
 
 PACKED = ("default", "use_cache=False", "padding mask", "two rows")
 PADDED = tuple(PADDED_MODES)
@@ -204,10 +204,10 @@ def test_padded_batches_that_an_audit_finds_wrong_stay_as_they_came(monkeypatch)
     put_a_fault_into_unpadding(monkeypatch, "logits")
     model, mask = copy.deepcopy(stock), (torch.arange(9) < torch.tensor([[9], [4]])).long()
     batch = {"input_ids": tiny.tokens(model.config, 2, 9), "attention_mask": mask}
-    with autopack.enable(model) as handle:
+    with packs_at_once(model) as handle:
         assert torch.equal(model(**batch).logits, stock(**batch).logits)
         (reason,) = handle.tally.left
-        assert reason.startswith("it was not exact without its padding when it was audited: ")
+        assert reason.startswith("it was not exact without its padding when its first batch was checked: ")
 
 
 def test_a_shape_that_padding_should_have_is_found(monkeypatch):

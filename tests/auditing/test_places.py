@@ -1,4 +1,4 @@
-"""A packed row that is not exact is refused with the place in the source where that begins."""
+"""What mixes documents is named: by audits with its place in the source, by checks with that in the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import autopack
 from autopack import tiny
-from tests.support.refusals import refused
+from tests.support.refusals import refused_by_its_first_call
 
 
 class Averaging(modeling_llama.LlamaMLP):
@@ -48,30 +48,29 @@ def with_layer(make, number=1):
     return model
 
 
-def refusal(model, **options):
-    with refused("not-exact") as raised:
-        autopack.enable(model, **options)
-    return str(raised.value)
+def audited(model):
+    with autopack.enable(model, verify=False):
+        return autopack.audit(model).packed
 
 
 def test_the_module_that_mixes_is_named():
-    said = refusal(with_layer(lambda model, layer: Averaging(model.config)))
-    assert f"it begins in Averaging, {__name__}, line {line_of(Averaging)}" in said
+    model = with_layer(lambda model, layer: Averaging(model.config))
+    assert f"it begins in Averaging, {__name__}, line {line_of(Averaging)}" in audited(model)
+    assert "It begins in model.layers.1.mlp, of the class Averaging." in refused_by_its_first_call(model)
 
 
 def test_a_layer_of_torch_is_not_named_for_what_it_is_given():
-    said = refusal(with_layer(lambda model, layer: Around(layer.mlp)))
-    assert f"it begins in Around, {__name__}, line {line_of(Around)}" in said
+    model = with_layer(lambda model, layer: Around(layer.mlp))
+    assert f"it begins in Around, {__name__}, line {line_of(Around)}" in audited(model)
+    assert "It begins in model.layers.1.mlp, of the class Around." in refused_by_its_first_call(model)
 
 
 def test_a_hook_is_found_in_the_module_around_what_it_is_on():
     model = tiny.build("llama", attn_implementation="sdpa")
     model.model.layers[-1].register_forward_hook(lambda module, given, output: output + output.mean(1, keepdim=True))
-    autopack.enable(model)
-    with refused("not-exact") as raised:
-        model(input_ids=tiny.tokens(model.config, 1, 7), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]]))
     place = f"it begins in LlamaModel, transformers.models.llama.modeling_llama, line {line_of(LlamaModel)}"
-    assert place in str(raised.value)
+    assert place in audited(model)
+    assert "It begins in model, of the class LlamaModel." in refused_by_its_first_call(model)
 
 
 def test_what_is_exact_is_not_searched():

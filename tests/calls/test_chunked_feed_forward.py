@@ -10,7 +10,7 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, positions, weights_like
-from tests.support.refusals import refused
+from tests.support.refusals import refused_by_its_first_call
 
 LENGTHS = (3, 9, 4)
 """None is a multiple of both sizes; the row is one of 2 and of 4."""
@@ -96,8 +96,7 @@ class Own(BertForMaskedLM):
 def test_what_mixes_the_tokens_of_a_chunk_is_refused():
     """Its twin would take one token at a time, beside which nothing is mixed."""
     config = tiny.config("bert", task="masked-lm", chunk_size_feed_forward=4)
-    with refused("not-exact"):
-        autopack.enable(Own(config).eval())
+    refused_by_its_first_call(Own(config), lengths=LENGTHS)
     model = Own(config).double().eval()  # the control: without a proof a document changes another one
     ids = tiny.tokens(None, 1, sum(LENGTHS))
     other = ids.clone()

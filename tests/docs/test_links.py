@@ -27,5 +27,5 @@ def test_files_that_a_page_leads_to_are_there(page):
 
 
 def test_a_lost_link_is_found():
-    planted = "[here](trust.md#while-it-trains) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
+    planted = "[here](trust.md#code-of-your-own) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
     assert list(pages.lost_links(pages.DOCS / "faq.md", planted)) == ["trust.md#nothing", "none.md"]

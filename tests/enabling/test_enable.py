@@ -21,7 +21,7 @@ from tests.conftest import (
     same,
 )
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -154,16 +154,17 @@ class TestFailures:
     def test_an_audit_that_finds_a_leak(self):
         model = _leaky("made_up")
         before = _state(model)
-        with refused("not-exact", match="audited it, and it is not exact: in mode .* logits are off by"):
-            autopack.enable(model)
+        refused_by_its_first_call(model)
         assert _as_before(model, before)
         assert not autopack.is_enabled(model)
 
-    def test_a_structure_that_nobody_has_run_is_audited(self):
+    def test_a_structure_of_which_there_is_no_twin_is_checked(self):
         model = llama()
         model.config.model_type = "made_up"
         with autopack.enable(model) as handle:
-            assert ", worst relative error" in handle.verified
+            assert "by checks of its calls" in handle.verified
+            model(input_ids=torch.arange(3, 15)[None], position_ids=torch.tensor([[*range(5), *range(7)]]))
+            assert (handle.checked.checks, handle.checked.leaks) == (1, 0)
 
     def test_what_is_trusted_is_not_audited(self):
         with autopack.enable(_leaky("made_up"), verify=False) as handle:

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopack
 from autopack import tiny
-from tests.support.refusals import refused
+from tests.support.refusals import refused_by_its_first_call
 
 LENGTHS = (9, 4, 7)
 EXACT = 2e-5
@@ -220,5 +220,4 @@ def test_a_class_that_exec_has_made_is_the_users(user):
     assert namespace["Own"].__module__ == "builtins"
     model = tiny.build("llama").eval()
     model.model.layers[0].mlp = namespace["Own"](model.config)
-    with refused("not-exact"):
-        autopack.enable(model)
+    refused_by_its_first_call(model)

@@ -37,7 +37,7 @@ from tests.support.older_code import (
     QueriesFirst,
     Rotating,
 )
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
@@ -144,8 +144,7 @@ def test_where_positions_are_not_counted_anew_the_audit_refuses(monkeypatch):
 
 
 def test_a_bias_that_is_not_handed_on_is_refused():
-    with refused("not-exact"):
-        autopack.enable(build(Forgetful))
+    refused_by_its_first_call(build(Forgetful))
 
 
 def test_rotations_that_are_cut_are_seen_in_the_code():
@@ -179,14 +178,15 @@ def llama_with(attention: nn.Module) -> PreTrainedModel:
     return model
 
 
-def test_a_users_attention_in_a_layer_of_llama_is_served_after_an_audit():
+def test_a_users_attention_in_a_layer_of_llama_is_served_and_checked():
     model = llama_with(Mine(64))
     row = packed()
     expected = alone(model, row["input_ids"], *ROWS)
     assert error(model(**row, use_cache=False).logits, expected) > LEAK
     with autopack.enable(model) as handle:
-        assert "by an audit of this very model" in handle.verified
+        assert "but for Mine: its calls are checked closely" in handle.verified
         assert error(model(**row).logits, expected) < FLOAT64
+        assert handle.checked.checks == 1
 
 
 def test_a_users_attention_that_nothing_can_stand_at_is_refused():
@@ -196,5 +196,4 @@ def test_a_users_attention_that_nothing_can_stand_at_is_refused():
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             return super().forward(hidden_states, attention_mask, **kwargs)
 
-    with refused("not-exact"):
-        autopack.enable(llama_with(Inside(64)))
+    refused_by_its_first_call(llama_with(Inside(64)))

@@ -220,7 +220,7 @@ def _unproven() -> dict[str, float]:
     for name, make in own_code.SERVED.items():
         model, plain = make(), make()
         handle = autopack.enable(model, sequence_parallel=dist.group.WORLD)
-        assert handle.enabled.proof.source in ("twin", "parts"), handle.enabled.proof
+        assert handle.enabled.proof.source in ("twin", "part"), handle.enabled.proof
         texts, batch = rows_of(model.config)
         found[f"exact own code: {name}"] = without_zeros(shared(model, batch), run_alone(plain, texts))
     return found

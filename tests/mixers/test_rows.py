@@ -29,7 +29,7 @@ from tests.conftest import (
     same,
     weights_like,
 )
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 
 CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
@@ -210,8 +210,8 @@ def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
 
 
 @pytest.mark.parametrize("name", ["Lfm2ShortConv", "OtherConv"])
-def test_code_from_elsewhere_is_audited_whatever_type_it_goes_by(name, monkeypatch):
-    """Remote code with a covered model_type: served after an audit, refused where its mixers have other names."""
+def test_code_from_elsewhere_is_checked_whatever_type_it_goes_by(name, monkeypatch):
+    """Remote code with a covered model_type: served and checked, refused where its mixers have other names."""
     model = tiny.build("lfm2")
     for mixer in modules.mixers(model, CONVOLUTIONS):
         own = {k: v for k, v in vars(type(mixer)).items() if k not in ("__dict__", "__weakref__")}
@@ -220,8 +220,7 @@ def test_code_from_elsewhere_is_audited_whatever_type_it_goes_by(name, monkeypat
         monkeypatch.setitem(globals(), name, cls)
         mixer.__class__ = cls
     if name == "OtherConv":
-        with refused("not-exact"):
-            autopack.enable(model)
+        refused_by_its_first_call(model)
     else:
         with autopack.enable(model) as handle:
-            assert handle.verified.startswith("by an audit of this very model")
+            assert "but for Lfm2ShortConv: its calls are checked closely" in handle.verified

@@ -13,7 +13,7 @@ import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
 from tests.proving.untouched import Doubled, Mine, Touched, built, left_alone
-from tests.support.refusals import refused
+from tests.support.refusals import refused_by_its_first_call
 
 
 def packed_error(model: Any, expected: torch.Tensor) -> float:
@@ -87,7 +87,7 @@ def test_a_layer_of_ones_own_among_weights_that_are_elsewhere(name, tmp_path):
     with left_alone(model, model.model.layers[3].mlp.down_proj):
         handle = autopack.enable(placed)
     with handle:
-        assert handle.enabled.proof.source == "parts"
+        assert handle.enabled.proof.source == "part"
         assert packed_error(placed, expected) < FLOAT32
 
 
@@ -97,7 +97,7 @@ def test_a_model_on_the_meta_device():
         assert handle.enabled.proof.source == "twin"
     model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False, device="meta")
     with left_alone(model), autopack.enable(model) as handle:
-        assert handle.enabled.proof.source == "parts"
+        assert handle.enabled.proof.source == "part"
 
 
 IN_FORCE = {
@@ -119,7 +119,7 @@ def test_whatever_is_in_force(name, layer):
     with left_alone(model, part.down_proj), IN_FORCE[name]():
         handle = autopack.enable(model)
     with handle:
-        assert handle.enabled.proof.source == ("parts" if layer else "twin")
+        assert handle.enabled.proof.source == ("part" if layer else "twin")
         assert packed_error(model, expected) < FLOAT32
 
 
@@ -156,11 +156,10 @@ def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp
     model = tiny.build("llama", num_hidden_layers=4)
     hooks.add_hook_to_module(model.get_submodule(where), Hook(mixes=False))
     with autopack.enable(model) as handle:
-        assert handle.enabled.proof.source == ("parts" if where.endswith("down_proj") else "audit")
+        assert handle.enabled.proof.source == "part"
     for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
         hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
-        with refused("not-exact"):
-            autopack.enable(placed)
+        refused_by_its_first_call(placed)
 
 
 def test_what_is_touched_is_seen():
@@ -202,12 +201,12 @@ def test_quantised_layers_are_proven_by_themselves(name, tmp_path):
     model = QUANTISED[name](tmp_path)
     linear = [part for part in model.modules() if hasattr(part, "in_features")]
     with left_alone(model, *linear), autopack.enable(model) as handle:
-        assert handle.enabled.proof.source == "parts"
+        assert handle.enabled.proof.source == "part"
 
 
 @pytest.mark.exhaustive
 def test_layers_in_8_bits_look_at_other_tokens(tmp_path):
     """bitsandbytes computes a column in half precision where any token has an outlier in it."""
     with autopack.enable(QUANTISED["8 bits"](tmp_path)) as handle:
-        assert handle.enabled.proof.source == "audit"
+        assert handle.enabled.proof.source == "checks"
         assert "a Linear8bitLt that is not as its class makes it, mixes tokens or may" in handle.verified

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
-from autopack.proving.parts import why_not_token_wise
-from tests.proving.foreign_parts import MIXING, TOKEN_WISE, EightBits, Form, FourthRow, FusedNorm, Part
+import autopack
+from autopack import tiny
+from tests.proving.foreign_parts import MIXING, TOKEN_WISE, Form, FusedNorm, Part
+from tests.support.refusals import refused
 
 WIDTH_IN, WIDTH_OUT = 8, 12
 FORMS = [
@@ -112,18 +116,27 @@ def test_parts_are_the_same_for_a_seed_and_leave_the_random_state():
     assert torch.equal(before, torch.get_rng_state())
 
 
-_UNSEEN = {
-    (FourthRow, 64): "the probe has three rows and replaces tokens of the first",
-    (FourthRow, 8): "the probe has three rows and replaces tokens of the first",
-    (EightBits, 8): "widths are not looked for in buffers",
-}
+def model_with(part: Part, form: Form) -> Any:
+    """A Llama whose first layer has a part in the place of its gate, in the dtype and mode in which the part shows."""
+    model = tiny.build("llama", max_position_embeddings=512, use_cache=False)
+    width = model.config.hidden_size
+    model.model.layers[0].post_attention_layernorm.weight.data *= 3  # some states are outliers
+    model.model.layers[0].mlp.gate_proj = type(part).make(width, model.config.intermediate_size)
+    return model.to(form.dtype).train(form.train)
 
 
-@pytest.mark.parametrize("width", [64, 8])
 @pytest.mark.parametrize("kind", [*TOKEN_WISE, *MIXING], ids=lambda kind: kind.__name__)
-def test_what_is_said_of_parts(kind, width, request):
-    """`why_not_token_wise` tells them apart, in the dtype in which they show it."""
-    if (kind, width) in _UNSEEN:
-        request.applymarker(pytest.mark.xfail(reason=_UNSEEN[kind, width], strict=True))
-    part = kind.make(width, width + 4 * (width < 64)).to(kind.shows.dtype)
-    assert (why_not_token_wise(part) is not None) == kind.mixes
+def test_what_checks_say_of_a_model_with_a_part(kind):
+    """The first call of the form in which a part shows it is refused, and no call of any other."""
+    form = kind.shows
+    model = model_with(kind.make(8, 8), form)
+    half = form.tokens // 2
+    ids = tiny.tokens(model.config, form.rows, form.tokens)
+    where = torch.cat([torch.arange(half), torch.arange(form.tokens - half)]).expand(form.rows, -1)
+    with autopack.enable(model) as handle:
+        with refused("leak-detected") if kind.mixes else nullcontext():
+            output = model(input_ids=ids, position_ids=where, labels=ids)
+            if form.train:
+                output.loss.backward()
+        assert (handle.checked.checks, handle.checked.leaks) == (1, int(kind.mixes))
+        assert not handle.checked.skipped

@@ -16,7 +16,7 @@ from autopack.proving import twin
 from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 
 WHERE = positions(LENGTHS)
 
@@ -68,7 +68,7 @@ def test_a_forward_that_holds_parts_of_the_model_has_no_twin():
     model.forward = MethodType(lambda self, *a, **k: (head, old(*a, **k))[1], model)
     with autopack.enable(model) as handle:
         assert "a Linear, which is a part of it" in handle.verified
-        assert handle.enabled.proof.source == "audit"
+        assert handle.enabled.proof.source == "checks"
 
 
 class Module(nn.Module):
@@ -158,8 +158,7 @@ def test_a_forward_of_a_notebook_that_names_the_model(name):
 
 @pytest.mark.parametrize("name", [*KNOWN, "by_list", "by_class"])
 def test_what_mixes_tokens_in_a_notebook_is_refused(name):
-    with refused("not-exact"):
-        autopack.enable(of_a_notebook(name, mixes))
+    refused_by_its_first_call(of_a_notebook(name, mixes))
 
 
 @pytest.mark.parametrize("tagged", [True, False])

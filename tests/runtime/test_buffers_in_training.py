@@ -16,7 +16,8 @@ from torch.nn.utils import spectral_norm as hooked_spectral_norm
 
 import autopack
 from autopack import tiny
-from autopack.runtime.runs import Buffers, Found
+from autopack.runtime.runs import Buffers
+from autopack.watching.conditions import Runs
 from tests.conftest import positions
 from tests.support.refusals import refused
 
@@ -107,7 +108,7 @@ def test_without_that_a_check_takes_the_step_of_a_norm_for_a_leak(monkeypatch):
     for _ in range(4):
         model(**call)
     assert handle.checked.checks >= 3
-    for cls, name in ((Buffers, "put_back"), (Found, "renew")):
+    for cls, name in ((Buffers, "put_back"), (Runs, "_begin")):
         monkeypatch.setattr(cls, name, lambda self: False)
     autopack.disable(model)
     autopack.enable(model)
@@ -146,7 +147,7 @@ def test_a_leak_by_a_buffer_is_found_in_the_call_that_shows_it():
 
 
 def test_without_what_the_call_began_with_it_is_not(monkeypatch):
-    monkeypatch.setattr(Found, "renew", lambda self: None)
+    monkeypatch.setattr(Runs, "_begin", lambda self: None)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_leak_by_a_buffer_is_found_in_the_call_that_shows_it()
 

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
 
-from autopack import AutopackError
+import autopack
+from autopack import AutopackError, tiny
 
 
 @contextmanager
-def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[AutopackError]]:
-    """Want an error of autopack with this code; `match` where its very words are what is tested."""
+def refused(*codes: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[AutopackError]]:
+    """Want an error of autopack with one of these codes; `match` where its very words are what is tested."""
     with pytest.raises(AutopackError, match=match) as caught:
         yield caught
-    assert caught.value.code == code, str(caught.value)
+    assert caught.value.code in codes, str(caught.value)
+
+
+def refused_by_its_first_call(
+    model: Any, trains: bool = False, lengths: tuple[int, ...] = (5, 9), **options: Any
+) -> str:
+    """Want a model to be refused when it is enabled, or by its first packed call; return the message."""
+    ids = tiny.tokens(model.config, 1, sum(lengths)).to(model.device)
+    where = torch.cat([torch.arange(length) for length in lengths])[None].to(model.device)
+    given = {"labels": ids} if trains else {}
+    model.train(trains)
+    with (
+        pytest.raises(AutopackError) as caught,
+        torch.set_grad_enabled(trains),
+        autopack.enable(model, **options),
+    ):
+        model(input_ids=ids, position_ids=where, **given)
+    return str(caught.value)

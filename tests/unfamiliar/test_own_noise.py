@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import tiny
-from tests.support.refusals import refused
+from tests.support.refusals import refused_by_its_first_call
 
 EXACT = 2e-5
 """Of logits of a tiny model in float32: other rows, other order of sums."""
@@ -163,12 +163,10 @@ def test_noise_of_each_token_is_served(layer):
 
 @pytest.mark.parametrize("layer", [Own, Gaussian, ByModule, OF_HELPERS[0]])
 def test_noise_beside_what_mixes_is_refused(layer):
-    with refused("not-exact"):
-        autopack.enable(built(layer, mixes=True))
+    refused_by_its_first_call(built(layer, mixes=True), trains=True)
 
 
 @pytest.mark.parametrize("helper", MIXING)
 def test_noise_that_mixes_is_refused(helper):
     """What is drawn decides whether tokens mix, in which order, or how much another document adds."""
-    with refused("not-exact"):
-        autopack.enable(built(calling(helper), mixes=False))
+    refused_by_its_first_call(built(calling(helper), mixes=False), trains=True)

@@ -18,7 +18,7 @@ import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, spans
 from tests.support.padded import GRADIENT, model_gradient_error, packs_at_once
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_by_its_first_call
 
 
 class Tagger(BertPreTrainedModel):
@@ -116,5 +116,4 @@ def test_over_a_backbone_that_mixes_tokens_it_is_refused():
     _, model, _ = careful()
     held = model.bert.encoder.layer[0].intermediate.dense
     model.bert.encoder.layer[0].intermediate.dense = Mixes(held.in_features, held.out_features)
-    with refused("not-exact"):
-        autopack.enable(model)
+    refused_by_its_first_call(model)
