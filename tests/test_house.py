@@ -20,17 +20,17 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 270_935,
-    "statements": 23_521,
-    "functions": 2_387,
-    "modules": 213,
-    "lines over 110 characters": 1_473,
+    "tokens": 264_500,
+    "statements": 22_985,
+    "functions": 2_341,
+    "modules": 211,
+    "lines over 110 characters": 1_432,
     "files over 400 lines": 0,
-    "class names in two places": 17,
-    "docstrings that begin with a question word": 125,
+    "class names in two places": 14,
+    "docstrings that begin with a question word": 99,
     "places that look at the Python stack": 9,
-    "files that a packed call visits": 44,
-    "calls of the package in it": 520,
+    "files that a packed call visits": 43,
+    "calls of the package in it": 503,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}

@@ -81,6 +81,9 @@ def choose(requested: str, call: AttentionCall) -> str:
 
 def own_backend(implementation: str) -> str:
     """Return the backend of an attention implementation; eager for unknown ones."""
+    named = BACKENDS.get(implementation)
+    if named is not None and named.is_own(implementation):
+        return implementation
     for name, backend in BACKENDS.items():
         if backend.is_own(implementation):
             return name

@@ -221,7 +221,8 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     """
     given: Any = call.arguments.get("attention_mask")
     masks = list(given.values()) if isinstance(given, dict) else [given]
-    masks = [mask for mask in masks if prepared.is_readable(mask, (layout.rows, layout.columns))]
+    shape = (layout.rows, layout.columns)
+    masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]
     found = {prepared.agreement(mask, layout) for mask in masks}
     if Agreement.CROSSES in found:
         raise InvalidPacking(

@@ -85,15 +85,13 @@ def enable(
         share: Compute once what several rows of a padded batch begin with (completions of one prompt, choices below one
             passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and gradients
             are those of every row (docs/prefixes.md). False computes every row.
-        verify: Prove a model: by a tiny twin of it, by its foreign parts one at a
-            time, or, where these cannot tell, by an audit of the model itself within a budget of forwards and memory
-            (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the structure that
-            was found.
-        check_every: N checks every Nth training call: one document of the batch, the next in each check, is run alone
-            through the stock model, without gradients, and every output that it has is compared with what the call gave
-            it. A difference beyond rounding raises `LeakDetected`. None leaves it to calls that run third-party code,
-            which are checked where they go beyond those that were; 0 checks none of them either. `handle.checked` has
-            the counts.
+        verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells or third-party code
+            takes part (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the
+            structure that was found, and checks no call unless `check_every` asks for it.
+        check_every: None checks calls 1, 2, 4, 8 and so on, and those that go beyond the calls checked before: a call
+            is run again with other tokens in some documents, and what the others get has to stay the same. N checks
+            every Nth training call as well, 0 checks none. A difference beyond rounding raises `LeakDetected` before
+            the call runs; the first padded batch that differs keeps its padding. `handle.checked` has the counts.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that

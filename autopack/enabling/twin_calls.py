@@ -16,6 +16,8 @@ from autopack.auditing.left_as_found import left_as_found
 from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
+from autopack.inspection.code_origin import whose
+from autopack.inspection.followed import is_of_library
 from autopack.inspection.put_on import hooks_of, is_foreign_hook
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
@@ -24,7 +26,7 @@ from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
-from autopack.proving.twin import NoTwin
+from autopack.proving.twin import NoTwin, Twin
 from autopack.registry import first_position
 from autopack.runtime.model import EnabledModel, Labels
 from autopack.runtime.scope import stock
@@ -37,6 +39,8 @@ _GRADIENTS = 10
 """Gradients may differ by so many times as much as outputs: sums over all tokens cancel in them."""
 Results = dict[str, torch.Tensor]
 MakeTwin = Callable[[], PreTrainedModel]
+Ask = Callable[[MakeTwin, torch.dtype], "str | None"]
+Refuse = Callable[[Twin, PreTrainedModel], Any]
 
 _ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 52, 18, 17
 """Rows of a tree and their tokens; what all begin with, and what half of them go on with: long enough to be shared."""
@@ -133,7 +137,21 @@ def why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels)
             parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
         return _difference(_together(parts), wanted, dtype)
 
-    return _why_not(model, enabled, f"parts of rows, {labels} labels", ask)
+    return _why_not(model, enabled, f"parts of rows, {labels} labels", ask, _refuse_what_it_lacks)
+
+
+def _refuse_what_it_lacks(twin: Twin, model: PreTrainedModel) -> None:
+    """Raise `NoTwin` for third-party layers and hooks of a model that its twin has none of.
+
+    One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
+    """
+    for name, module in model.named_modules():
+        hook = next((hook for hook in hooks_of(module).values() if is_foreign_hook(hook)), None)
+        if hook is not None:
+            raise NoTwin(f"it has no hook, and {whose(hook)} is on {name or 'the model'}")
+    for name, module in twin.others.items():
+        if not all(map(is_of_library, twins.own_class(module).__mro__)):
+            raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
 def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> Results:
@@ -271,17 +289,18 @@ def _of_documents(twin: PreTrainedModel, parts: list[torch.Tensor], training: bo
 
 
 def _why_not(
-    model: PreTrainedModel, enabled: EnabledModel, about: str, ask: Callable[[MakeTwin, torch.dtype], str | None]
+    model: PreTrainedModel, enabled: EnabledModel, about: str, ask: Ask, refuse: Refuse = parts_outside
 ) -> str | None:
-    """Why a model does not serve one kind of call, as a twin says, in words; None where it does.
+    """Return why a model does not serve one kind of call, as a twin says, in words; None if it does.
 
-    `ask` is given a function that makes a twin, and its precision, and returns the reason. What it has said `about` a
-    model whose code and hooks are all the library's is kept. Weights of the model have no part in it.
+    `ask` is given a function that makes a twin, and its precision, and returns the reason. `refuse` raises `NoTwin`
+    where the twin lacks what counts. The answer `about` a model whose code and hooks are all the library's is kept.
+    Weights of the model have no part in it.
     """
 
     def answer() -> str | None:
         try:
-            return apart(lambda: _asked(model, enabled, ask))
+            return apart(lambda: _asked(model, enabled, ask, refuse))
         except NoTwin as error:
             return f"no twin of it tells whether it gives the same: {error}"
 
@@ -292,16 +311,14 @@ def _why_not(
     return kept.answered(key, answer)
 
 
-def _asked(
-    model: PreTrainedModel, enabled: EnabledModel, ask: Callable[[MakeTwin, torch.dtype], str | None]
-) -> str | None:
+def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refuse) -> str | None:
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
             twin = with_what_is_on(model, twins.of(model, dtype, device))
-            parts_outside(twin, model)  # what the twin has none of has to look at one token at a time
+            refuse(twin, model)
             return twin.model.eval()
 
         try:

@@ -74,7 +74,7 @@ class Watch:
             found = mapping.get(name)
             if found is value or original(found) is value:
                 continue
-            if not (_only_checkpoints(found) and _only_checkpoints(value)):
+            if not (only_checkpoints(found) and only_checkpoints(value)):
                 return f"the function {name}"
         if self._functions_added():
             return "a function on one of its modules, its forward or its loss"
@@ -186,7 +186,7 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 
-def _only_checkpoints(function: Any) -> bool:
+def only_checkpoints(function: Any) -> bool:
     """Return True if a function is torch's own checkpoint function.
 
     Trainers put it on layers anew between calls.
@@ -215,8 +215,9 @@ class _Config:
     def changed(self) -> bool:
         now = vars(self.config)
         # Key by key and not as a whole: comparing identical values costs next to nothing.
-        if any(now.get(name) is not value and _kept(now.get(name)) != value for name, value in self._fields.items()):
-            return True
+        for name, value in self._fields.items():
+            if now.get(name) is not value and _kept(now.get(name)) != value:
+                return True
         if len(now) != self._size:
             if len(_fields(now)) != len(self._fields):
                 return True

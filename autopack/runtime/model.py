@@ -258,7 +258,7 @@ class EnabledModel:
         """How often each value that third-party code reads has changed."""
         self.live: Live | None = None
         """The checks of its calls (`autopack.watching`)."""
-        self.is_audited = False  # the auditor's calls of it are nothing to tell the user of
+        self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.runs_other_code = False

@@ -82,6 +82,8 @@ def of_padded(call: Call) -> Difference:
     """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
     if call.model.traits.counts_images and media.given(call.arguments):
         raise CannotTell("stock numbers its images by rows")
+    if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
+        raise CannotTell("what stock gives depends on where padding stands")
     sides = sides_of(call)
     everybody = np.ones(count_of(sides), dtype=bool)
     arguments = _without_labels_behind_padding(call)
@@ -93,6 +95,13 @@ def of_padded(call: Call) -> Difference:
         if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
             compared.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
         return compared.worst(dtypes)
+
+
+def _strips(call: Call) -> bool:
+    """Return True if stock gives tokens of a padded batch what they get without the padding."""
+    traits = call.model.traits
+    reads = traits.recurs or traits.reads_padding or traits.counts_columns
+    return not reads or (call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary)
 
 
 class _Compared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autopack.auditing.fields import Fields, fields_of
 from autopack.auditing.left_as_found import noise_of, without_noise
 from autopack.calls.call import Call
 from autopack.inspection import torches
+from autopack.inspection.changes import only_checkpoints
 from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.runtime.model import EnabledModel
 
@@ -27,18 +29,19 @@ def unnoticed(
 ) -> Iterator[None]:
     """Run a model without gradients or compiled code; restore the model, its counts and random state.
 
-    Dropout and its like are on only with `noise`, checkpointing only with `checkpoints`. The model writes to copies of
+    Dropout and its like are on only with `noise`, checkpoints by functions other than torch's only with
+    `checkpoints`. The model writes to copies of
     its buffers, since the graph of an earlier call may have kept those that it has.
     """
-    counted, read = enabled.tally.counted(), enabled.padding_read
+    counted, read, audited = enabled.tally.counted(), enabled.padding_read, enabled.is_audited
     caches = torch.is_autocast_cache_enabled()
     kept: list[tuple[nn.Module, str, Any]] = list(noise_of(model)) if noise else []
-    kept += [(m, _CHECKPOINTS, True) for m in model.modules() if checkpoints and vars(m).get(_CHECKPOINTS)]
+    kept += [(module, _CHECKPOINTS, True) for module in model.modules() if checkpoints and _checkpoints_its_way(module)]
 
     def put_back() -> None:
         torch.set_autocast_cache_enabled(caches)
         vars(enabled.tally).update(counted)
-        enabled.padding_read = read
+        enabled.padding_read, enabled.is_audited = read, audited
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -52,8 +55,24 @@ def unnoticed(
         stack.enter_context(afterwards(put_back))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
-        enabled.padding_read = None
+        enabled.padding_read, enabled.is_audited = None, True
         yield
+
+
+@contextmanager
+def not_sharing(enabled: EnabledModel) -> Iterator[None]:
+    """Compute for each document what several begin with."""
+    options = enabled.options
+    enabled.options = replace(options, share=False)
+    try:
+        yield
+    finally:
+        enabled.options = options
+
+
+def _checkpoints_its_way(module: nn.Module) -> bool:
+    function = vars(module).get("_gradient_checkpointing_func")
+    return bool(vars(module).get(_CHECKPOINTS)) and function is not None and not only_checkpoints(function)
 
 
 def _copy_buffers(model: nn.Module) -> None:

@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +27,7 @@ from autopack.inspection.followed import is_of_library
 from autopack.inspection.source import class_of
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, rows_first
-from autopack.runtime.model import EnabledModel
-from autopack.watching.conditions import unnoticed
+from autopack.watching.conditions import not_sharing, unnoticed
 from autopack.watching.owners import CannotTell
 
 TOLERANCE = 1e-6
@@ -73,7 +71,8 @@ def leak_of(call: Call, step: int) -> Leak | None:
         reason: CannotTell | None = None
         with (
             unnoticed(call.module, call.model),
-            _not_sharing(call.model),
+            not_sharing(call.model),
+            _keeping_gradients(call.module),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):
@@ -104,14 +103,16 @@ def leak_of(call: Call, step: int) -> Leak | None:
 
 
 @contextmanager
-def _not_sharing(enabled: EnabledModel) -> Iterator[None]:
-    """Compute for each document what several begin with: the gradients of all would meet there."""
-    options = enabled.options
-    enabled.options = replace(options, share=False)
+def _keeping_gradients(model: nn.Module) -> Iterator[None]:
+    """Keep the `.grad` of parameters, to which reversible layers (Reformer) add in any backward pass."""
+    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in held:
+        parameter.grad = None
     try:
         yield
     finally:
-        enabled.options = options
+        for parameter, gradient in held:
+            parameter.grad = gradient
 
 
 class _Throughout(TorchFunctionMode):

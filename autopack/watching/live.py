@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,7 +105,7 @@ class Live:
         padded, told = is_padded(call), False
         trains = call.module.training and torch.is_grad_enabled()
         ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely), self._by_stock]
-        by_gradients = bool(media.given(call.arguments)) or (trains and not self._pulled)
+        by_gradients = bool(media.given(call.arguments)) or (closely and trains and not self._pulled)
         if closely and call.module.training and draws_by_itself(call.module):
             ways.append(partial(self._by_chance, both=closely))
         if by_gradients and not padded:
@@ -141,20 +140,19 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _by_replacement(self, call: Call, both: bool, share: float | None = None) -> Leak | None:
-        worst, bound = replaced(call, self.checked.checks, both, share)
-        return self._leak_of(call, worst, bound) if worst.roundings > bound else None
+        worst = replaced(call, self.checked.checks, both, share)
+        return self._leak_of(call, worst) if worst.excess > 1 else None
 
     def _by_chance(self, call: Call, both: bool) -> Leak | None:
         """Replace documents while every draw is near its least, and near its largest: code may mix by what it draws."""
         leaks = (self._by_replacement(call, both, share) for share in DRAWN.values())
         return next((leak for leak in leaks if leak is not None), None)
 
-    def _leak_of(self, call: Call, worst: Moved, bound: float) -> Leak:
+    def _leak_of(self, call: Call, worst: Moved) -> Leak:
         row, columns = sides_of(call)[0].place_of(worst.document)
-        tolerance = bound * worst.relative / worst.roundings if worst.roundings < math.inf else 0.0
         than = "when other documents were replaced"
         step = self.checked.calls
-        numbers = (worst.relative, tolerance, step)
+        numbers = (worst.relative, worst.tolerance, step)
         return Leak(call.name, worst.document, row, columns, worst.name, *numbers, than, worst.module)
 
     def _by_stock(self, call: Call) -> Leak | None:
@@ -174,13 +172,13 @@ class Live:
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         with _checking():
             try:
-                worst, bound = replaced_together(call, self.checked.checks, packs)
+                worst = replaced_together(call, self.checked.checks, packs)
             except CannotTell as reason:
                 if packs:
                     self._skip(call, str(reason), call.model.is_checked_closely)
                 return None
         self.checked.checks += 1
-        return self._leak_of(call, worst, bound) if worst.roundings > bound else None
+        return self._leak_of(call, worst) if worst.excess > 1 else None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.cases import tokens_named
 from autopack.auditing.fields import Fields
 from autopack.calls.call import DROPPED, Call
@@ -23,15 +24,18 @@ from autopack.inspection.randomness import Pinned
 from autopack.layout.host import host_values
 from autopack.layout.pair import DECLARATIONS
 from autopack.layout.ways import LAYOUT_KWARGS
-from autopack.watching.conditions import Runs, unnoticed
+from autopack.watching.conditions import Runs, not_sharing, unnoticed
 from autopack.watching.origin import module_of
 from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
 
-ROUNDINGS = 4.0
+_ROUNDINGS = 4.0
 """Roundings of a field's dtype, at its largest value, by which what nobody touched may move.
 
 All but three of 256 types stay the same to the bit; two mixtures of experts and Reformer are within it.
 """
+_TENTH = 0.1
+"""Share of what an audit takes for rounding that is allowed as well: convolutions of some shapes round by their
+neighbours (Winograd's way), and layers behind them make more of it."""
 _DECLARES = {*DROPPED, *LAYOUT_KWARGS, *DECLARATIONS, "position_ids", "decoder_position_ids"}
 _FEWEST = 4
 """Number of different tokens in a call from which those of its documents are drawn."""
@@ -42,10 +46,12 @@ class Moved:
     """How far a field moved in documents that nobody touched."""
 
     name: str
-    roundings: float
-    """Largest move, in roundings of the dtype at the field's largest value."""
+    excess: float
+    """Largest move, as a multiple of what is allowed."""
     relative: float = math.inf
     """Largest move, in standard deviations of the field."""
+    tolerance: float = 0.0
+    """What is allowed, in the same unit."""
     document: int = 0
     """First document that has moved."""
     half: int = 0
@@ -54,38 +60,40 @@ class Moved:
     """Module in which it begins, if that is known."""
 
 
-def replaced(call: Call, turn: int, both: bool, share: float | None = None) -> tuple[Moved, float]:
-    """Return the field that moved the farthest, and the bound on its roundings. Raises `CannotTell`.
+def replaced(call: Call, turn: int, both: bool, share: float | None = None) -> Moved:
+    """Return the field that moved the farthest. Raises `CannotTell`.
 
     Half of the documents are replaced, another half in each `turn`; with `both` then the other half too. With a `share`
     every draw is the number below which that share of draws lie.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
-    with unnoticed(call.module, call.model, noise=True, checkpoints=True), drawn:
+    with unnoticed(call.module, call.model, noise=True, checkpoints=True), _apart(call), drawn:
         found = _Replacing(call, turn, both)
-        worst, bound = found.worst(), ROUNDINGS
-        if worst.roundings > bound:
-            # Atomic additions, or draws from a generator that nobody knows, differ from run to run.
-            bound = max(bound, 8 * found.again().get(worst.name, 0.0))
-    if worst.roundings > bound and call.module.training:
-        with (
-            unnoticed(call.module, call.model, checkpoints=True),
-            drawn,
-        ):  # experts may draw for the tokens that they get
+        worst = found.worst()
+        if worst.excess > 1:
+            worst = found.beside_itself(worst)
+    if worst.excess > 1 and call.module.training:
+        # Experts may draw for the tokens that they get.
+        with unnoticed(call.module, call.model, checkpoints=True), _apart(call), drawn:
             found = _Replacing(call, turn, both)
             worst = found.worst()
-    if worst.roundings > bound:
-        with unnoticed(call.module, call.model, noise=True, checkpoints=True), drawn:
+    if worst.excess > 1:
+        with unnoticed(call.module, call.model, noise=True, checkpoints=True), _apart(call), drawn:
             worst = replace(worst, module=found.origin(worst))
-    return worst, bound
+    return worst
 
 
-def replaced_together(call: Call, turn: int, packs: bool) -> tuple[Moved, float]:
+def _apart(call: Call) -> contextlib.AbstractContextManager[None]:
+    """Have documents that begin alike by the tokens that they are given share nothing, if none did before."""
+    return contextlib.nullcontext() if call.prefixes is not None else not_sharing(call.model)
+
+
+def replaced_together(call: Call, turn: int, packs: bool) -> Moved:
     """Do the same on a rank that gathers parameters together with others, in four runs. Raises `CannotTell`.
 
     A rank whose call cannot be checked, or does not pack, runs it four times as it came.
     """
-    with unnoticed(call.module, call.model, noise=True, checkpoints=True):
+    with unnoticed(call.module, call.model, noise=True, checkpoints=True), _apart(call):
         try:
             if not packs:
                 raise CannotTell("the call packed nothing")
@@ -96,9 +104,7 @@ def replaced_together(call: Call, turn: int, packs: bool) -> tuple[Moved, float]
                 runs(call.arguments)
             raise
         found = _Replacing(call, turn, both=True, changed=changed)
-        again = found.again()
-    worst = found.worst()
-    return worst, max(ROUNDINGS, 8 * again.get(worst.name, 0.0))
+        return found.beside_itself(found.worst())
 
 
 def _changed(
@@ -135,23 +141,26 @@ class _Replacing:
         """Return the field that moved the farthest. Raises `CannotTell`."""
         if not self._moved:
             raise CannotTell("no part of its output can be divided among its documents")
-        return max(self._moved, key=lambda each: each.roundings)
+        return max(self._moved, key=lambda each: each.excess)
 
-    def again(self) -> dict[str, float]:
-        """Return by how many roundings each field moves if nothing is replaced."""
-        second = self._runs.fields(self._call.arguments)
-        return {
-            name: how_far(name, value, second[name]).roundings
-            for name, value in self._first.items()
-            if name in second and value.dim()
-        }
+    def beside_itself(self, worst: Moved) -> Moved:
+        """Return a move beside what its field moves if nothing is replaced, of which eight times as much is allowed.
+
+        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
+        """
+        second = self._runs.fields(self._call.arguments).get(worst.name)
+        first = self._first.get(worst.name)
+        if first is None or second is None:
+            return worst
+        allowed = max(1.0, 8 * how_far(worst.name, first, second).excess)
+        return replace(worst, excess=worst.excess / allowed, tolerance=worst.tolerance * allowed)
 
     def origin(self, worst: Moved) -> str:
         """Return the module in which a field begins to move; "" if that cannot be told."""
         touched, arguments = self._changed[worst.half]
 
         def moves(one: torch.Tensor, two: torch.Tensor) -> bool:
-            return how_far("", one, two).roundings > ROUNDINGS
+            return how_far("", one, two).excess > 1
 
         try:
             return module_of(self._call, self._runs, self._sides, touched, arguments, moves)
@@ -164,7 +173,7 @@ class _Replacing:
         one, two = (part_of(self._sides, name, each, ~touched) for each in (value, other))
         if one is not None and two is not None:
             found = how_far(name, one, two)
-            if found.roundings > ROUNDINGS and one.shape == two.shape:
+            if found.excess > 1 and one.shape == two.shape:
                 found = self._place(found, value, other, touched)
             return found
         # Of what nobody can divide no number may depend on both halves.
@@ -179,7 +188,7 @@ class _Replacing:
         for number in np.flatnonzero(~touched):
             chosen = np.arange(len(touched)) == number
             one, two = (part_of(self._sides, found.name, each, chosen) for each in (value, other))
-            if one is not None and two is not None and how_far(found.name, one, two).roundings > ROUNDINGS:
+            if one is not None and two is not None and how_far(found.name, one, two).excess > 1:
                 return replace(found, document=int(number))
         return found
 
@@ -298,6 +307,8 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Moved:
     sane = one.double()[one.abs() < torch.finfo(one.dtype).max / 2]
     largest = float(sane.abs().max()) if sane.numel() else 0.0
     spread = float(sane.std()) if sane.numel() > 1 else 0.0
-    tiny = torch.finfo(torch.float64).tiny
-    worst = float(gaps.max())
-    return Moved(name, worst / max(torch.finfo(one.dtype).eps * largest, tiny), worst / max(spread or largest, tiny))
+    scale = max(spread or largest, torch.finfo(torch.float64).tiny)
+    relative = float(gaps.max()) / scale
+    rounding = _ROUNDINGS * torch.finfo(one.dtype).eps * largest / scale
+    tolerance = max(rounding, _TENTH * TOLERANCE.get(one.dtype, 0.0))
+    return Moved(name, relative / max(tolerance, torch.finfo(torch.float64).tiny), relative, tolerance)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import gt
 from typing import Any
 
 import torch
@@ -68,8 +69,10 @@ class Checked:
         self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
         if self.every and trains and self.trained % self.every == 0:
             return True
-        pairs = zip(shape.sizes, self.sizes, strict=True)
-        grows = any(size > known if closely else size.bit_length() > known.bit_length() for size, known in pairs)
+        sizes, known = shape.sizes, self.sizes
+        if not closely:
+            sizes, known = tuple(map(int.bit_length, sizes)), tuple(map(int.bit_length, known))
+        grows = any(map(gt, sizes, known))
         power = self.since & (self.since - 1) == 0
         return grows or power or not shape.kinds <= self.kinds or self.leaks > 0
 
@@ -141,6 +144,8 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
         real = call.declared.real
         if not layouts and real is not None:  # which runs as one row
             return int(real.sum(1).max()), rows, rows, int(real.sum())
-    longest = max((layout.max_seqlen for layout in layouts), default=0)
-    documents = max((len(layout.bounds) - 1 for layout in layouts), default=0)
-    return longest, documents, rows, max((layout.columns for layout in layouts), default=0)
+    longest = documents = columns = 0
+    for layout in layouts:
+        longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
+        documents = max(documents, len(layout.bounds) - 1)
+    return longest, documents, rows, columns

@@ -198,16 +198,19 @@ def test_a_fault_of_unpadding_is_found(field, monkeypatch):
     assert "WRONG, without padding" in str(report)
 
 
-def test_padded_batches_that_an_audit_finds_wrong_stay_as_they_came(monkeypatch):
+@pytest.mark.parametrize("seen_by", ["twin", "check"])
+def test_padded_batches_that_a_twin_or_a_check_finds_wrong_stay_as_they_came(monkeypatch, seen_by):
     stock = tiny.build("llama", attn_implementation="sdpa").train()
-    stock.config.model_type = "made_up"  # which has no twin
+    if seen_by == "check":
+        stock.config.model_type = "made_up"  # which has no twin
     put_a_fault_into_unpadding(monkeypatch, "logits")
     model, mask = copy.deepcopy(stock), (torch.arange(9) < torch.tensor([[9], [4]])).long()
     batch = {"input_ids": tiny.tokens(model.config, 2, 9), "attention_mask": mask}
     with packs_at_once(model) as handle:
         assert torch.equal(model(**batch).logits, stock(**batch).logits)
         (reason,) = handle.tally.left
-        assert reason.startswith("it was not exact without its padding when its first batch was checked: ")
+        when = {"twin": "its twin was audited", "check": "its first batch was checked"}[seen_by]
+        assert reason.startswith(f"it was not exact without its padding when {when}: ")
 
 
 def test_a_shape_that_padding_should_have_is_found(monkeypatch):

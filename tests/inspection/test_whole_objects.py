@@ -184,7 +184,8 @@ def test_what_mixes_tokens_is_refused_before(name):
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
     with autopack.enable(model):
-        packed(model)
+        for _ in range(4):  # the fifth is checked for no reason but the change
+            packed(model)
         with ALL[name][0](model), refused("not-exact", "leak-detected"):
             packed(model)
 
@@ -356,7 +357,8 @@ def test_what_users_code_calls_is_looked_at_again_when_it_changes(user, name):
     of_all_layers(model, user.helper)
     expected = alone(model)
     with autopack.enable(model):
-        assert error(packed(model), expected) <= EXACT
+        for _ in range(4):  # the fifth is checked for no reason but the change
+            assert error(packed(model), expected) <= EXACT
         change(user, model)
         with refused("leak-detected"):
             packed(model)

@@ -120,8 +120,9 @@ def hooked(model: Any) -> Any:
     return model
 
 
-SERVED = {"handed on": handed_on, "scaled loss": scaled_loss, "replaced layer": replaced_layer}
+SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
 REFUSED = {
+    "replaced layer": replaced_layer,
     "tokens of before": shifted_tokens,
     "tokens of before, in training": shifted_in_training,
     "hook": lambda: hooked(model_of("llama")),

@@ -196,7 +196,7 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
         error = _error_of_gradients(wrapped, texts, [packed(mine)])
         before = 2 if noise or plain >= 0 else 0
         assert handle.checked.checks == (1 if rank == plain else 1 + before), handle
-        assert handle.checked.skipped.total() == (before if rank == plain else 0), handle
+        assert not handle.checked.skipped, handle
         return max(error, handle.checked.worst)
 
     return run_case
@@ -213,11 +213,10 @@ def _watched_leak(wrap: Wrap) -> Wrap:
         handle = autopack.enable(model, check_every=1, verify=False)
         wrapped = wrap(model)
         texts = documents(model.config, DOCUMENTS)
-        wrapped(**packed(texts[SHARES[rank]])).loss.backward()
         try:
             wrapped(**packed(texts[SHARES[rank]]))
         except autopack.LeakDetected as found:
-            return float((handle.checked.checks, found.report.document, found.report.step) != (2, 1, 2))
+            return float((handle.checked.checks, found.report.document, found.report.step) != (1, 1, 1))
         return 1.0
 
     return run_case
@@ -253,7 +252,7 @@ def _checked(wrap: Wrap) -> Wrap:
             wrapped.zero_grad()
         error = _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
         assert handle.checked is not None
-        assert handle.checked.checks > 3, handle
+        assert handle.checked.checks >= 2, handle
         assert handle.checked.leaks == 0, handle
         return max(error, handle.checked.worst)
 

@@ -289,7 +289,7 @@ def _counting_boundaries(part: dict[str, Any]) -> None:
 
 
 def _watched() -> tuple[int, dict[str, int]]:
-    """Checks made and skipped by a sentinel that cannot see a document whole."""
+    """Checks made and skipped."""
     model = model_of("llama")
     handle = autopack.enable(model, check_every=1, sequence_parallel=dist.group.WORLD)
     _call(model).loss.backward()
