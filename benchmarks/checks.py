@@ -1,9 +1,10 @@
-"""What the checks of foreign code cost in a training run: the same steps with them and without, by turns.
+"""What checks of calls cost in a training run: the same steps with them and without, by turns.
 
     python -m benchmarks.checks --steps 1000
+    python -m benchmarks.checks --steps 1000 --own-layers
 
-A Llama with a layer of somebody else's class is trained on packed rows of random documents. One copy is enabled as
-users do it, so that calls which go beyond those that were checked are compared with stock; the other one with
+A Llama is trained on packed rows of random documents; with `--own-layers` its feed-forward layers are of somebody
+else's class, so that its calls are checked closely. One copy is enabled as users do it; the other one with
 `verify=False`, which checks nothing. Blocks of ten steps alternate, so that a machine that slows down slows both.
 """
 
@@ -30,11 +31,11 @@ class SomebodysMLP(LlamaMLP):
         return super().forward(states)
 
 
-def build() -> LlamaForCausalLM:
+def build(own_layers: bool) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 4096}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4))
-    for layer in model.model.layers:
+    for layer in model.model.layers if own_layers else ():
         layer.mlp = SomebodysMLP(model.config)
     return model.train()
 
@@ -68,18 +69,19 @@ def entrant(model: LlamaForCausalLM, steps: int) -> Entrant:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--own-layers", action="store_true", help="with layers that no twin has")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(", ".join(f"{name} {value}" for name, value in origin().items()))
-    checked = build()
+    checked = build(arguments.own_layers)
     plain = copy.deepcopy(checked)
     handle = autopack.enable(checked)
     autopack.enable(plain, verify=False)
     arms = {"checked": entrant(checked, arguments.steps), "not checked": entrant(plain, arguments.steps)}
     laps = race(arms, -(-arguments.steps // BLOCK))
     took = {name: sum(lap["wall"] for lap in of) for name, of in laps.items()}
-    print(f"python -m benchmarks.checks --steps {arguments.steps}")
+    print(f"python -m benchmarks.checks --steps {arguments.steps}{' --own-layers' if arguments.own_layers else ''}")
     print(f"{'':12} {'seconds':>8} {'a step':>9}")
     for name, total in took.items():
         print(f"{name:12} {total:8.1f} {1000 * total / arguments.steps:6.1f} ms")

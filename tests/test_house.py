@@ -20,11 +20,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 264_500,
-    "statements": 22_985,
-    "functions": 2_341,
+    "tokens": 264_850,
+    "statements": 23_026,
+    "functions": 2_346,
     "modules": 211,
-    "lines over 110 characters": 1_432,
+    "lines over 110 characters": 1_433,
     "files over 400 lines": 0,
     "class names in two places": 14,
     "docstrings that begin with a question word": 99,

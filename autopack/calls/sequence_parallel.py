@@ -44,7 +44,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
         return given
     if not in_a_group():
         return None
-    exchange = _exchange_of(model)
+    exchange = exchange_of(model)
     if model.is_settling or (given is None and exchange is None):
         return None
     if given is not None:
@@ -52,7 +52,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
     return RowGroup(exchange.process_group) if sharding.exchanges_now(exchange, call.module.training) else None
 
 
-def _exchange_of(model: EnabledModel) -> Any:
+def exchange_of(model: EnabledModel) -> Any:
     """Return DeepSpeed's exchange in the model's attention, with autopack outermost, or None.
 
     If it was registered after the model was enabled, the result is as if it had been before.

@@ -20,6 +20,7 @@ from autopack.auditing.running import forget_lengths
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.calls.outputs import loss_of
+from autopack.calls.sequence_parallel import exchange_of
 from autopack.inspection import media
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import state_of
@@ -58,6 +59,7 @@ def of_packed(call: Call) -> Difference:
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or media.given(call.arguments):
         raise CannotTell("it is no plain call of packed rows")
+    _refuse_exchanges(call)
     if call.entry.uses_positions and not _counts_from_the_first(call, layout):
         raise CannotTell("its documents have positions of their own")
     side = sides_of(call)[0]
@@ -82,6 +84,7 @@ def of_padded(call: Call) -> Difference:
     """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
     if call.model.traits.counts_images and media.given(call.arguments):
         raise CannotTell("stock numbers its images by rows")
+    _refuse_exchanges(call)
     if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
         raise CannotTell("what stock gives depends on where padding stands")
     sides = sides_of(call)
@@ -95,6 +98,11 @@ def of_padded(call: Call) -> Difference:
         if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
             compared.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
         return compared.worst(dtypes)
+
+
+def _refuse_exchanges(call: Call) -> None:
+    if exchange_of(call.model) is not None:
+        raise CannotTell("stock's attention exchanges tokens with other ranks")
 
 
 def _strips(call: Call) -> bool:

@@ -46,12 +46,12 @@ class Live:
         """True if a padded batch was checked, and gave what stock gives."""
         self._pulled = False
         """True if gradients were checked since the model was last changed."""
-        self.has_checked = False
+        self.has_checked = self._has_tried = False
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
         self.checked.begin_anew()
-        self._padded = self._pulled = self.has_checked = False
+        self._padded = self._pulled = self.has_checked = self._has_tried = False
 
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
@@ -64,7 +64,8 @@ class Live:
             return self._check_together(call, packs=True)
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
-        if not self.checked.is_due(shape, call.module.training and torch.is_grad_enabled(), closely):
+        due = self.checked.is_due(shape, call.module.training and torch.is_grad_enabled(), closely)
+        if not due and self._has_tried:  # other threads wait for the first check
             return
         leak = self._found(call, closely)
         if leak is None:
@@ -98,7 +99,7 @@ class Live:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
-        return _mine.checking or call.model.is_settling or call.model.is_audited or _is_recorded(call)
+        return _mine.checking or call.model.is_settling or _is_recorded(call)
 
     def _found(self, call: Call, closely: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
@@ -124,6 +125,7 @@ class Live:
                 if leak is not None:
                     self.checked.checks += 1
                     return leak
+        self._has_tried = True
         self.checked.checks += told
         if not told:
             self._skip(call, next(iter(reasons.values())), closely)

@@ -23,7 +23,7 @@ from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, 
 from autopack.auditing.gradients import gradient_error
 from autopack.auditing.losses import expected_losses, relative_error
 from autopack.auditing.running import weighted_sum
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, LeakDetected
 from compat.fuzz.case import Arranged
 from compat.fuzz.model import Asked, Model, NoStock, backward, said, taken
 
@@ -72,6 +72,8 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
     fields = [each for each, _ in alone]
     try:
         answer, expected = _answer(model, model.model, asked, arranged, fields)
+    except LeakDetected as error:  # of transformers' own code: a false alarm, or a leak that its twin has not
+        return Verdict("crash", said(error))
     except AutopackError as error:
         return Verdict("refused", said(error))
     except WrongShape as error:

@@ -143,7 +143,7 @@ def test_the_command_reports_a_fault_so_that_it_can_be_run_again(monkeypatch, ca
     case = Case(LLAMA, Arranged(ROWS, mask=True))
     assert fuzz.main(["--case", case.to_json()]) == 0
     capsys.readouterr()
-    without_mask(monkeypatch)
+    raising(monkeypatch)
     report = tmp_path / "report.json"
     assert fuzz.main(["--case", case.to_json(), "--json", str(report)]) == 1
     said = capsys.readouterr().out

@@ -313,7 +313,7 @@ class TestRun:
         path = recorded / "releases" / "5.0.0.json"
         true = path.read_text(encoding="utf-8")
         for old, new, said in (
-            ('"llama": ["exact", ', '"llama": ["exact:audit", ', "is recorded as exact (audit), and is exact (twin)"),
+            ('"llama": ["exact", ', '"llama": ["exact:audit", ', "is recorded as exact (checks), and is exact (twin)"),
             ('"gpt2": ["exact", "refused ', '"gpt2": ["exact", "exact labels=', "refused [for a reason]"),
             (
                 '"llama": ["exact", ',

@@ -54,7 +54,7 @@ def test_no_document_moves_with_another(findings):
         ("masks combined", "UnsupportedModel", "combines its masks"),
         ("whole model", "UnsupportedModel", "documents are run alone"),
         ("scaled queries", "UnsupportedModel", "queries are scaled by the columns"),
-        ("own mask", "UnsupportedModel", "a mask of its own"),
+        ("own mask", "UnsupportedModel", "a pooler reads"),
         ("labels", "UnsupportedModel", "shift_labels"),
         ("boundaries", "InvalidPacking", "where a document ends"),
         ("floats", "InvalidPacking", "of integers; found torch.float32"),
