@@ -18,6 +18,8 @@ from autopack.integrations.opacus import uncounted
 
 _DATA = (torch.Tensor, int, float, str, type(None))
 _ABSENT = object()
+_FEW = 1_000_000
+"""Number of whole numbers up to which a buffer counts something, or says where something is."""
 
 
 @contextlib.contextmanager
@@ -62,7 +64,8 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
-    copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    written = [b for _, held in buffers for b in held.values() if b is not None and may_be_written(b)]
+    copies = [(b, _version(b), b.detach().clone()) for b in written]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     contents = Contents(model)
 
@@ -102,6 +105,11 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if vars(module).get("support_avx512bf16_for_cpu"):
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         yield
+
+
+def may_be_written(buffer: torch.Tensor) -> bool:
+    """Return False for many whole numbers, which are weights of a quantised layer and not copied for their size."""
+    return buffer.is_floating_point() or buffer.numel() <= _FEW
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:

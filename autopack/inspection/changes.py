@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -107,17 +107,6 @@ class Watch:
     def only_hooks(self) -> bool:
         """Return True if nothing has changed but third-party hooks, put on or taken off."""
         return self.changed() == _HOOKS
-
-    def only_looked_at(self, entries: Collection[nn.Module]) -> bool:
-        """Return True if only third-party hooks have changed, and on parts other than `entries`.
-
-        Such a hook cannot declare documents, so a call that has none needs no new proof.
-        """
-        if not self.only_hooks():
-            return False
-        known, found = set(self._hooks), set(_hooks(self._modules))
-        outside = [module for module in self._modules if not any(module is entry for entry in entries)]
-        return known <= found and found - known <= {*_hooks(outside)}
 
     def _functions_added(self) -> bool:
         """Return True if modules hold new functions. Their old ones are places of code."""

@@ -7,18 +7,16 @@ forward in `_original_forward`, and wraps it.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
-from autopack.inspection.code_origin import layers, original, passes_on
-from autopack.inspection.put_on import foreign_hook_of_accelerate
+from autopack.inspection.code_origin import layers, original
 
 
 class _ByClass:
@@ -47,26 +45,6 @@ def put_back(modules: list[nn.Module]) -> None:
     for module in modules:
         kept = {n: f.kept for n in ("_old_forward", "forward") if isinstance(f := module.__dict__.get(n), _ByClass)}
         module.__dict__.update(kept)
-
-
-def without_hooks(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a module without the hooks of accelerate that load its weights when called.
-
-    Third-party hooks stay. Anything that the hooks hold, maybe all weights of the model, is not
-    copied. `memo` maps the ids of parts to the objects that stand for them in the copy.
-    """
-    kept = {id(hook): hook for part in module.modules() if (hook := part.__dict__.get("_hf_hook")) is not None}
-    made = copy.deepcopy(module, {**(memo or {}), **kept})
-    for part in made.modules():
-        forward = part.__dict__.get("forward")
-        if (
-            "_hf_hook" in part.__dict__
-            and foreign_hook_of_accelerate(part) is None
-            and passes_on(part, "forward", forward)
-        ):
-            for name in ("_hf_hook", "_old_forward", "forward"):
-                part.__dict__.pop(name, None)
-    return made
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:

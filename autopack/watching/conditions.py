@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.fields import Fields, fields_of
-from autopack.auditing.left_as_found import noise_of, without_noise
+from autopack.auditing.left_as_found import may_be_written, noise_of, without_noise
 from autopack.calls.call import Call
 from autopack.inspection import torches
 from autopack.inspection.changes import only_checkpoints
@@ -29,9 +29,8 @@ def unnoticed(
 ) -> Iterator[None]:
     """Run a model without gradients or compiled code; restore the model, its counts and random state.
 
-    Dropout and its like are on only with `noise`, checkpoints by functions other than torch's only with
-    `checkpoints`. The model writes to copies of
-    its buffers, since the graph of an earlier call may have kept those that it has.
+    Dropout and its like are on only with `noise`, checkpoints by functions other than torch's only with `checkpoints`.
+    The model writes to copies of its buffers, since the graph of an earlier call may have kept those that it has.
     """
     counted, read, audited = enabled.tally.counted(), enabled.padding_read, enabled.is_audited
     caches = torch.is_autocast_cache_enabled()
@@ -80,7 +79,7 @@ def _copy_buffers(model: nn.Module) -> None:
     copies: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and may_be_written(buffer):
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
 
 

@@ -172,9 +172,10 @@ class Live:
         return influence.leak_of(call, self.checked.calls)
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
+        turn = self.checked.calls.bit_length()  # the same on all ranks
         with _checking():
             try:
-                worst = replaced_together(call, self.checked.checks, packs)
+                worst = replaced_together(call, turn, packs)
             except CannotTell as reason:
                 if packs:
                     self._skip(call, str(reason), call.model.is_checked_closely)

@@ -302,9 +302,10 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Moved:
         return Moved(name, 0.0, 0.0)
     if not one.is_floating_point():
         return Moved(name, math.inf, 1.0)
-    gaps = (one.double() - two.double())[differ].abs().nan_to_num(math.inf)
+    wide = torch.promote_types(one.dtype, torch.float32)
+    gaps = (one[differ].to(wide) - two[differ].to(wide)).abs().nan_to_num(math.inf)
     # What stands for minus infinity is no value.
-    sane = one.double()[one.abs() < torch.finfo(one.dtype).max / 2]
+    sane = one[one.abs() < torch.finfo(one.dtype).max / 2].to(wide)
     largest = float(sane.abs().max()) if sane.numel() else 0.0
     spread = float(sane.std()) if sane.numel() > 1 else 0.0
     scale = max(spread or largest, torch.finfo(torch.float64).tiny)
