@@ -165,7 +165,8 @@ def summary() -> str:
     ([tables](docs/reliability.md#model-types-and-releases)); with {len(releases)} releases from
     {matrix.releases[0].minor} to {matrix.releases[-1].minor} {found["exact"]:,} cells are exact and
     {found["LEAK"] + found["crash"]} wrong ([releases](compat/results/README.md)). Every model is proven
-    when it is enabled, here, by a tiny copy of itself ([how](docs/trust.md))."""
+    when it is enabled, here, by a tiny copy of itself, and its calls are checked while it is used
+    ([how](docs/trust.md))."""
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from autopack.inspection.randomness import afterwards, normal_numbers, put_into
 
 MOST_BYTES = 2**31
-"""Largest memory, in bytes, of other weights beside a model's own, if no budget says less."""
+"""Largest memory, in bytes, of other weights beside a model's own."""
 _APART = 1e-3
 """Relative distance of weights that lie close by.
 
