@@ -1,0 +1,140 @@
+"""Check every call of every type, and count false alarms: `autopack.LeakDetected` from transformers' own code.
+
+    python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2
+    python -m compat.alarms --json compat/results/alarms.json
+
+Each type is enabled as users do it, but for `check_every=1`: packed rows in one row and in two, and padded batches of
+both sides, in evaluation and in training with dropout. A call that autopack refuses, or that stock cannot run, is no
+alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import autopack
+from autopack import tiny
+from autopack.auditing.asking import argument_names
+from autopack.auditing.cases import Case, PairCase
+from autopack.inspection.heads import row_head
+
+TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq")
+DTYPES = ("float32", "bfloat16", "float16")
+_LENGTHS = ((7, 11, 5), (19, 3, 26, 9))
+_RATE = 0.1
+"""Dropout in training."""
+
+Found = dict[str, Any]
+
+
+def checked(task: str, model_type: str, dtype: str) -> Found:
+    """Return what checks of one type have found: calls, checks, alarms, the largest error, skipped checks."""
+    found: Found = {"calls": 0, "checks": 0, "worst": 0.0, "alarms": [], "skipped": Counter()}
+    for implementation in ("eager", "sdpa"):
+        try:
+            model = tiny.build(model_type, task=task, attn_implementation=implementation)
+        except Exception:  # of an implementation that the type has not, or a type without a tiny model
+            continue
+        _check_calls(model.to(getattr(torch, dtype)), found)
+    return {**found, "skipped": dict(found["skipped"])}
+
+
+def _check_calls(model: Any, found: Found) -> None:
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and (name == "p" or name.endswith("dropout")):
+                setattr(module, name, _RATE)
+    try:
+        handle = autopack.enable(model, check_every=1)
+    except autopack.AutopackError:
+        return
+    for number, lengths in enumerate(_LENGTHS):
+        for trains in (False, True):
+            model.train(trains)
+            for call in _calls(model, lengths, number):
+                handle.enabled.padding_read = None  # padded batches run without their padding at once
+                torch.manual_seed(number)
+                with torch.set_grad_enabled(trains):
+                    _run(model, call, found)
+    checks = handle.checked
+    found["calls"], found["checks"] = found["calls"] + checks.calls, found["checks"] + checks.checks
+    found["worst"] = max(found["worst"], checks.worst)
+    found["skipped"].update(checks.skipped)
+    handle.remove()
+
+
+def _run(model: Any, call: dict[str, Any], found: Found) -> None:
+    try:
+        model(**call)
+    except autopack.LeakDetected as alarm:
+        found["alarms"].append(str(alarm))
+    except Exception:  # autopack refuses it, or stock cannot run it
+        return
+
+
+def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, Any]]:
+    of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
+    case = (PairCase if of_pair else Case)(model, lengths, seed)
+    positions = "position_ids" in argument_names(model)
+    form: dict[str, Any] = {} if positions and not of_pair else {"position_ids": False, "mask": "segments"}
+    rows = [case.given(case.one_row(**form))]
+    rows += [case.given(case.two_rows())] if positions and not of_pair else []
+    return [*rows, *({**case.padded(side), "use_cache": False} for side in ("right", "left"))]
+
+
+def _of(about: tuple[str, str, str]) -> Found:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    task, model_type, dtype = about
+    return {"task": task, "type": model_type, "dtype": dtype, **checked(task, model_type, dtype)}
+
+
+def table(found: list[Found]) -> str:
+    """Return a line for each task and dtype."""
+    lines = [f"{'':40}{'types':>6}{'calls':>8}{'checks':>8}{'alarms':>8}{'worst':>10}"]
+    for key in dict.fromkeys((each["task"], each["dtype"]) for each in found):
+        of = [each for each in found if (each["task"], each["dtype"]) == key and each["calls"]]
+        total = [sum(each[name] for each in of) for name in ("calls", "checks")]
+        alarms, worst = sum(len(each["alarms"]) for each in of), max((each["worst"] for each in of), default=0.0)
+        lines.append(f"{' '.join(key):40}{len(of):6}{total[0]:8}{total[1]:8}{alarms:8}{worst:10.1e}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--types", nargs="+", help="of these types alone")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    asked = parser.parse_args(arguments)
+    todo = [
+        (task, model_type, dtype)
+        for task in asked.tasks
+        for dtype in asked.dtypes
+        for model_type in asked.types or tiny.types_for(task)
+    ]
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        found = list(tqdm(pool.map(_of, todo), total=len(todo), disable=None))
+    print(table(found))
+    for each in found:
+        for alarm in each["alarms"]:
+            print(f"ALARM {each['task']} {each['type']} {each['dtype']}: {alarm}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return int(any(each["alarms"] for each in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
