@@ -19,10 +19,11 @@ from autopack.errors import Leak, LeakDetected
 from autopack.inspection import media, torches
 from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
+from autopack.runtime.checked import Checked
 from autopack.watching import alone, influence
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import Moved, replaced, replaced_together
-from autopack.watching.schedule import Checked, is_padded, shape_of
+from autopack.watching.schedule import is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()

@@ -59,7 +59,7 @@ SEAMS = (
         "enabling.enable:_refuse_what_leaks",
         skipped,
         "enabling/test_enable.py",
-        "TestFailures::test_an_audit_that_finds_a_leak",
+        "TestFailures::test_a_twin_that_leaks",
     ),
     seam(
         "enable: what is changed later is not noticed",
@@ -168,7 +168,7 @@ SEAMS = (
     ),
     seam(
         "checks: no call leaves what has been checked",
-        "watching.schedule:Checked.is_due",
+        "runtime.checked:Checked.is_due",
         returns(False),
         "watching/test_envelope.py",
         "test_a_call_that_goes_beyond_is_checked_itself[many documents]",

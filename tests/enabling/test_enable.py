@@ -151,7 +151,15 @@ def _leaky(model_type="llama"):
 class TestFailures:
     """An enable that fails leaves everything as it was, and says what it wanted."""
 
-    def test_an_audit_that_finds_a_leak(self):
+    def test_a_twin_that_leaks(self):
+        model = _leaky()
+        before = _state(model)
+        with refused("not-exact", match="audited it, and it is not exact: in mode .* logits are off by"):
+            autopack.enable(model)
+        assert _as_before(model, before)
+        assert not autopack.is_enabled(model)
+
+    def test_a_model_without_a_twin_that_leaks(self):
         model = _leaky("made_up")
         before = _state(model)
         refused_by_its_first_call(model)

@@ -62,7 +62,10 @@ WRAPS: dict[str, Wrap] = {
 
 def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     """By how a model is shared out: what proved it, and its error on packed rows, on this rank."""
-    return {name: _case(wrap, rank) for name, wrap in WRAPS.items()} | {"control": _control(rank)}
+    return {name: _case(wrap, rank) for name, wrap in WRAPS.items()} | {
+        "own layer": _with_an_own_layer(rank),
+        "control": _control(rank),
+    }
 
 
 def _case(wrap: Wrap, rank: int) -> tuple[str, float, int]:
@@ -84,13 +87,21 @@ def _case(wrap: Wrap, rank: int) -> tuple[str, float, int]:
     return source, error(found, expected), collectives() - before
 
 
-def _control(rank: int) -> str:
-    """All ranks together, with a layer that cannot be run by itself: the model is audited, and gathers its weights."""
+def _with_an_own_layer(rank: int) -> str:
+    """All ranks together, with a layer that the twin has none of: the model is not run all the same."""
     model = built()
     model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
     wrapped = _fsdp2(model)
+    with left_alone(wrapped):
+        return autopack.enable(wrapped).enabled.proof.source
+
+
+def _control(rank: int) -> str:
+    """All ranks together run the model, which gathers its weights."""
+    wrapped = _fsdp2(built())
     try:
-        with left_alone(wrapped):
-            return autopack.enable(wrapped).enabled.proof.source
+        with left_alone(wrapped), torch.no_grad():
+            wrapped(input_ids=token_ids())
     except Touched as touched:
         return str(touched)
+    return ""

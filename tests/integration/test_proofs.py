@@ -33,6 +33,10 @@ def test_one_rank_alone_proves_by_a_twin(name, results):
         assert collectives > 0 or name == "ddp"
 
 
-def test_an_audit_of_the_model_itself_is_seen(results):
+def test_a_layer_of_ones_own_is_no_reason_to_run_the_model(results):
+    assert [rank["own layer"] for rank in results] == ["part"] * proofs.WORLD
+
+
+def test_a_run_of_the_model_is_seen(results):
     for rank in results:
         assert rank["control"].startswith("modules ran") or "collectives" in rank["control"], rank["control"]
