@@ -97,7 +97,7 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
 def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     precisions, device = precisions_of(model, enabled)
     answer: _Answer | None = None
-    failure = ""
+    failure, raised = "", False
     for dtype in precisions:
         try:
             modes = None if answer is None else answer.unmeasured
@@ -105,7 +105,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
         except _AllRefused as refusal:
             return Proof(f"not, for all calls of its twin are refused: {refusal}", padded=str(refusal), source="twin")
         except _NoAnswer as error:
-            failure = str(error)
+            failure, raised = str(error), error.raised
             continue
         except NoTwin:
             if answer is None:
@@ -114,13 +114,21 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
         answer = found if answer is None else answer.with_rest_of(found)
         if not answer.unmeasured:
             break
+    if (
+        answer is None and raised and foreign is None
+    ):  # of code that is the library's own, and so what the model's would
+        return Proof(f"not, for {failure}", failure, failure, failure, source="twin")
     if answer is None:
         raise NoTwin(failure)
     return _read(answer, foreign, enabled.anatomy.causal)
 
 
 class _NoAnswer(Exception):
-    """A twin says nothing in one precision; the message says why."""
+    """A twin says nothing in one precision; the message says why, `raised` that its calls raise where stock runs."""
+
+    def __init__(self, message: str, raised: bool = False):
+        super().__init__(message)
+        self.raised = raised
 
 
 class _AllRefused(Exception):
@@ -188,7 +196,8 @@ def _asked(
         raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
     if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
-        raise _NoAnswer(f"its twin raised {failed}" if failed else "its twin gives what is no number")
+        said = f"its twin raised {failed}" if failed else "its twin gives what is no number"
+        raise _NoAnswer(said, raised=failed is not None)
     names = [result.name for result in refused] if is_own else []
     return _Answer(twin, part, outside, report, names, report.packed, report.labels, report.padded)
 

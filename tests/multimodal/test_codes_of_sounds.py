@@ -10,7 +10,6 @@ import torch
 import autopack
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -69,6 +68,6 @@ def test_codes_are_tokens():
 
 
 def test_the_auditor_has_no_codes_to_draw():
-    """Nothing measured the type under its name, so enabling it audits it, on tokens of two axes, and says so."""
+    """Its tokens have two axes, which packed calls of its twin raise at."""
     with refused("not-exact"):
         autopack.enable(built())
