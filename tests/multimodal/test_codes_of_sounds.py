@@ -10,6 +10,7 @@ import torch
 import autopack
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
