@@ -54,7 +54,17 @@ def build(kind, model_type):
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # grouped kernels know no float64
     randomize(model, 0)
-    return model.double().eval() if row_dependent_rotaries(model) else None
+    return model.double().eval() if row_dependent_rotaries(model) and runs(model.double().eval()) else None
+
+
+def runs(model):
+    """Whether stock runs it: PhiMoE wants more of its frequencies."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.arange(3, 7)[None], use_cache=False)
+    except KeyError:
+        return False
+    return True
 
 
 def scored(model, calls):
