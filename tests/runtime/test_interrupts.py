@@ -293,8 +293,8 @@ class TestRaisedBySomebody:
         model = Fails(copy.deepcopy(build().config)).double().eval()
         model.load_state_dict(build().state_dict())
         before = pictures(model)
-        with pytest.raises((kind, autopack.UnsupportedModel)):
-            autopack.enable(model)
+        with pytest.raises((kind, autopack.UnsupportedModel)), autopack.enable(model):
+            model(input_ids=IDS, position_ids=positions(LENGTHS))
         armed.clear()
         assert as_before(model, before)
         with autopack.enable(model):
