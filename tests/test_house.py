@@ -24,7 +24,7 @@ BOUNDS = {
     "statements": 23_026,
     "functions": 2_346,
     "modules": 212,
-    "lines over 110 characters": 1_434,
+    "lines over 110 characters": 1_435,
     "files over 400 lines": 0,
     "class names in two places": 14,
     "docstrings that begin with a question word": 99,
