@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.fields import Fields, chunks, fields_of, scale_of
@@ -30,6 +29,7 @@ from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope
 from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
+from autopack.watching.replaced import how_far, routes
 
 _TOLERANCE = {**TOLERANCE, torch.float64: 1e-5}
 """A good part of the models in float64 casts to float32 in code of its own."""
@@ -77,7 +77,7 @@ def of_packed(call: Call) -> Difference:
             compared.add(fields_of(packed), fields_of(alone), [[side], [whole]], [mine, every], number)
             if _has_a_loss_of_its_own(call):
                 compared.add_loss(call, side, number, alone)
-        return compared.worst(dtypes)
+        return compared.worst(dtypes, call.arguments, packed)
 
 
 def of_padded(call: Call) -> Difference:
@@ -97,7 +97,7 @@ def of_padded(call: Call) -> Difference:
         losses = loss_of(found), loss_of(wanted)
         if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
             compared.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
-        return compared.worst(dtypes)
+        return compared.worst(dtypes, arguments, found)
 
 
 def _refuse_exchanges(call: Call) -> None:
@@ -161,8 +161,11 @@ class _Compared:
         if found is not None and wanted is not None and bool(wanted.isfinite()):
             self.losses.append((_gap_of_losses(found, wanted), number))
 
-    def worst(self, dtypes: set[torch.dtype]) -> Difference:
-        """Return the part that differs the most, by its tolerance. Raises `CannotTell`."""
+    def worst(self, dtypes: set[torch.dtype], arguments: dict[str, Any], output: Any) -> Difference:
+        """Return the part that differs the most, by its tolerance, of the `output` of a run with these `arguments`.
+
+        Raises `CannotTell`, also if another run gives another output.
+        """
         tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
         of_losses = max(tolerance, *(LOSS_TOLERANCE.get(dtype, 1e-3) for dtype in dtypes), 1e-3)
         found = [Difference("loss", gap, of_losses, number) for gap, number in self.losses]
@@ -170,12 +173,18 @@ class _Compared:
             error = float(errors.max())
             # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
             error *= is_floating or float(errors.mean()) > _OTHER_CHOICES or len(errors) == 1
-            if error > tolerance and _routes(self._call.module) and float(errors.median()) <= _OTHER_EXPERTS:
+            if error > tolerance and routes(self._call.module) and float(errors.median()) <= _OTHER_EXPERTS:
                 raise CannotTell("rounding may have chosen other experts for some tokens")
             found.append(Difference(name, error, tolerance, number))
         if not found:
             raise CannotTell("no part of its output can be compared with what a document gets alone")
-        return max(found, key=lambda each: each.error / each.tolerance)
+        worst = max(found, key=lambda each: each.error / each.tolerance)
+        first = fields_of(output).get(worst.name)
+        if worst.error > worst.tolerance and first is not None:
+            again = self.runs.fields(arguments).get(worst.name)
+            if again is not None and how_far(worst.name, first, again).excess > 1:
+                raise CannotTell(f"{worst.name} is another one in each run")
+        return worst
 
 
 def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
@@ -236,11 +245,6 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
 def _gap_of_losses(found: torch.Tensor, alone: torch.Tensor) -> float:
     gap = (found - alone).abs().double() / max(1.0, float(alone.abs()))
     return float(gap.nan_to_num(math.inf, posinf=math.inf))
-
-
-def _routes(model: nn.Module) -> bool:
-    """Return True if tokens choose experts."""
-    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
 
 
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

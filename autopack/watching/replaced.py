@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.cases import tokens_named
@@ -72,8 +73,8 @@ def replaced(call: Call, turn: int, both: bool, share: float | None = None) -> M
         worst = found.worst()
         if worst.excess > 1:
             worst = found.beside_itself(worst)
-    if worst.excess > 1 and call.module.training:
-        # Experts may draw for the tokens that they get.
+    if worst.excess > 1 and call.module.training and (routes(call.module) or not call.model.is_checked_closely):
+        # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
         with unnoticed(call.module, call.model, checkpoints=True), _apart(call), drawn:
             found = _Replacing(call, turn, both)
             worst = found.worst()
@@ -153,6 +154,8 @@ class _Replacing:
         if first is None or second is None:
             return worst
         allowed = max(1.0, 8 * how_far(worst.name, first, second).excess)
+        if allowed == math.inf:
+            raise CannotTell(f"{worst.name} is another one in each run")
         return replace(worst, excess=worst.excess / allowed, tolerance=worst.tolerance * allowed)
 
     def origin(self, worst: Moved) -> str:
@@ -191,6 +194,11 @@ class _Replacing:
             if one is not None and two is not None and how_far(found.name, one, two).excess > 1:
                 return replace(found, document=int(number))
         return found
+
+
+def routes(model: nn.Module) -> bool:
+    """Return True if tokens choose experts."""
+    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
 
 
 def halves_of(count: int, turn: int) -> list[np.ndarray]:

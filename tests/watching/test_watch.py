@@ -200,3 +200,39 @@ def test_outputs_of_a_checked_call_stand_in_one_graph():
         assert type(output).__name__ == "CausalLMOutputWithPast"
         (gradient,) = torch.autograd.grad(output.loss, output.logits)
         assert gradient.abs().max() > 0
+
+
+class MixingDropout(torch.nn.Dropout):
+    """A dropout of the user's that hands tokens something of the one before, where it drops any."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states + 0.1 * states.roll(1, 1) if self.training and self.p else states
+
+
+def test_dropout_that_mixes_is_found():
+    """It is off in every twin and every document alone."""
+    model = build("llama").train()
+    layer = model.model.layers[0]
+    layer.mlp = torch.nn.Sequential(layer.mlp, MixingDropout(0.1))
+    with autopack.enable(model), refused("leak-detected", match="when other documents were replaced"):
+        model(**row(0))
+
+
+class Forgetful(torch.nn.Module):
+    """A layer that gives something else each time, by what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.times += 1
+        return states * (1 + self.times % 7)
+
+
+def test_what_is_another_one_in_each_run_is_no_leak():
+    model = build("llama").eval()
+    model.model.norm = torch.nn.Sequential(model.model.norm, Forgetful())
+    with autopack.enable(model) as handle, torch.no_grad():
+        model(**{name: value for name, value in row(0).items() if name != "labels"})
+        assert handle.checked.leaks == 0
