@@ -23,6 +23,7 @@ from tests.support.refusals import refused
 
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
 PADDING = Padding(REAL, torch.device("cpu"))
+INDEX = PADDING.index  # made here, and not by the first test, which may be in inference mode
 TOKENS, VOCABULARY = 5, 4
 
 
