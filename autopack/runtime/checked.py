@@ -47,20 +47,22 @@ class Checked:
         """Forget how far calls have been checked: the next one is checked whatever it is."""
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
-    def is_due(self, shape: Shape, trains: bool, closely: bool) -> bool:
-        """Count a call; return True if it is to be checked.
+    def goes_beyond(self, shape: Shape, closely: bool) -> bool:
+        """Return True if a call goes beyond those that were checked.
 
-        A call goes beyond those before if a size is twice as large; of code that is checked `closely`, if it is larger.
+        It does if a size is twice as large; of code that is checked `closely`, if it is larger.
         """
-        self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
-        if self.every and trains and self.trained % self.every == 0:
-            return True
         sizes, known = shape.sizes, self.sizes
         if not closely:
             sizes, known = tuple(map(int.bit_length, sizes)), tuple(map(int.bit_length, known))
-        grows = any(map(gt, sizes, known))
-        power = self.since & (self.since - 1) == 0
-        return grows or power or not shape.kinds <= self.kinds or self.leaks > 0
+        return any(map(gt, sizes, known)) or not shape.kinds <= self.kinds
+
+    def is_due(self, trains: bool) -> bool:
+        """Count a call; return True if it is to be checked whatever it is."""
+        self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
+        if self.every and trains and self.trained % self.every == 0:
+            return True
+        return self.since & (self.since - 1) == 0 or self.leaks > 0
 
     def grow(self, shape: Shape) -> None:
         """Remember a call that was checked, and in which no leak was found."""

@@ -51,10 +51,10 @@ class Difference:
     document: int
 
 
-def of_packed(call: Call) -> Difference:
+def of_packed(call: Call, losses: bool) -> Difference:
     """Return the largest difference of the last and the first document to what stock gives them alone.
 
-    Raises `CannotTell`.
+    With `losses` also that of their loss, for which the call runs with the labels of one document. Raises `CannotTell`.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or media.given(call.arguments):
@@ -75,7 +75,7 @@ def of_packed(call: Call) -> Difference:
             mine, every = np.arange(count_of([side])) == number, np.ones(1, dtype=bool)
             whole = Side(np.zeros((1, int((side.owner == number).sum())), dtype=int))
             compared.add(fields_of(packed), fields_of(alone), [[side], [whole]], [mine, every], number)
-            if _has_a_loss_of_its_own(call):
+            if losses and _has_a_loss_of_its_own(call):
                 compared.add_loss(call, side, number, alone)
         return compared.worst(dtypes, call.arguments, packed)
 

@@ -65,10 +65,11 @@ class Live:
             return self._check_together(call, packs=True)
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
-        due = self.checked.is_due(shape, call.module.training and torch.is_grad_enabled(), closely)
-        if not due and self._has_tried:  # other threads wait for the first check
+        beyond = self.checked.goes_beyond(shape, closely)
+        due = self.checked.is_due(call.module.training and torch.is_grad_enabled())
+        if self._has_tried and not (due or beyond):  # other threads wait for the first check
             return
-        leak = self._found(call, closely)
+        leak = self._found(call, closely, beyond)
         if leak is None:
             self.checked.grow(shape)
             return
@@ -102,11 +103,13 @@ class Live:
     def _passes_by(self, call: Call) -> bool:
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
-    def _found(self, call: Call, closely: bool) -> Leak | None:
+    def _found(self, call: Call, closely: bool, beyond: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
         padded, told = is_padded(call), False
         trains = call.module.training and torch.is_grad_enabled()
-        ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely), self._by_stock]
+        ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely)]
+        if closely or beyond or self.checked.every or not self.has_checked:
+            ways.append(partial(self._by_stock, losses=closely or not self.has_checked))
         by_gradients = bool(media.given(call.arguments)) or (closely and trains and not self._pulled)
         if closely and call.module.training and draws_by_itself(call.module):
             ways.append(partial(self._by_chance, both=closely))
@@ -158,9 +161,9 @@ class Live:
         numbers = (worst.relative, worst.tolerance, step)
         return Leak(call.name, worst.document, row, columns, worst.name, *numbers, than, worst.module)
 
-    def _by_stock(self, call: Call) -> Leak | None:
+    def _by_stock(self, call: Call, losses: bool) -> Leak | None:
         padded = is_padded(call)
-        found = alone.of_padded(call) if padded else alone.of_packed(call)
+        found = alone.of_padded(call) if padded else alone.of_packed(call, losses)
         self.checked.worst = max(self.checked.worst, found.error)
         if found.error <= found.tolerance:
             return None
