@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
+from autopack.auditing.cases import Case, PairCase
 from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError
 from autopack.inspection.heads import end_token, row_head
@@ -50,6 +53,8 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
     handle = report = None
     try:
         handle = autopack.enable(model, **enable)
+        if handle.enabled.proof.source == "checks":
+            _call_once(model, handle)
         report = autopack.audit(model, **audit)
     except AutopackError as error:
         return Outcome("refused", reason_of(error), None, handle)
@@ -65,6 +70,19 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
             status, reason = "crash" if failures else "LEAK", report.worst_case
     upstream = upstream_error(model, handle)
     return Outcome(*((status, reason) if upstream is None else ("upstream error", upstream)), report, handle)
+
+
+def _call_once(model: Any, handle: Any) -> None:
+    """Call a model with a padded batch of each kind, since nothing but checks of calls says what becomes of those."""
+    of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
+    case, trained = (PairCase if of_pair else Case)(model, _LENGTHS, 0), model.training
+    read, handle.enabled.padding_read = handle.enabled.padding_read, None
+    options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
+    for trains, side in itertools.product((False, True), ("right", "left")):
+        with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
+            model.train(trains)(**case.padded(side), **options)
+    handle.enabled.padding_read = read
+    model.train(trained)
 
 
 def upstream_error(model: Any, handle: Any = None) -> str | None:

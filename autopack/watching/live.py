@@ -57,7 +57,7 @@ class Live:
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
 
-        Raises `LeakDetected`. If the first padded batch differs from stock's, `proof.padded` says so from then on.
+        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's, `proof.padded` says so.
         """
         if self._passes_by(call) or call.model.groups:
             return
@@ -74,7 +74,7 @@ class Live:
             self.checked.grow(shape)
             return
         self.checked.leaks += 1
-        if is_padded(call) and not self._padded:
+        if is_padded(call) and (beyond or not self._padded):  # none of its kind has run without its padding
             reason = f"it was not exact without its padding when its first batch was checked: {leak}"
             call.model.proof = replace(call.model.proof, padded=reason)
             logger.warning("padded batches of %s stay as they come: %s", call.name, leak)

@@ -30,6 +30,8 @@ def shape_of(call: Call, closely: bool) -> Shape:
     inputs = call.inputs
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
+    if is_padded(call):
+        kinds.add(("padding on the right", _is_on_the_right(call)))
     if inputs is not None:
         weight = next(call.module.parameters(), None)
         lowered = torches.autocast_dtype(inputs.device.type)
@@ -49,6 +51,13 @@ def is_padded(call: Call) -> bool:
         pair = call.find_pair() if call.one_sided_layout() is None else None
         return call.one_sided_layout() is None and (pair is None or not pair.packs)
     return call.declared.layout is None
+
+
+def _is_on_the_right(call: Call) -> bool:
+    if isinstance(call, PairCall):
+        pair = call.find_pair()
+        return pair is None or all(half.places.on_the_right for half in pair.halves)
+    return call.declared.real is None or call.padding.on_the_right
 
 
 def _sizes_of(call: Call) -> tuple[int, int, int, int]:

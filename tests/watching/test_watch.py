@@ -39,7 +39,7 @@ def forget_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("form", [row, padded])
-@pytest.mark.parametrize(("every", "plant"), [(1, shift_boundaries), (4, shift_boundaries), (2, forget_boundaries)])
+@pytest.mark.parametrize(("every", "plant"), [(4, shift_boundaries), (2, forget_boundaries)])
 def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise, every, plant):
     model = build("llama")
     if noise:
