@@ -114,9 +114,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
         answer = found if answer is None else answer.with_rest_of(found)
         if not answer.unmeasured:
             break
-    if (
-        answer is None and raised and foreign is None
-    ):  # of code that is the library's own, and so what the model's would
+    if answer is None and raised and foreign is None:  # calls of the model would raise too
         return Proof(f"not, for {failure}", failure, failure, failure, source="twin")
     if answer is None:
         raise NoTwin(failure)

@@ -54,15 +54,17 @@ def build(kind, model_type):
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # grouped kernels know no float64
     randomize(model, 0)
-    return model.double().eval() if row_dependent_rotaries(model) and runs(model.double().eval()) else None
+    return (
+        model.double().eval() if row_dependent_rotaries(model) and runs(copy.deepcopy(model).double().eval()) else None
+    )
 
 
 def runs(model):
-    """Whether stock runs it: PhiMoE wants more of its frequencies."""
+    """Whether stock runs it: PhiMoE wants more of its frequencies, some types have several widths of them."""
     try:
         with torch.no_grad():
             model(input_ids=torch.arange(3, 7)[None], use_cache=False)
-    except KeyError:
+    except (KeyError, RuntimeError):
         return False
     return True
 
