@@ -30,6 +30,7 @@ from autopack.runtime import scope
 from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
 from autopack.watching.replaced import how_far, routes
+from autopack.watching.schedule import is_padded
 
 _TOLERANCE = {**TOLERANCE, torch.float64: 1e-5}
 """A good part of the models in float64 casts to float32 in code of its own."""
@@ -56,47 +57,84 @@ def of_packed(call: Call, losses: bool) -> Difference:
 
     With `losses` also that of their loss, for which the call runs with the labels of one document. Raises `CannotTell`.
     """
+    side = _side_of_packed(call)
+    with unnoticed(call.module, call.model), precisions() as dtypes:
+        compared = _Compared(call)
+        packed = compared.runs(call.arguments)
+        for number in _last_and_first(side):
+            before = state_of(call.module)
+            alone = compared.stock(_cut(call, side, number))
+            if state_of(call.module) != before:
+                raise CannotTell("its forward draws random numbers that autopack cannot switch off")
+            compared.add_document(packed, alone, side, number)
+            if losses and _has_a_loss_of_its_own(call):
+                compared.add_loss(call, side, number, alone)
+        return compared.worst(dtypes, call.arguments, packed)
+
+
+def of_ranks(call: Call, packs: bool) -> Difference:
+    """Do the same on a rank that gathers parameters together with others, in three runs. Raises `CannotTell`.
+
+    A rank whose call cannot be compared, or does not pack, runs it once as it came and twice as stock.
+    """
+    padded, side, reason = is_padded(call), None, None
+    todo: list[tuple[int, dict[str, Any]]] = [(0, call.arguments)] * 2
+    try:
+        if not packs:
+            raise CannotTell("the call packed nothing")
+        if padded:
+            _refuse_padded(call)
+            todo = [(0, _without_labels_behind_padding(call))] * 2
+        else:
+            side = _side_of_packed(call)
+            todo = [(number, _cut(call, side, number)) for number in (count_of([side]) - 1, 0)]
+    except CannotTell as found:
+        reason = found
+    with unnoticed(call.module, call.model), precisions() as dtypes:
+        compared = _Compared(call)
+        output = compared.runs(todo[0][1] if padded else call.arguments)
+        for number, arguments in todo:
+            wanted = compared.stock(arguments)
+            if reason is None and side is not None:
+                compared.add_document(output, wanted, side, number)
+            elif reason is None:
+                compared.add_batch(output, wanted)
+    if reason is not None:
+        raise reason
+    return compared.worst(dtypes)
+
+
+def _side_of_packed(call: Call) -> Side:
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or media.given(call.arguments):
         raise CannotTell("it is no plain call of packed rows")
     _refuse_exchanges(call)
     if call.entry.uses_positions and not _counts_from_the_first(call, layout):
         raise CannotTell("its documents have positions of their own")
-    side = sides_of(call)[0]
-    with unnoticed(call.module, call.model), precisions() as dtypes:
-        compared = _Compared(call)
-        packed = compared.runs(call.arguments)
-        for number in dict.fromkeys((count_of([side]) - 1, 0)):
-            one = _cut(call, side, number)
-            before = state_of(call.module)
-            alone = compared.stock(one)
-            if state_of(call.module) != before:
-                raise CannotTell("its forward draws random numbers that autopack cannot switch off")
-            mine, every = np.arange(count_of([side])) == number, np.ones(1, dtype=bool)
-            whole = Side(np.zeros((1, int((side.owner == number).sum())), dtype=int))
-            compared.add(fields_of(packed), fields_of(alone), [[side], [whole]], [mine, every], number)
-            if losses and _has_a_loss_of_its_own(call):
-                compared.add_loss(call, side, number, alone)
-        return compared.worst(dtypes, call.arguments, packed)
+    return sides_of(call)[0]
 
 
-def of_padded(call: Call) -> Difference:
-    """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
+def _last_and_first(side: Side) -> list[int]:
+    return list(dict.fromkeys((count_of([side]) - 1, 0)))
+
+
+def _refuse_padded(call: Call) -> None:
     if call.model.traits.counts_images and media.given(call.arguments):
         raise CannotTell("stock numbers its images by rows")
     _refuse_exchanges(call)
     if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
         raise CannotTell("what stock gives depends on where padding stands")
-    sides = sides_of(call)
-    everybody = np.ones(count_of(sides), dtype=bool)
+    sides_of(call)
+
+
+def of_padded(call: Call) -> Difference:
+    """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
+    _refuse_padded(call)
     arguments = _without_labels_behind_padding(call)
     with unnoticed(call.module, call.model), precisions() as dtypes:
         compared = _Compared(call)
         found, wanted = compared.runs(arguments), compared.stock(arguments)
-        compared.add(fields_of(found), fields_of(wanted), [sides, sides], [everybody, everybody], 0, whole=True)
-        losses = loss_of(found), loss_of(wanted)
-        if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
-            compared.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
+        compared.add_batch(found, wanted)
         return compared.worst(dtypes, arguments, found)
 
 
@@ -131,6 +169,21 @@ class _Compared:
             except Exception:  # of a row without its padding some types make no cache
                 return self.runs({**arguments, "use_cache": False})
 
+    def add_document(self, packed: Any, alone: Any, side: Side, number: int) -> None:
+        """Compare what a document has in a packed output with what it has alone."""
+        mine, every = np.arange(count_of([side])) == number, np.ones(1, dtype=bool)
+        whole = Side(np.zeros((1, int((side.owner == number).sum())), dtype=int))
+        self.add(fields_of(packed), fields_of(alone), [[side], [whole]], [mine, every], number)
+
+    def add_batch(self, found: Any, wanted: Any) -> None:
+        """Compare all of a padded batch in two outputs."""
+        sides = sides_of(self._call)
+        everybody = np.ones(count_of(sides), dtype=bool)
+        self.add(fields_of(found), fields_of(wanted), [sides, sides], [everybody, everybody], 0, whole=True)
+        losses = loss_of(found), loss_of(wanted)
+        if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
+            self.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
+
     def add(
         self,
         found: Fields,
@@ -161,10 +214,12 @@ class _Compared:
         if found is not None and wanted is not None and bool(wanted.isfinite()):
             self.losses.append((_gap_of_losses(found, wanted), number))
 
-    def worst(self, dtypes: set[torch.dtype], arguments: dict[str, Any], output: Any) -> Difference:
-        """Return the part that differs the most, by its tolerance, of the `output` of a run with these `arguments`.
+    def worst(
+        self, dtypes: set[torch.dtype], arguments: dict[str, Any] | None = None, output: Any = None
+    ) -> Difference:
+        """Return the part that differs the most, by its tolerance. Raises `CannotTell`.
 
-        Raises `CannotTell`, also if another run gives another output.
+        Also if another run with the `arguments` of an `output` gives another one; ranks make no run more.
         """
         tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
         of_losses = max(tolerance, *(LOSS_TOLERANCE.get(dtype, 1e-3) for dtype in dtypes), 1e-3)
@@ -179,8 +234,8 @@ class _Compared:
         if not found:
             raise CannotTell("no part of its output can be compared with what a document gets alone")
         worst = max(found, key=lambda each: each.error / each.tolerance)
-        first = fields_of(output).get(worst.name)
-        if worst.error > worst.tolerance and first is not None:
+        first = None if arguments is None else fields_of(output).get(worst.name)
+        if arguments is not None and worst.error > worst.tolerance and first is not None:
             again = self.runs.fields(arguments).get(worst.name)
             if again is not None and how_far(worst.name, first, again).excess > 1:
                 raise CannotTell(f"{worst.name} is another one in each run")

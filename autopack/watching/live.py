@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,10 @@ from torch._subclasses import FakeTensor
 
 from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
-from autopack.errors import Leak, LeakDetected
+from autopack.errors import Leak, LeakDetected, UnsupportedModel
 from autopack.inspection import media, torches
+from autopack.inspection.code_origin import whose
+from autopack.inspection.put_on import is_foreign_hook
 from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.checked import Checked
@@ -59,8 +61,10 @@ class Live:
 
         Raises `LeakDetected`. If the first padded batch of a kind differs from stock's, `proof.padded` says so.
         """
-        if self._passes_by(call) or call.model.groups:
+        if self._passes_by(call):
             return
+        if call.model.groups:
+            return _refuse_backward_hooks(call)
         if call.part is not None:
             return self._check_together(call, packs=True)
         closely = call.model.is_checked_closely
@@ -162,13 +166,14 @@ class Live:
         return Leak(call.name, worst.document, row, columns, worst.name, *numbers, than, worst.module)
 
     def _by_stock(self, call: Call, losses: bool) -> Leak | None:
-        padded = is_padded(call)
-        found = alone.of_padded(call) if padded else alone.of_packed(call, losses)
+        return self._beside_stock(call, alone.of_padded(call) if is_padded(call) else alone.of_packed(call, losses))
+
+    def _beside_stock(self, call: Call, found: alone.Difference) -> Leak | None:
         self.checked.worst = max(self.checked.worst, found.error)
         if found.error <= found.tolerance:
             return None
         row, columns = sides_of(call)[0].place_of(found.document)
-        than = "than in its padded batch" if padded else "than it gets alone"
+        than = "than in its padded batch" if is_padded(call) else "than it gets alone"
         numbers = (found.error, found.tolerance, self.checked.calls)
         return Leak(call.name, found.document, row, columns, found.name, *numbers, than)
 
@@ -177,15 +182,34 @@ class Live:
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         turn = self.checked.calls.bit_length()  # the same on all ranks
+        leak, told = None, False
         with _checking():
             try:
                 worst = replaced_together(call, turn, packs)
+                leak, told = self._leak_of(call, worst) if worst.excess > 1 else None, True
             except CannotTell as reason:
                 if packs:
                     self._skip(call, str(reason), call.model.is_checked_closely)
-                return None
-        self.checked.checks += 1
-        return self._leak_of(call, worst) if worst.excess > 1 else None
+            if call.model.groups:
+                with suppress(CannotTell):  # of a call that replacement alone can tell of
+                    leak, told = self._beside_stock(call, alone.of_ranks(call, packs)) or leak, True
+        self.checked.checks += told
+        return leak
+
+
+def _refuse_backward_hooks(call: Call) -> None:
+    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may change gradients."""
+    if not call.model.is_checked_closely or is_padded(call):
+        return
+    for name, module in call.module.named_modules():
+        held = (*module._backward_hooks.values(), *module._backward_pre_hooks.values())
+        hook = next((hook for hook in held if is_foreign_hook(hook)), None)
+        if hook is not None:
+            raise UnsupportedModel(
+                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its parameters, so its "
+                f"gradients cannot be checked. Take it off, or run the documents one per row.",
+                code="not-exact",
+            )
 
 
 @contextmanager
