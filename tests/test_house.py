@@ -20,9 +20,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 265_030,
-    "statements": 23_046,
-    "functions": 2_348,
+    "tokens": 265_600,
+    "statements": 23_102,
+    "functions": 2_356,
     "modules": 212,
     "lines over 110 characters": 1_437,
     "files over 400 lines": 0,

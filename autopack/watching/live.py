@@ -192,7 +192,8 @@ class Live:
                     self._skip(call, str(reason), call.model.is_checked_closely)
             if call.model.groups:
                 with suppress(CannotTell):  # of a call that replacement alone can tell of
-                    leak, told = self._beside_stock(call, alone.of_ranks(call, packs)) or leak, True
+                    beside = self._beside_stock(call, alone.of_ranks(call, packs))
+                    leak, told = leak or beside, True
         self.checked.checks += told
         return leak
 
