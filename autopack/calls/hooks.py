@@ -216,7 +216,7 @@ def _enter(
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(model)
         if (mode := process.foreign_mode()) is not None:
-            model.runs_other_code, model.is_checked_closely, model.unknown_code = True, True, mode
+            model.is_checked_closely, model.unknown_code = True, mode
     return _open(_chosen(call), hook, args)
 
 

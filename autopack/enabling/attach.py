@@ -20,8 +20,8 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
+from autopack.inspection.code import ModelCode
 from autopack.inspection.modules import Anatomy
-from autopack.inspection.provenance import Provenance
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
@@ -51,7 +51,7 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
 
 def attach(
     model: PreTrainedModel, enabled: EnabledModel, family: Family, ask: Callable[[int], bool | None] | None = None
-) -> Provenance:
+) -> ModelCode:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
     What is marked and hooked already is brought up to date. Returns whose code the model runs. `ask` says of an entry
@@ -59,7 +59,7 @@ def attach(
     asked where it does not know, or there is none.
     """
     anatomy = enabled.anatomy
-    code = Provenance(model, enabled.implementations())
+    code = ModelCode(model, enabled.implementations())
     foreign = [code.around(module) for module in anatomy.entries]
     across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
     to_images: list[nn.Module] = []

@@ -31,8 +31,9 @@ from autopack.enabling.reading import (
 )
 from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.changes import Watch
+from autopack.inspection.code import ModelCode
 from autopack.inspection.code_origin import is_own, passes_on
+from autopack.inspection.fingerprint import Fingerprint
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.proving import kept
 from autopack.proving import twin as twins
@@ -47,20 +48,18 @@ _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
     """What a twin of a model says of it. Raises `NoTwin` where it says nothing.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for another one.
-    `foreign` says what of the code is somebody else's. Where nothing is, the answer is kept for the next model of the
-    kind in this process.
+    Where its `code` is all of libraries, the answer is kept for the next model of the kind in this process.
     """
-    key, options = None, enabled.options
+    options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin("its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed")
-    if foreign is None and precisions_of(model, enabled)[1] == "cpu":
-        asked = (options.backend, options.unpad, enabled.implementations())
-        key = kept.key_of(model, "proof", *asked)
-    proof = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, foreign)))
+    kind = kept.key_of(model, code) if precisions_of(model, enabled)[1] == "cpu" else None
+    asked = options.backend, options.unpad, enabled.implementations()
+    proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
     # A twin is asked of text: labels that the family takes beside images alone have no answer there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
     return replace(proof, labels=None) if beside_images else proof
@@ -246,7 +245,7 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
             raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
         code = attach(model, enabled, family)
         enabled.proof = Proof("of a twin")
-        enabled.watch = Watch(model, code, enabled.anatomy.configs)
+        enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
         with enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
             yield enabled
     finally:

@@ -174,7 +174,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
             "faster than batches of documents of like lengths."
-            if enabled.runs_other_code or not enabled.traits.heeds_masks
+            if enabled.is_checked_closely or not enabled.traits.heeds_masks
             else "autopack runs %s on its documents as the rows of a padded batch: %s. It is exact, and no faster than "
             "padded batches.",
             type(base).__name__,

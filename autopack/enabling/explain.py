@@ -125,7 +125,7 @@ def _entry_of(module: nn.Module) -> Entry:
 
 def _notes(model: EnabledModel, packs: bool) -> list[str]:
     found = []
-    change = None if model.watch is None else model.watch.changed()
+    change = None if model.fingerprint is None else model.fingerprint.changed()
     if change is not None:
         found.append(f"Before that it is looked at anew, since it has changed: {change}")
     return found

@@ -20,8 +20,9 @@ from autopack.enabling.reading import callable_part, why_padding_is_unknown
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
-from autopack.inspection.changes import Watch
-from autopack.inspection.provenance import Provenance
+from autopack.inspection.code import ModelCode
+from autopack.inspection.fingerprint import Fingerprint
+from autopack.proving import kept
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import MARK
@@ -36,8 +37,8 @@ def renew(enabled: EnabledModel) -> None:
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
     # Hooks are not put on twins, and people put them on one rank alone.
-    known = enabled.by_twin if enabled.watch is not None and enabled.watch.only_hooks() else None
-    enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
+    known = enabled.by_twin if enabled.fingerprint is not None and enabled.fingerprint.only_hooks() else None
+    enabled.fingerprint = None  # until it is settled: after an interrupt the next call looks at it again
     if enabled.live is not None:
         enabled.live.begin_anew()
     try:
@@ -69,20 +70,19 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, known:
         # Of labels nothing is known either until it is proven.
         code = attach(model, enabled, family, partial(first_label_counts_in_twin, model))
         verify = enabled.options.verify
-        enabled.runs_other_code = code.runs_other_code and bool(verify)
-        enabled.unknown_code = code.unknown
+        enabled.kind = kept.key_of(model, code)
         enabled.by_twin = known or _proof(model, enabled, code)
         enabled.proof = _seen(enabled.by_twin, code) if verify else enabled.by_twin
-        enabled.is_checked_closely = bool(verify) and (
-            code.runs_other_code or bool(code.foreign) or code.hook is not None or enabled.proof.source == "checks"
-        )
+        is_whole = enabled.proof.source in ("twin", "")
+        enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
+        enabled.is_checked_closely = bool(verify) and (bool(code.foreign) or code.hook is not None or not is_whole)
         if verify == "strict" and enabled.proof.source != "twin":
             enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
         _say_what_is_left_out(model, enabled)
-        enabled.watch = Watch(model, code, enabled.anatomy.configs, enabled.changes)
+        enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs, enabled.changes)
 
 
-def _seen(proof: Proof, code: Provenance) -> Proof:
+def _seen(proof: Proof, code: ModelCode) -> Proof:
     """Return the proof of a model with somebody looking inside, at rows and columns: padded batches keep theirs."""
     if code.onlooker is None or proof.padded is not None:
         return proof
@@ -101,12 +101,12 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
         )
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> Proof:
+def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
     try:
-        return proof_by_twin(model, enabled, foreign)
+        return proof_by_twin(model, enabled, code)
     except NoTwin as error:
         because = f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
     if enabled.options.verify == "strict":
@@ -116,9 +116,10 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> P
     if tested is not model:
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
         unasked = why_padding_is_unknown(model, tested)
-        if not Provenance(tested).foreign:
+        of_part = ModelCode(tested)
+        if not of_part.foreign:
             with contextlib.suppress(NoTwin):
-                found = proof_by_twin(tested, enabled, None)
+                found = proof_by_twin(tested, enabled, of_part)
                 how = f"{found.how}, for the {type(tested).__name__} in it ({because})"
                 return replace(found, how=how, padded=unasked or found.padded, source="part")
     if because not in enabled.logged:

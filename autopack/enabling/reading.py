@@ -12,9 +12,9 @@ from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.cases import empty_images
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
+from autopack.inspection.code import ModelCode
 from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, entries, takes_tokens
-from autopack.inspection.provenance import Provenance
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 
@@ -52,7 +52,7 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
     """
     if tested is model:
         return None
-    own = _is_of_choices(model) and Provenance(model).around(model) is None
+    own = _is_of_choices(model) and ModelCode(model).around(model) is None
     if own and any(tested is inner for inner in entries(model)[1:2]):
         summaries = {vars(module).get("summary_type", "first") for module in model.modules()}
         return None if summaries == {"first"} else "its head reads others than the first token of a choice"
@@ -77,7 +77,7 @@ def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> 
     inner = entries(model)[1:2]
     if causal or not inner or not report.runs_without_padding:
         return False
-    code = Provenance(inner[0])
+    code = ModelCode(inner[0])
     return not code.foreign and code.hook is None
 
 

@@ -16,8 +16,7 @@ from autopack.auditing.left_as_found import left_as_found
 from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
-from autopack.inspection.code_origin import whose
-from autopack.inspection.followed import is_of_library
+from autopack.inspection.code_origin import is_of_library, whose
 from autopack.inspection.put_on import hooks_of, is_foreign_hook
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
@@ -304,11 +303,8 @@ def _why_not(
         except NoTwin as error:
             return f"no twin of it tells whether it gives the same: {error}"
 
-    key = None
-    hooked = any(is_foreign_hook(hook) for module in model.modules() for hook in hooks_of(module).values())
-    if not enabled.runs_other_code and not hooked:
-        key = kept.key_of(model, about, enabled.options.backend, enabled.implementations())
-    return kept.answered(key, answer)
+    asked = about, enabled.options.backend, enabled.implementations()
+    return kept.answered(enabled.kind and (enabled.kind, asked), answer)
 
 
 def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refuse) -> str | None:

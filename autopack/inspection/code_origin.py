@@ -1,9 +1,7 @@
-"""The origin of a model's code: transformers' own, where transformers puts it, or third-party.
+"""The origin of a class or a function: a library that autopack knows, or third-party.
 
-No name is trusted. A class is transformers' own if its module of transformers holds that very
-object. A function is if its code was compiled from a file of transformers (or of torch), it stands
-where it was defined, and all that it calls in its module is transformers' own too. Functions on
-instances (forwards, hooks, losses) are judged alike.
+No name is trusted. A class is a library's if a module of the library holds that very object. A
+function is if its code was compiled from a file of the library.
 """
 
 from __future__ import annotations
@@ -14,22 +12,23 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
-
-from autopack.inspection.source import names_in
 
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 MODELING, TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
-_INTEGRATED = ("peft", "accelerate")
-"""Packages whose code `autopack.integrations` knows, where they are installed and imported."""
+_INTEGRATED = ("peft", "accelerate", "deepspeed", "wandb")
+"""Packages whose functions and hooks keep documents apart.
+
+`autopack.integrations` knows the first two, where they are installed and imported. DeepSpeed
+gathers parameters and counts time, and wandb records.
+"""
 _KERNELS = ("flash_attn", "flash_attn_interface")
 """Packages that `transformers.modeling_flash_attention_utils` takes its kernels from."""
 
@@ -39,7 +38,6 @@ _TOKEN_WISE: tuple[type, ...] = (
 )
 """Modules of torch that treat every token alike, or only hold other modules."""
 _OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
-_WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
 PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
 PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
 PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
@@ -192,6 +190,15 @@ def whose(function: Any) -> str:
 # --- Classes
 
 
+def is_of_library(value: Any) -> bool:
+    """Return True if a module or class is from a known library or Python itself."""
+    if isinstance(value, type) and not found_by_name(value):
+        return is_made_in_c(value)
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    file = file_of(name)
+    return name in sys.builtin_module_names or (file is not None and is_own_file(file))
+
+
 def located(cls: type) -> bool:
     """Return True if a module of a known library holds this very class under its name."""
     path = file_of(cls.__module__)
@@ -216,11 +223,6 @@ def is_made_in_c(cls: type) -> bool:
     return cls.__module__ == "functools" and found_by_name(cls)
 
 
-def located_class(module: nn.Module) -> Any:
-    """Return a module's class without run-time subclasses by libraries (FSDP, parametrizations)."""
-    return next((cls for cls in type(module).__mro__ if located(cls)), None)
-
-
 def is_of(cls: type, package: str) -> bool:
     """Return True if an installed package holds this very class under its name."""
     return _is_in(file_of(cls.__module__) or "", package) and found_by_name(cls)
@@ -233,41 +235,3 @@ def is_token_wise(cls: type) -> bool:
 
 def _is_activation(cls: type) -> bool:
     return cls.__module__ == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
-
-
-def out_of_place(cls: Any, above: Any) -> str | None:
-    """Return the reason, in one clause, why a module of class `cls` is not the one that the class
-    of transformers above it makes; None if it is."""
-    if cls is None:
-        return "its class is not transformers' own"
-    name = cls.__module__
-    if name.startswith("torch.") and not name.startswith(_WRAPPERS):
-        if issubclass(cls, _TOKEN_WISE) or _is_activation(cls) or cls.__name__ in _named_by_constructors(above):
-            return None
-        return f"a {cls.__name__} that {above.__name__} does not make"
-    if not name.startswith("transformers.models."):
-        return None
-    namespace = vars(sys.modules[above.__module__])
-    if namespace.get(cls.__name__) is cls:
-        return None
-    if issubclass(cls, PreTrainedModel) and any(_is_auto(namespace.get(n)) for n in _named_by_constructors(above)):
-        return None
-    return f"a {cls.__name__}, which {above.__name__} does not make"
-
-
-def constructors(cls: type) -> Iterator[FunctionType]:
-    """Yield the constructors of a class and of its bases, without what wraps them."""
-    for base in cls.__mro__:
-        inner = innermost(vars(base)["__init__"]) if "__init__" in vars(base) else None
-        if isinstance(inner, FunctionType):
-            yield inner
-
-
-def _named_by_constructors(cls: type) -> set[str]:
-    return {name for constructor in constructors(cls) for name in names_in(constructor.__code__)}
-
-
-def _is_auto(value: Any) -> bool:
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
-
-    return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)

@@ -11,7 +11,6 @@ import argparse
 import builtins
 import functools
 import operator
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -25,12 +24,10 @@ from torch import nn
 from autopack.inspection.code_origin import (
     PLAIN,
     Place,
-    file_of,
-    found_by_name,
     is_made_in_c,
     is_of_autopack,
+    is_of_library,
     is_own_file,
-    is_standard,
     layers,
     original,
 )
@@ -218,12 +215,3 @@ class Followed:
     def _note_value(self, owner: Any, name: Any, read: Callable[[], Any]) -> None:
         key = id(owner.owner if isinstance(owner, _Attribute) else owner), str(name)
         self.values.append((key, read, read()))
-
-
-def is_of_library(value: Any) -> bool:
-    """Return True if a module or class is from a known library or the standard library."""
-    if isinstance(value, type) and not found_by_name(value):
-        return is_made_in_c(value)
-    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    file = file_of(name)
-    return name in sys.builtin_module_names or (file is not None and (is_own_file(file) or is_standard(file)))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autopack.inspection.code_origin import TORCH, file_of, is_from, is_made_in_c, is_own, is_own_file, original, whose
+from autopack.inspection.code_origin import TORCH, file_of, is_made_in_c, is_own, is_own_file, original, whose
 
 _SPACES: dict[str, Any] = {
     "torch": torch,
@@ -44,8 +44,6 @@ _NEVER = {
 Packages replace these for the whole process (Lightning `torch.compile`, engines the making of
 modules).
 """
-_SAME = {("torch.nn.functional", "linear"): ("deepspeed", "runtime", "zero", "linear.py")}
-"""Engines' functions with torch's own results: ZeRO-3's layer keeps no weight for its backward."""
 
 
 class Process:
@@ -90,8 +88,6 @@ def _foreign(words: frozenset[str]) -> Iterator[str]:
             # Nearly all are torch's, and are left at once.
             kind = type(value)
             if kind in _IN_C or (kind is FunctionType and value.__code__.co_filename.startswith(TORCH)):
-                continue
-            if (name, key) in _SAME and is_from(value, _SAME[name, key]):
                 continue
             if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, words):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autopack.inspection.code_origin import is_own
-from autopack.inspection.followed import Followed, is_of_library
+from autopack.inspection.code_origin import is_of_library, is_own
+from autopack.inspection.followed import Followed
 from autopack.inspection.put_on import functions_on, hooks_of
 from autopack.inspection.source import class_of
 

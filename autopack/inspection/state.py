@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.inspection.code_origin import is_own_file, layers
-from autopack.inspection.put_on import hooks_of, is_foreign_hook, why_foreign_forward
+from autopack.inspection.code_origin import is_own, is_own_file, layers
+from autopack.inspection.put_on import functions_on, hooks_of, is_foreign_hook
 from autopack.inspection.source import class_of, names_in
 
 _HOLDERS = (torch.Tensor, list, dict, set, deque)
@@ -108,7 +108,7 @@ def _copied(value: Any) -> Any:
 
 def _attributes_of(module: nn.Module) -> list[str]:
     """Return the names of a module's buffers, and of attributes that third-party code may write."""
-    if type(module).__module__.startswith("transformers.") and why_foreign_forward(module) is None:
+    if type(module).__module__.startswith("transformers.") and all(is_own(each) for *_, each in functions_on(module)):
         return []
     stored, read = _names(class_of(module))
     held = vars(module)

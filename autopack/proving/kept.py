@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from autopack import registry
+from autopack.inspection.code import ModelCode
 from autopack.proving.twin import Kinds
 
 T = TypeVar("T")
@@ -18,19 +19,22 @@ _NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transforme
 _answers: dict[Hashable, Any] = {}
 
 
-def key_of(model: PreTrainedModel, *asked: Any) -> Hashable:
-    """Return the key of an answer about a model's twin; None if the answer is not to be kept.
+def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
+    """Return the key of what twins say of models like this one; None if that is not to be kept.
 
-    Equal keys mean equal configurations, field by field, modules, objects on them, families, and
-    questions `asked`.
+    Equal keys mean equal configurations, field by field, modules, objects on them, functions of
+    their classes, and families.
     """
+    if code.foreign:
+        return None
     kinds = Kinds(model).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
     values = [*losses, *(value for _, _, attributes in kinds.values() for _, value in attributes)]
     if any(map(_is_made_anew, values)):
         return None
     served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
-    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), served, repr(asked)
+    functions = tuple(value for _, _, value in code.places)
+    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, served
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> T:
@@ -50,7 +54,7 @@ def forget() -> None:
 
 def _is_made_anew(value: Any) -> bool:
     """Return True for functions that no module holds by their name, such as closures."""
-    plain = value is None or isinstance(value, (bool, str, type))
+    plain = value is None or isinstance(value, (bool, str, type, tuple))
     return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
 
 

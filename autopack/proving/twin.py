@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -298,6 +299,8 @@ def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tupl
             yield name, _written(original(value))
         elif isinstance(value, MethodType):
             yield name, _written(original(value.__func__))
+        elif isinstance(value, partial):
+            yield name, (original(value.func), repr((value.args, value.keywords)))
         elif type(value) is torch.Tensor:  # the weight that a norm of torch makes before each call, for one
             yield name, "a tensor"
         else:  # what came from JSON is a list where the class's own default is a tuple

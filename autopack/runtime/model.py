@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from autopack.errors import OutsideForward
 from autopack.family import Family
-from autopack.inspection.changes import Watch
+from autopack.inspection.fingerprint import Fingerprint
 from autopack.inspection.modules import Anatomy, configs_of
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
@@ -252,7 +252,7 @@ class EnabledModel:
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
         self.proof = Proof("not yet")  # what is known of its code
         self.by_twin: Proof | None = None  # the same without what hooks on it have a part in
-        self.watch: Watch | None = None
+        self.fingerprint: Fingerprint | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, str]] = Counter()
         """How often each value that third-party code reads has changed."""
@@ -261,11 +261,11 @@ class EnabledModel:
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
-        self.runs_other_code = False
-        """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.is_checked_closely = False
         """Whether third-party code takes part, hooks included, or no twin proves it."""
-        self.unknown_code: str | None = None  # the first part of it that no library known here has written, in words
+        self.unknown_code: str | None = None  # the first part of it that no twin proves or no library has written
+        self.kind: Hashable | None = None
+        """Key of what twins say of models like it; None for one whose third-party code has no such key."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self.prefixes_proven_by: Callable[[Any, EnabledModel], str | None] | None = None
@@ -287,20 +287,19 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None, "logged": set()}
+        of_process = {"fingerprint": None, "fed_by": None, "groups": (), "kind": None, "_settler": None}
+        return {**self.__dict__, **of_process, "logged": set()}
 
     def follow_code(self) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
-        if self._is_stale():
+        found = self.fingerprint
+        if found is None or found.changed() is not None:
             self._renew_if(self._is_stale)
-        elif self.watch is not None and self.watch.values and not self.is_settling and self.watch.values_changed():
-            if self.is_checked_closely and self.live is not None:
-                self.live.begin_anew()  # this call is checked itself
-            elif self.options.verify:
-                self._renew_if(lambda: True)
+        elif self.live is not None and not self.is_settling and found.values_changed():
+            self.live.begin_anew()  # this call is checked itself
 
     def _renew_if(self, needed: Callable[[], bool]) -> None:
         with _one_at_a_time():
@@ -334,7 +333,7 @@ class EnabledModel:
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
-        return self.watch is None or self.watch.changed() is not None
+        return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def why_prefixes_stay(self) -> str | None:
         """Why what rows begin with must be computed for each of them, as the twin says; None where it need not."""

@@ -16,7 +16,7 @@ from autopack.auditing.fields import Fields, fields_of
 from autopack.auditing.left_as_found import may_be_written, noise_of, without_noise
 from autopack.calls.call import Call
 from autopack.inspection import torches
-from autopack.inspection.changes import only_checkpoints
+from autopack.inspection.fingerprint import only_checkpoints
 from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.runtime.model import EnabledModel
 

@@ -23,7 +23,7 @@ from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media
-from autopack.inspection.followed import is_of_library
+from autopack.inspection.code_origin import is_of_library
 from autopack.inspection.source import class_of
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, rows_first

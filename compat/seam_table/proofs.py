@@ -63,7 +63,7 @@ SEAMS = (
     ),
     seam(
         "enable: what is changed later is not noticed",
-        "inspection.changes:Watch.changed",
+        "inspection.fingerprint:Fingerprint.changed",
         skipped,
         "unfamiliar/test_configurations.py",
         "test_a_field_that_is_changed_later_is_noticed[a field]",
@@ -84,8 +84,8 @@ SEAMS = (
         "test_what_users_code_calls_is_looked_at_again_when_it_changes[its class calls something else]",
     ),
     seam(
-        "origin: any function on a module is its own",
-        "inspection.put_on:why_foreign_function",
+        "origin: what is on a module is a library's",
+        "inspection.code:ModelCode._of_module",
         skipped,
         "inspection/test_whole_objects.py",
         "test_what_mixes_none_is_served[a function as an activation]",

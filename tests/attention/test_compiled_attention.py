@@ -63,7 +63,7 @@ def test_compiled_attention_keeps_documents_apart(compile_attention, implementat
         for lengths in (LENGTHS, OTHER_LENGTHS, LENGTHS, (sum(LENGTHS),)):
             found = model(input_ids=IDS, position_ids=positions(lengths), labels=IDS)
             assert error(found.logits, alone(stock, IDS, lengths)) < FLOAT64
-        assert not handle.enabled.runs_other_code
+        assert not handle.enabled.is_checked_closely
         model(input_ids=IDS, position_ids=positions(LENGTHS), labels=IDS).loss.backward()
     alone_loss(stock, IDS, LENGTHS).backward()
     assert gradient_error(gradients(model), gradients(stock)) < 1e-6  # transformers has the loss in float32

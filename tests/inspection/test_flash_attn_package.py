@@ -10,7 +10,7 @@ import pytest
 from transformers.models.llama import modeling_llama
 
 from autopack import tiny
-from autopack.inspection.provenance import Provenance
+from autopack.inspection.code import ModelCode
 from compat.standins import set_implementation
 
 flash = pytest.importorskip("transformers.modeling_flash_attention_utils")
@@ -44,7 +44,7 @@ def foreign():
     """What no released record has measured."""
     model = tiny.build("llama")
     set_implementation(model, "flash_attention_2")
-    return Provenance(model, ("flash_attention_2",)).foreign
+    return ModelCode(model, ("flash_attention_2",)).foreign
 
 
 def test_kernels_as_their_package_has_them_are_covered(package, monkeypatch):

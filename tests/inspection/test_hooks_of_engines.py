@@ -93,7 +93,7 @@ def test_an_engine_that_gathers_parameters(library):
         for layer in projections(which):
             hooks.put_on(layer)
     with autopack.enable(model) as handle:
-        assert not handle.enabled.runs_other_code, "they compute nothing"
+        assert not handle.enabled.is_checked_closely, "they compute nothing"
         compared(stock, model)
         assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (1, 0)
 
@@ -159,7 +159,7 @@ def test_the_linear_layer_of_an_engine_is_torchs(library, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", made.zero3_linear_wrap)
     stock, model = twins(build("llama"))
     with autopack.enable(model) as handle:
-        assert not handle.enabled.runs_other_code
+        assert not handle.enabled.is_checked_closely
         compared(stock, model)
         assert tally_of(model).batches == 1
 

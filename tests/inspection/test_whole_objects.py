@@ -198,7 +198,7 @@ def test_what_mixes_none_is_served(name):
         expected = alone(model)
         with autopack.enable(model) as handle:
             assert error(packed(model), expected) <= EXACT
-            own = not handle.enabled.runs_other_code
+            own = not handle.enabled.is_checked_closely
             assert own == (name == "a softmax over the tokens"), handle.verified  # a SiLU is what its class has
 
 
@@ -227,7 +227,7 @@ def test_a_method_that_its_class_calls_by_name_counts_and_any_other_does_not():
     del layer.feed_forward_chunk
     model.my_metric = lambda logits: logits.mean()
     with autopack.enable(model) as handle:
-        assert not handle.enabled.runs_other_code
+        assert not handle.enabled.is_checked_closely
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -235,13 +235,13 @@ def test_checkpointing_is_none_of_somebody_elses_code(reentrant):
     model = tiny.build("llama").train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     with autopack.enable(model) as handle:
-        assert not handle.enabled.runs_other_code
+        assert not handle.enabled.is_checked_closely
     model.gradient_checkpointing_disable()
     with autopack.enable(model) as handle:
         packed(model)
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         packed(model)
-        assert not handle.enabled.runs_other_code
+        assert not handle.enabled.is_checked_closely
 
 
 def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones():

@@ -300,12 +300,12 @@ class TestHowever:
             asked = handle.enabled.said_by_twins
             for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
                 turn()
-                assert handle.enabled.watch.changed() is None
+                assert handle.enabled.fingerprint.changed() is None
                 _agree(pair[0].train(), model, padded(tree()))
             assert handle.enabled.said_by_twins is asked
             assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: function(*given) * 2
-            assert handle.enabled.watch.changed() == "the function _gradient_checkpointing_func"
+            assert handle.enabled.fingerprint.changed() == "the function _gradient_checkpointing_func"
 
     def test_a_loss_of_ones_own_on_the_model(self, pair):
         stock, model = pair

@@ -14,10 +14,10 @@ import torch.utils.checkpoint
 from torch import nn
 from transformers import PretrainedConfig
 
+from autopack.inspection.code import ModelCode
 from autopack.inspection.code_origin import is_of_autopack, is_own, original
 from autopack.inspection.followed import Value
-from autopack.inspection.provenance import Provenance
-from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, is_foreign_hook, looks_at_rows, noise_of, types_in
+from autopack.inspection.put_on import HOOKS, NOISE, functions_on, hooks_of, is_foreign_hook, looks_at_rows, types_in
 
 _FOLLOWED = frozenset(
     "_attn_implementation_internal _attn_implementation _experts_implementation_internal _name_or_path _commit_hash "
@@ -32,7 +32,7 @@ _RESTLESS = 4
 """Number of changes after which a value counts as state."""
 
 
-class Watch:
+class Fingerprint:
     """A model as it was at the last look; `changed` names the first difference from it.
 
     Every call asks, so facts about all modules are compared as a whole, and by identity.
@@ -41,18 +41,18 @@ class Watch:
     def __init__(
         self,
         model: nn.Module,
-        code: Provenance,
+        code: ModelCode,
         configs: list[PretrainedConfig],
         changes: Counter[tuple[int, str]] | None = None,
     ):
         self._modules = list(model.modules())
         self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
-        self._noise = [(module, noise_of(module)) for module in self._modules if noise_of(module) is not None]
         # What torch.jit has made keeps its parts and tensors in objects of its own, and they do not change.
         plain = [module for module in self._modules if not isinstance(module, torch.jit.ScriptModule)]
         self._children = _Values([module._modules for module in plain])
         # One entry for each place: the same function stands in many trees of calls.
         places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
+        places += [(vars(module), NOISE, vars(module)[NOISE]) for module in self._modules if NOISE in vars(module)]
         unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
@@ -125,7 +125,7 @@ class Watch:
         """
         hooks = _hooks(self._modules)
         if hooks == self._hooks:
-            return any(noise_of(module) != noise for module, noise in self._noise)
+            return False
         known = set(self._hooks)
         for module in self._modules:
             for number, hook in hooks_of(module).items():
