@@ -88,7 +88,7 @@ SEAMS = (
         "inspection.code:ModelCode._of_module",
         skipped,
         "inspection/test_whole_objects.py",
-        "test_what_mixes_none_is_served[a function as an activation]",
+        "test_what_mixes_none_is_served[a method of an instance]",
     ),
     seam(
         "origin: hooks do not look at rows",
@@ -191,7 +191,7 @@ SEAMS = (
         returns(True),
         "inspection/test_whole_objects.py",
         "test_what_mixes_none_is_served[a hook on all modules]",
-        "test_what_mixes_none_is_served[a function as an activation]",
+        "test_what_mixes_none_is_served[a method of an instance]",
         "inspection/test_flash_attn_package.py",
         "test_others_in_their_place_are_not[flash_attn-a script]",
     ),
