@@ -27,7 +27,7 @@ from autopack.inspection.code_origin import (
     original,
     whose,
 )
-from autopack.inspection.followed import Followed, Value
+from autopack.inspection.followed import Followed
 from autopack.inspection.process import Process
 from autopack.inspection.put_on import (
     foreign_hook_of_accelerate,
@@ -51,8 +51,8 @@ class ModelCode:
     may read or change what passes, and `onlooker` the first hook, of any origin, that may read rows
     and columns of a part that is no model.
 
-    `places` hold code and switches and `values` what third-party code reads beside them, for
-    `autopack.inspection.fingerprint`. `process` is torch as found in this process.
+    `places` are those of the libraries' own functions, and `followed` is what third-party code
+    reads, for `autopack.inspection.fingerprint`. `process` is torch as found in this process.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
@@ -61,7 +61,6 @@ class ModelCode:
         self.onlooker: str | None = None
         self.hook: str | None = None
         self.places: list[Place] = []
-        self.values: list[Value] = []
         self._modules = list(model.modules())
         self._classes: dict[Any, str | None] = {}
         self._checked: set[int] = set()
@@ -78,9 +77,8 @@ class ModelCode:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and (other := self._reached(function)) is not None:
                 self._note(f"the attention function {implementation!r} is, or calls, {whose(other)}")
-        followed = Followed(self._others, foreign_modules, self._modules)
-        self.places, self.values = [*self.places, *followed.places], followed.values
-        self.process = Process({cls.__module__ for cls in self._classes}, followed.names)
+        self.followed = Followed(self._others, foreign_modules, self._modules)
+        self.process = Process({cls.__module__ for cls in self._classes}, self.followed.names)
         for part in self.process.foreign:
             self._note(part)
 

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from autopack.inspection.code import ModelCode
 from autopack.inspection.code_origin import is_of_autopack, is_own, original
-from autopack.inspection.followed import Value
+from autopack.inspection.followed import Key
 from autopack.inspection.put_on import HOOKS, NOISE, functions_on, hooks_of, is_foreign_hook, looks_at_rows, types_in
 
 _FOLLOWED = frozenset(
@@ -43,7 +43,7 @@ class Fingerprint:
         model: nn.Module,
         code: ModelCode,
         configs: list[PretrainedConfig],
-        changes: Counter[tuple[int, str]] | None = None,
+        changes: Counter[Key] | None = None,
     ):
         self._modules = list(model.modules())
         self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
@@ -57,7 +57,7 @@ class Fingerprint:
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
         self._process = code.process
-        self.values, self._changes = code.values, Counter() if changes is None else changes
+        self._followed, self._changes = code.followed, Counter() if changes is None else changes
         self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
         # A dict is held, and what somebody puts into it is seen.
         self._tensors = [held for module in plain for held in (module._parameters, module._buffers)]
@@ -76,6 +76,8 @@ class Fingerprint:
                 continue
             if not (only_checkpoints(found) and only_checkpoints(value)):
                 return f"the function {name}"
+        if any(is_code for _, is_code in self._followed.changes()):
+            return "code that third-party code calls"
         if self._functions_added():
             return "a function on one of its modules, its forward or its loss"
         if self._parameters.changed():
@@ -92,16 +94,13 @@ class Fingerprint:
         A value that often differs (a counter) is the code's state, and is compared a few times
         only.
         """
-        values: list[Value] = []
         found = False
-        for key, read, value in self.values:
-            now = read()
-            if _differ(now, value):
+        for key, is_code in self._followed.changes():
+            if not is_code and self._changes[key] < _RESTLESS:
                 self._changes[key] += 1
                 found = True
-            if self._changes[key] < _RESTLESS:
-                values.append((key, read, now))
-        self.values = values if found else self.values
+        if found:
+            self._followed.take()
         return found
 
     def only_hooks(self) -> bool:
@@ -137,14 +136,6 @@ class Fingerprint:
             return True
         self._hooks = hooks
         return False
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Return True if two values differ, or cannot be compared, as tensors of two shapes."""
-    try:
-        return one is not other and (type(one) is not type(other) or bool(one != other))
-    except Exception:
-        return True
 
 
 class _Values:

@@ -1,4 +1,4 @@
-"""Names that third-party code reads, so that a change behind one of them is noticed.
+"""What third-party code reads, so that a change of it is noticed.
 
 A user redefines a function in a notebook, reloads a module, or changes a number or a dictionary
 entry beside it. The model that uses it is then another one, and nothing on the model itself shows
@@ -8,13 +8,11 @@ it.
 from __future__ import annotations
 
 import argparse
-import builtins
 import functools
-import operator
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -22,8 +20,6 @@ import torch
 from torch import nn
 
 from autopack.inspection.code_origin import (
-    PLAIN,
-    Place,
     is_made_in_c,
     is_of_autopack,
     is_of_library,
@@ -34,8 +30,8 @@ from autopack.inspection.code_origin import (
 from autopack.inspection.put_on import HOOKS
 from autopack.inspection.source import names_in
 
-_MOST = 2000
-"""Most places and values that are compared at each call."""
+_MOST = 4000
+"""Most values that are compared at each call."""
 _MEMBERS = 256
 """Size of a container above which only its length is compared."""
 _BYTES = 4096
@@ -43,175 +39,162 @@ _BYTES = 4096
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of every module; compared elsewhere for modules inside the model."""
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+_WRAPPERS = (property, staticmethod, classmethod, functools.cached_property)
 
-Value = tuple[tuple[int, str], Callable[[], Any], Any]
-"""An owner's identity and a name, a function that reads the value, and the value as read."""
-
-
-class _Attribute:
-    """One attribute of an object, as a mapping has it."""
-
-    def __init__(self, owner: Any, name: str):
-        self.owner, self._name = owner, name
-
-    def get(self, name: str) -> Any:
-        try:
-            return getattr(self.owner, self._name, None)
-        except ValueError:  # a variable of a closure that has been deleted
-            return None
-
-
-class _Identities(list[Any]):
-    """Some objects, by identity, as weak references: once an object is gone, no other equals it."""
-
-    def __init__(self, objects: Iterable[Any]):
-        super().__init__(weakref.ref(each) if type(each).__weakrefoffset__ else each for each in objects)
-
-    def __ne__(self, other: Any) -> bool:
-        return any(map(operator.is_not, self, other))
+Key = tuple[int, int]
+"""The identity of what holds a value, and the value's number in it; -1 for how many it holds."""
+Read = Callable[[], Sequence[Any]]
 
 
 class Followed:
-    """The places of all code that third-party code reaches by name, and the values there.
+    """All that third-party code reaches by name, with what each of it holds now.
 
-    `places` hold code and switches, by identity. `values` are numbers, strings, lengths and the
-    like, by equality. `names` are the words of all that code. A module `inside` the model is not
-    opened where it is only mentioned.
+    `names` are the words of that code and `numbers` the whole numbers in it. A module `inside` the
+    model is not opened where it is only mentioned.
     """
 
     def __init__(self, code: Iterable[Any], modules: Iterable[nn.Module], inside: Collection[nn.Module]):
-        self.places: list[Place] = []
-        self.values: list[Value] = []
         self.names: set[str] = set()
+        self.numbers: set[int] = set()
         self._inside = set(map(id, inside))
+        self._held: list[tuple[Any, Read, list[Any]]] = []  # an owner, what it holds, and what it held
         self._seen: dict[Any, Any] = {}
         self._waiting: deque[Any] = deque()
+        count = 0
         for roots in (code, modules):  # of many layers the code is one, so it comes first
             self._waiting += roots
-            while self._waiting and len(self.places) + len(self.values) < _MOST:
-                self._look_at(self._waiting.popleft())
+            while self._waiting and count < _MOST:
+                value = self._waiting.popleft()
+                if id(value) in self._seen:
+                    continue
+                self._seen[id(value)] = value  # held, so that nothing else gets its identity
+                for owner, read in self._readers(value):
+                    held = read()
+                    count += len(held)
+                    self._held.append((owner, read, [_kept(each) for each in held]))
+                    self.numbers |= {each for each in held if isinstance(each, int)}
+                    self._waiting += (each for each in held if self._is_followed(each))
 
-    def _look_at(self, value: Any) -> None:
-        if id(value) in self._seen:
-            return
-        self._seen[id(value)] = value  # held, so that nothing else gets its identity
+    def changes(self) -> Iterator[tuple[Key, bool]]:
+        """Yield what is no longer what it was, and True for each where code stands now."""
+        for owner, read, kept in self._held:
+            now = read()
+            if len(now) != len(kept):
+                yield (id(owner), -1), False
+                continue
+            for number, (before, value) in enumerate(zip(kept, now, strict=True)):
+                if before is not value and _differs(before, value):
+                    yield (id(owner), number), callable(value) or isinstance(value, CodeType)
+
+    def take(self) -> None:
+        """Compare with what is there now from here on."""
+        self._held = [(owner, read, list(map(_kept, read()))) for owner, read, _ in self._held]
+
+    def _is_followed(self, value: Any) -> bool:
+        return not isinstance(value, (*_SIMPLE, ModuleType, CodeType)) and id(value) not in self._inside
+
+    def _readers(self, value: Any) -> Iterator[tuple[Any, Read]]:
+        """Yield what holds the values that an object reads, and a function that returns them."""
         if isinstance(value, type):
-            self._members(value)
+            kind: type = type(value)
+            mros = (*value.__mro__, *kind.__mro__)
+            bases = [base for base in mros if not is_of_library(base)]
+            yield value, lambda: [each for base in bases for each in vars(base).values()]
         elif isinstance(value, dict | list | tuple | set):
-            self._container(value)
-        elif isinstance(value, torch.Tensor | numpy.ndarray):
-            self._array(value)
-        elif isinstance(value, ModuleType) or is_of_autopack(value):
+            yield value, functools.partial(_members, value)
+        elif isinstance(value, numpy.ndarray):
+            if value.nbytes <= _BYTES:
+                yield value, lambda: [value.tobytes()]
+        elif isinstance(value, torch.Tensor):
+            if not value.requires_grad and not value.is_inference():  # what is trained changes at every step
+                yield value, lambda: [value._version]
+        elif is_of_autopack(value):
             return
+        elif isinstance(value, _WRAPPERS):
+            names = ("fget", "fset", "func", "__func__")
+            yield value, lambda: [getattr(value, name, None) for name in names]
         elif callable(value):
             for layer in layers(value):
-                self.names.add(getattr(layer, "__name__", ""))
-                if isinstance(layer, FunctionType):
-                    self._function(layer)
-                elif isinstance(layer, functools.partial):
-                    self._waiting += [layer.args, layer.keywords]
-                elif isinstance(layer, MethodType):
-                    self._mention(layer.__self__)
-                elif not is_made_in_c(type(layer)):
-                    self._object(layer)
+                yield from self._of_layer(layer)
         elif isinstance(value, SimpleNamespace | argparse.Namespace) or not is_of_library(type(value)):
-            self._object(value)
+            yield from self._of_object(value)
 
-    def _function(self, function: FunctionType) -> None:
-        code = function.__code__
-        if is_own_file(code.co_filename):
-            return
-        for name in _OF_FUNCTIONS:
-            self.places.append((_Attribute(function, name), name, getattr(function, name)))
-        self._waiting += [function.__defaults__ or (), function.__kwdefaults__ or {}]
-        names = names_in(code)
-        self.names |= names
-        self._named(function.__globals__, names)
-        for cell in function.__closure__ or ():
-            held = _Attribute(cell, "cell_contents")
-            self._follow(held, "cell_contents", held.get("cell_contents"))
+    def _of_layer(self, layer: Any) -> Iterator[tuple[Any, Read]]:
+        self.names.add(getattr(layer, "__name__", ""))
+        if isinstance(layer, FunctionType):
+            if not is_own_file(layer.__code__.co_filename):
+                names = names_in(layer.__code__)
+                self.names |= names
+                self.numbers |= {each for each in layer.__code__.co_consts if isinstance(each, int)}
+                yield layer, functools.partial(_of_function, layer, sorted(names))
+                yield from _of_python_modules(layer.__globals__, names, set())
+        elif isinstance(layer, functools.partial):
+            yield layer, lambda: [layer.args, layer.keywords]
+        elif isinstance(layer, MethodType):
+            yield layer, lambda: [layer.__self__]
+        elif not is_made_in_c(type(layer)):
+            yield from self._of_object(layer)
 
-    def _named(self, known: dict[str, Any], names: frozenset[str]) -> None:
-        """Follow the values of a Python module, and third-party modules in it, under some names."""
-        for name in names:
-            value = known.get(name)
-            if name not in known:
-                if hasattr(builtins, name):
-                    self.places.append((known, name, None))
-            elif not isinstance(value, ModuleType):
-                self._follow(known, name, value)
-            elif not is_of_library(value):
-                self.places.append((known, name, value))
-                if (id(value), names) not in self._seen:
-                    self._seen[id(value), names] = value
-                    self._named(vars(value), names.intersection(vars(value)))
-
-    def _object(self, value: Any) -> None:
-        """Follow the functions of an object's class, and the object's own attributes."""
-        self._members(type(value))
-        held = getattr(value, "__dict__", {})
-        self._note_value(held, "its attributes", functools.partial(len, held))
-        for name in list(held):
-            if not (isinstance(value, nn.Module) and name in _OF_MODULES):
-                self._follow(held, name, held[name], switches=not isinstance(value, nn.Module))
-        for cls in type(value).__mro__:
-            slots = vars(cls).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                self._follow(_Attribute(value, name), name, getattr(value, name, None))
+    def _of_object(self, value: Any) -> Iterator[tuple[Any, Read]]:
+        self._waiting.append(type(value))
+        left_out = _OF_MODULES if isinstance(value, nn.Module) else frozenset()
         if isinstance(value, nn.Module) and id(value) not in self._inside:
-            self._waiting += [vars(value)[name] for name in ("_modules", *HOOKS)]
+            left_out = left_out - {"_modules", *HOOKS}
+        slots: list[str] = []
+        for cls in type(value).__mro__:
+            named = vars(cls).get("__slots__", ())
+            slots += [named] if isinstance(named, str) else list(named)
+        yield value, functools.partial(_attributes, value, left_out, slots)
 
-    def _members(self, cls: type) -> None:
-        metaclass: type = type(cls)
-        bases = [base for base in (*cls.__mro__, *metaclass.__mro__) if not is_of_library(base)]
-        for base in bases:
-            self._note_value(base, "its members", functools.partial(len, vars(base)))
-            for name, value in vars(base).items():
-                if isinstance(value, property | functools.cached_property | staticmethod | classmethod):
-                    self.places.append((vars(base), name, value))
-                    parts = ("fget", "fset", "func", "__func__")
-                    self._waiting += [part for each in parts if (part := getattr(value, each, None)) is not None]
-                elif name not in PLAIN and (callable(value) or not name.startswith("__")):
-                    self._follow(vars(base), name, value)
 
-    def _container(self, value: Any) -> None:
-        self._note_value(value, "its length", lambda: len(value))
-        if len(value) > _MEMBERS:
-            return
-        if isinstance(value, dict):
-            for name in list(value):
-                self._follow(value, name, value[name])
-        else:
-            if not isinstance(value, tuple):
-                self._note_value(value, "its members", lambda: _Identities(value))
-            members = list(value)
-            self._seen[id(members)] = members
-            for member in members:
-                self._mention(member)
+def _of_function(function: FunctionType, names: list[str]) -> list[Any]:
+    """Return what a function is made of, what it closes over, and the globals that it names."""
+    cells = map(_content, function.__closure__ or ())
+    named = _named(function.__globals__, names)
+    return [function.__code__, function.__defaults__, function.__kwdefaults__, *cells, *named]
 
-    def _array(self, value: Any) -> None:
-        if isinstance(value, numpy.ndarray):
-            if value.nbytes <= _BYTES:
-                self._note_value(value, "its numbers", value.tobytes)
-        elif not value.requires_grad and not value.is_inference():  # what is trained changes at every step
-            self._note_value(value, "its version", lambda: value._version)
 
-    def _follow(self, mapping: Any, name: Any, value: Any, switches: bool = True) -> None:
-        """Note a value's place, and follow it: code and `switches` as code, others as values."""
-        if callable(value) or (switches and isinstance(value, bool)):
-            self.places.append((mapping, name, original(mapping.get(name))))
-        elif isinstance(value, _SIMPLE):
-            self._note_value(mapping, name, lambda: mapping.get(name))
-            return
-        else:
-            self._note_value(mapping, name, lambda: _Identities([mapping.get(name)]))
-        self._mention(value)
+def _named(known: dict[str, Any], names: list[str]) -> list[Any]:
+    return [known.get(name) for name in names]
 
-    def _mention(self, value: Any) -> None:
-        if id(value) not in self._inside and not isinstance(value, _SIMPLE):
-            self._waiting.append(value)
 
-    def _note_value(self, owner: Any, name: Any, read: Callable[[], Any]) -> None:
-        key = id(owner.owner if isinstance(owner, _Attribute) else owner), str(name)
-        self.values.append((key, read, read()))
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has been deleted, or is not set yet
+        return None
+
+
+def _of_python_modules(known: dict[str, Any], names: frozenset[str], seen: set[int]) -> Iterator[tuple[Any, Read]]:
+    """Yield third-party Python modules among named globals, with what the names are in them."""
+    for name in names:
+        found = known.get(name)
+        if isinstance(found, ModuleType) and not is_of_library(found) and id(found) not in seen:
+            seen.add(id(found))
+            inner = names.intersection(vars(found))
+            yield found, functools.partial(_named, vars(found), sorted(inner))
+            yield from _of_python_modules(vars(found), inner, seen)
+
+
+def _attributes(value: Any, left_out: frozenset[str], slots: list[str]) -> list[Any]:
+    held = getattr(value, "__dict__", {})
+    return [*(held[name] for name in list(held) if name not in left_out), *(getattr(value, s, None) for s in slots)]
+
+
+def _members(value: Any) -> list[Any]:
+    if len(value) > _MEMBERS:
+        return [len(value)]
+    return list(value.values() if isinstance(value, dict) else value)
+
+
+def _kept(value: Any) -> Any:
+    """Return a value to compare with later: once an object is gone, no other stands for it."""
+    return weakref.ref(value) if type(value).__weakrefoffset__ and not isinstance(value, _SIMPLE) else value
+
+
+def _differs(before: Any, value: Any) -> bool:
+    """Return True if two values differ: simple ones by equality, and others by identity."""
+    if isinstance(before, _SIMPLE):
+        return type(before) is not type(value) or not bool(before == value)
+    before = before() if isinstance(before, weakref.ref) else before
+    return before is not value and before is not original(value)

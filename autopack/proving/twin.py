@@ -23,15 +23,13 @@ from autopack import tiny
 from autopack.inspection.code_origin import (
     is_of,
     is_own,
-    is_own_file,
     is_token_wise,
-    layers,
     original,
     passes_on,
 )
 from autopack.inspection.configs import text_config
+from autopack.inspection.followed import Followed
 from autopack.inspection.put_on import foreign_hook_of_accelerate
-from autopack.inspection.source import names_in
 from autopack.inspection.words import words_of
 from autopack.proving import configuration
 from autopack.proving.alike import alike
@@ -119,17 +117,10 @@ def _keep_vocabulary(config: Any, model: PreTrainedModel) -> None:
             part.vocab_size = size
 
 
-def _numbers_held(model: PreTrainedModel) -> set[Any]:
-    """Return the numbers in third-party functions of a model's classes, loss and their globals."""
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    values = [value for cls in classes for value in vars(cls).values()]
-    found: set[Any] = set()
-    for layer in (each for value in (*values, vars(model).get("_loss_function")) for each in layers(value)):
-        if isinstance(layer, FunctionType) and not is_own_file(layer.__code__.co_filename):
-            known = layer.__globals__
-            held = [*layer.__code__.co_consts, *(known.get(name) for name in names_in(layer.__code__))]
-            found |= {number for number in held if isinstance(number, int)}
-    return found
+def _numbers_held(model: PreTrainedModel) -> set[int]:
+    """Return the numbers in third-party functions of a model, and in what they read."""
+    classes = {base: None for module in model.modules() for base in type(module).__mro__}
+    return Followed([*classes, vars(model).get("_loss_function")], [], list(model.modules())).numbers
 
 
 def own_class(model: nn.Module) -> Any:

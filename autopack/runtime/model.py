@@ -254,7 +254,7 @@ class EnabledModel:
         self.by_twin: Proof | None = None  # the same without what hooks on it have a part in
         self.fingerprint: Fingerprint | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
-        self.changes: Counter[tuple[int, str]] = Counter()
+        self.changes: Counter[tuple[int, int]] = Counter()
         """How often each value that third-party code reads has changed."""
         self.live: Live | None = None
         """The checks of its calls (`autopack.watching`)."""
