@@ -3,7 +3,9 @@ options."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,6 +33,16 @@ WEIGHINGS = (*get_args(Weighing), None)
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
     """The error about a value of one example."""
     return InvalidPacking(f"example {index}, {kind}{key!r}: {found}", code="unusable-data")
+
+
+@contextmanager
+def in_the_whole(numbers: Any) -> Iterator[None]:
+    """Name an example of a part by its number in the whole, in errors about it."""
+    try:
+        yield
+    except InvalidPacking as error:
+        found = re.sub(r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}", error.message)
+        raise InvalidPacking(found, code=error.code) from error
 
 
 def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, check_names, invalid, refuse_pairs
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, invalid, refuse_pairs
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -27,16 +27,14 @@ class Documents:
 
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
-    `columns` are those to carry beside `input_ids`, None for all, without `drop_columns`.
-    `per_token` and `per_document` name the columns with one value of each.
+    `drop_columns` are not carried. `per_token` and `per_document` name the columns with one value
+    of each.
     """
 
-    def __init__(
-        self, table: Any, chosen: np.ndarray | None, columns: Collection[str] | None, drop_columns: Collection[str]
-    ):
+    def __init__(self, table: Any, chosen: np.ndarray | None = None, drop_columns: Collection[str] = ()):
         self.table = table
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        names = carried(table.column_names, columns, drop_columns)
+        names = carried(table.column_names, drop_columns)
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
             raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
@@ -65,9 +63,9 @@ class Documents:
             self._check_positions()
 
     @classmethod
-    def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
+    def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
         """Return the documents of a `datasets.Dataset`."""
-        return cls(dataset.data, rows_of(dataset), columns, drop_columns)
+        return cls(dataset.data, rows_of(dataset), drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -249,15 +247,16 @@ def rows_of(dataset: Any) -> np.ndarray | None:
 
 
 class Taker:
-    """Reader of examples of a `datasets.Dataset` by their numbers, as a table in memory.
+    """Reader of examples by their numbers, as a table in memory.
 
-    It reads no others; datasets, which does that too, takes examples one by one.
+    It reads no others; datasets, which does that too, takes examples one by one. `chosen`,
+    (examples,) int64, is the row of each example in the table, or None for all rows in order.
     """
 
-    def __init__(self, dataset: Any, names: list[str]):
-        self.batches = [batch for batch in dataset.data.table.select(names).to_batches() if batch.num_rows]
+    def __init__(self, table: pa.Table, chosen: np.ndarray | None = None):
+        self.batches = [batch for batch in table.to_batches() if batch.num_rows]
         self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
-        self.chosen = rows_of(dataset)
+        self.chosen = chosen
 
     def __call__(self, numbers: np.ndarray) -> pa.Table:
         """Return the examples `numbers`, (examples,) int64, in this order."""
@@ -272,25 +271,19 @@ class Taker:
         return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
 
 
-def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
+def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     """Return the columns of a table that packing reads, in its order.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
-    refuse_pairs(
-        [n for n in (names if columns is None else columns) if n in names and n not in drop_columns], "", "drop_columns"
-    )
+    wanted = [name for name in names if name == IDS or name not in drop_columns]
+    refuse_pairs(wanted, "", "drop_columns")
     if IDS not in names:
         raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first", code="unusable-data")
-    for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
-        check_names(option, given, "columns")
-        if missing := [name for name in given if name not in names]:
-            raise InvalidPacking(
-                f"{option}: found no column {missing[0]!r} in {list(names)}; name others", code="unusable-data"
-            )
-    wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
-    if IDS not in wanted:
-        wanted.insert(0, IDS)
+    if missing := [name for name in drop_columns if name not in names]:
+        raise InvalidPacking(
+            f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others", code="unusable-data"
+        )
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
         raise InvalidPacking(
@@ -351,10 +344,7 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def from_columns(
-    values: Mapping[str, Sequence[Any]],
-    columns: Collection[str] | None,
-    drop_columns: Collection[str],
-    read: str | bool = False,
+    values: Mapping[str, Sequence[Any]], drop_columns: Collection[str] = (), read: str | bool = False
 ) -> pa.Table:
     """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls.
 
@@ -364,8 +354,7 @@ def from_columns(
     rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
     made = {}
     for name, column in values.items():
-        left_out = name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns))
-        if left_out and name != read:
+        if name in drop_columns and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
         if not isinstance(name, str):

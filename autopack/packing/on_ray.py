@@ -1,18 +1,15 @@
-"""Shards by Ray Data: number and measure documents in place, plan here, and make rows in tasks.
+"""Shards by Ray: measure documents in place, plan here, and make rows in tasks.
 
-Ray reads, keeps blocks in order, brings the documents of a shard together, and repeats failed
-tasks. It carries the documents themselves, each with its number, its length, and its pieces: row,
-place, offset and length. Tasks raise nothing about data: they return errors, which are raised here,
-as they would be without Ray.
+Ray reads, brings the documents of a shard together, and repeats tasks whose worker died. A document
+is known by its number in the order of the data.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import wraps
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,46 +17,36 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
+from ray.data.block import BlockAccessor
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, invalid
-from autopack.packing.documents import Documents, carried
+from autopack.packing.checks import in_the_whole
+from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
 from autopack.packing.parts import (
     NAME,
     Folder,
     Shards,
-    check_count,
-    check_lengths,
-    check_sizes,
-    count_shards,
+    Written,
     edges_of,
-    in_the_whole,
     mark_of,
-    planned_lengths,
-    renumbered,
-    tables,
+    tables_of,
+    tokens_of,
     total,
 )
 from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, Rows, nothing_left
-
-NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
-FIELDS = 4
-"""Count of numbers per piece: its row, its place among all pieces, its offset and its length."""
-ANSWER = pa.schema({
-    "documents": pa.int64(), "error": pa.string(), "code": pa.string(), "tokens": pa.large_binary(),
-    "schema": pa.binary(), "counts": pa.string(), "name": pa.string(), "rows": pa.int64(), "written": pa.int64(),
-})  # fmt: skip
-"""Schema of results of tasks; unknown fields are null."""
+from autopack.packing.rows import Packing, nothing_left
 
 
-def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
+def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
+    folder.prepare()
     with _in_order(data):
-        if plan == "shard":
-            return _write_blocks(data, packing, folder, num_shards)
-        return _write_all(data, packing, folder, plan, num_shards)
+        found, counts = (_of_blocks if plan == "shard" else _of_plan)(data, packing, folder, plan, num_shards)
+    if {part.name for part in found} - set(folder.names()):
+        way = "name a folder that all workers and this process reach"
+        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
+    return folder.shards(found, packing.max_length, counts)
 
 
 @contextmanager
@@ -78,169 +65,176 @@ def _in_order(data: Any) -> Iterator[None]:
             options.preserve_order = kept
 
 
-@contextmanager
-def _alike() -> Iterator[None]:
-    """Report errors of arrow as blocks whose columns do not go together."""
+def _result(task: Any, before: int = 0) -> Any:
+    """Return the result of a task; raise its `InvalidPacking` as if there were no Ray.
+
+    Examples of the task come after so many others.
+    """
     try:
-        yield
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        if not isinstance(error.cause, InvalidPacking):
+            raise
+        with in_the_whole(range(before, 1 << 62)):
+            raise InvalidPacking(error.cause.message, code=error.cause.code) from None
+
+
+def _of_plan(
+    data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None
+) -> tuple[list[Written], Counts]:
+    """Write the shards of one plan of all documents."""
+    blocks, lengths, schema = _measured(data, packing)
+    if plan == "all":
+        plan = packing.plan(np.concatenate(lengths))
+    firsts = bounds_of([len(measured) for measured in lengths])
+    planned, edges = tokens_of(plan, int(firsts[-1])), edges_of(plan, num_shards)
+    shards = [plan[first:end] for first, end in pairwise(edges)]
+    needed = [np.unique(shard.documents) for shard in shards]
+    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
+    moving = ray.remote(spread).options(num_returns=len(shards))
+    moved: list[list[Any]] = []
+    for number, first in enumerate(firsts[:-1]):
+        chosen = [numbers[cut[number] : cut[number + 1]] - first for numbers, cut in zip(needed, cuts, strict=True)]
+        of_block: Any = moving.remote(blocks[number], schema, chosen)
+        moved.append(of_block if len(shards) > 1 else [of_block])
+    del blocks  # so that Ray may forget those that have been spread
+    marked, writing = mark_of(packing, len(shards), plan), ray.remote(write_shard)
+    tasks = []
+    with folder.undone(marked):
+        for number, (shard, numbers, parts) in enumerate(zip(shards, needed, zip(*moved, strict=True), strict=True)):
+            here = replace(shard, documents=np.searchsorted(numbers, shard.documents))
+            name = NAME.format(number, len(shards))
+            about = here, planned[numbers], numbers, packing.first_position
+            tasks.append(writing.remote(folder, marked, name, *about, *parts))
+        del moved, of_block, parts
+        try:
+            return [_result(task) for task in tasks], plan.counts
+        finally:
+            ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
+
+
+def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+    """Return the blocks that have documents, the lengths of those, and the schema of all."""
+    task = ray.remote(measure)
+    blocks, lengths, schemas, before = [], [], [], 0
+    try:
+        given = data.materialize().to_arrow_refs()
+        for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
+            found, schema = _result(measured, before)
+            if len(found):
+                blocks.append(block)
+                lengths.append(found)
+                schemas.append(schema)
+                before += len(found)
+        if not blocks:
+            raise nothing_left(Counts(0, 0))
+        return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         way = "cast it, or name it in drop_columns"
         raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}", code="unusable-data") from error
 
 
-def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
-    """Write the shards of one plan of all documents."""
-    folder.prepare(None, 0, "")
-    with _alike():
-        blocks = data.materialize().to_arrow_refs()
-    lengths, sizes, schema = _gather(blocks, packing)
-    if plan == "all":
-        plan = packing.plan(lengths)
-    else:
-        check_count(plan, len(lengths))
-        check_lengths(plan, lengths, planned_lengths(plan))
-    count = count_shards(num_shards, plan)
-    edges = edges_of(len(plan), count)
-    check_sizes(plan, edges)
-    placed, task = zip(blocks, _placed(plan, lengths, sizes), strict=True), ray.remote(spread)
-    moved: list[Any] = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
-    del blocks  # so that Ray may forget those that have been spread
-    writing = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": packing.added}
-    marked = mark_of(packing, count, plan)
-    writing |= {"folder": folder, "marked": marked}
-    groups = ray.data.from_arrow_refs(moved).groupby(SHARD, num_partitions=count)
-    done = groups.map_groups(write_shard, batch_format="pyarrow", fn_kwargs=writing)
-    with folder.undone(marked):
-        written = sorted(_results(_batches(done), named=True), key=lambda part: part["name"])
-        return _finished(folder, written, count, packing.max_length, plan.counts)
-
-
-def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | None) -> Shards:
+def _of_blocks(
+    data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None
+) -> tuple[list[Written], Counts]:
     """Write a shard of each block that has rows, planned by itself; name them when all are
     there."""
-    marked = mark_of(packing, num_shards, None)
-    folder.prepare(None, 0, marked)
+    marked, task = mark_of(packing, num_shards, None), ray.remote(write_block)
     if num_shards is not None:
         data = data.repartition(num_shards)
-    writing = {"packing": packing, "folder": folder, "marked": marked}
-    done = data.map_batches(write_block, batch_size=None, batch_format="pyarrow", fn_kwargs=writing)
-    found, counts, hidden = [], [], []
+    most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))  # tasks at a time
+    waiting: deque[Any] = deque()
+    counts: list[Counts] = []
+    found: list[Written] = []
+
+    def end_one() -> None:
+        made, written = _result(waiting.popleft(), sum(before.documents for before in counts))
+        counts.append(made)
+        found.extend([] if written is None else [written])
+        if written is not None and written.schema != found[0].schema:
+            one, other = ({f"{field.name}: {field.type}" for field in part.schema} for part in (found[0], written))
+            unlike = ", ".join(sorted(one ^ other))
+            raise InvalidPacking(
+                f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns", code="unusable-data"
+            )
+
     try:
-        for part in _results(_batches(done)):
-            if not part["documents"]:
-                continue
-            counts.append(Counts(**json.loads(part["counts"])))
-            if part["name"] is None:
-                continue
-            hidden.append(part["name"])
-            found.append(part)
-            if part["schema"] != found[0]["schema"]:
-                first, other = ({f"{f.name}: {f.type}" for f in _schema(p["schema"])} for p in (found[0], part))
-                unlike = ", ".join(sorted(first ^ other))
-                raise InvalidPacking(
-                    f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns",
-                    code="unusable-data",
-                )
+        for bundle in data.iter_internal_ref_bundles():
+            for block in bundle.block_refs:
+                waiting.append(task.remote(block, packing, folder, marked))
+                if len(waiting) > most:
+                    end_one()
+        while waiting:
+            end_one()
         if not found:
             raise nothing_left(total(counts))
         if num_shards is not None and len(found) != num_shards:
             raise ValueError(
                 f"num_shards={num_shards}: only {len(found)} of so many blocks have documents; ask for fewer"
             )
+        named = [part._replace(name=NAME.format(number, len(found))) for number, part in enumerate(found)]
         with folder.undone(marked):
-            for number, part in enumerate(found):
-                folder.publish(part["name"], NAME.format(number, len(found)))
-                part["name"] = NAME.format(number, len(found))
+            for hidden, part in zip(found, named, strict=True):
+                folder.publish(hidden.name, part.name)
+        return named, total(counts)
     finally:
-        for name in hidden:
-            folder.forget(name)
-    return _finished(folder, found, len(found), packing.max_length, total(counts))
+        for rest in waiting:
+            with suppress(Exception):
+                found += filter(None, [ray.get(rest)[1]])
+        for part in found:
+            folder.forget(part.name)
 
 
-def _finished(folder: Folder, found: list[dict[str, Any]], count: int, max_length: int, counts: Counts) -> Shards:
-    names = [part["name"] for part in found]
-    if len(names) != count:
-        raise RuntimeError(f"path={folder.path!r}: Ray has written {len(names)} of {count} shards")
-    if set(names) - set(folder.names()):
-        way = "name a folder that all workers and this process reach"
-        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
-    rows, tokens = (sum(part[name] for part in found) for name in ("rows", "written"))
-    return Shards(tuple(map(folder.address, names)), rows, tokens, max_length, counts)
+def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
+    """Return the lengths of the documents of a block, and its columns."""
+    table = plain(block)
+    if not table.num_rows:  # which may lack columns
+        return np.zeros(0, np.int64), table.schema
+    lengths = Documents(table, None, packing.drop_columns).lengths
+    return lengths, table.select(carried(table.column_names, packing.drop_columns)).schema.remove_metadata()
 
 
-def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.Schema]:
-    """Return tokens of each document, (documents,) int64, documents of each block, and their
-    schema."""
-    task = ray.remote(measure)
-    measured = [task.remote(block, carries=packing.carried) for block in blocks]
-    lengths, sizes = [], []
-    schemas: dict[bytes, None] = {}
-    for part in _results(map(ray.get, measured)):
-        sizes.append(part["documents"])
-        if part["documents"]:
-            lengths.append(np.frombuffer(part["tokens"], np.int64))
-            schemas[part["schema"]] = None
-    if not lengths:
-        raise nothing_left(Counts(0, 0))
-    with _alike():
-        schema = pa.unify_schemas(map(_schema, schemas), promote_options="permissive")
-    return np.concatenate(lengths), sizes, schema
+def spread(block: pa.Table, schema: pa.Schema, chosen: list[np.ndarray]) -> Any:
+    """Return the documents of a block that each shard needs, in the types of all blocks together; a
+    block without values in a column has none."""
+    table = plain(block)
+    columns = {}
+    for field in schema:
+        known = field.name in table.column_names
+        columns[field.name] = (table.column(field.name) if known else pa.nulls(table.num_rows)).cast(field.type)
+    table = pa.table(columns, schema)
+    parts = [table.take(numbers) for numbers in chosen]
+    return parts if len(parts) > 1 else parts[0]
 
 
-def _schema(serialized: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(serialized))
+def write_shard(
+    folder: Folder,
+    marked: str,
+    name: str,
+    plan: Plan,
+    planned: np.ndarray,
+    numbers: np.ndarray,
+    first_position: int,
+    *parts: pa.Table,
+) -> Written:
+    """Write the rows of a plan of the documents in these parts, which have `numbers` in the
+    whole."""
+    take = Taker(pa.concat_tables(parts))
+    with in_the_whole(numbers):
+        return folder.write(tables_of(take, plan, planned, first_position), marked, name)
 
 
-def _placed(plan: Plan, lengths: np.ndarray, sizes: list[int]) -> Iterator[pa.Table]:
-    """Yield, for each block, the number, length and pieces of each of its documents."""
-    order = np.argsort(plan.documents, kind="stable")
-    owners, rows = plan.documents[order], np.repeat(np.arange(len(plan)), np.diff(plan.bounds))
-    for first, end in pairwise(bounds_of(sizes).tolist()):
-        begin, stop = np.searchsorted(owners, [first, end])
-        places = order[begin:stop]
-        pieces = np.stack([rows[places], places, plan.offsets[places], plan.lengths[places]], axis=1)
-        bounds = bounds_of(np.bincount(owners[begin:stop] - first, minlength=end - first))
-        yield pa.table({NUMBER: np.arange(first, end), TOKENS: lengths[first:end], PIECES: _lists(bounds, pieces)})
-
-
-def _batches(data: Any) -> Iterator[pa.Table]:
-    return data.iter_batches(batch_size=None, batch_format="pyarrow")
-
-
-def _results(answers: Iterable[pa.Table], named: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the results of tasks in order; raise their errors, by numbers in the whole.
-
-    Tasks have counted examples from the start of a block, unless they are `named` by such numbers
-    already.
-    """
-    before = 0
-    for answer in answers:
-        for found in answer.to_pylist():
-            if found["error"] is not None:
-                numbers = range(0 if named else before, 1 << 62)
-                raise InvalidPacking(renumbered(found["error"], numbers), code=found["code"])
-            before += found["documents"]
-            yield found
-
-
-def _answers(work: Callable[..., dict[str, Any]]) -> Callable[..., pa.Table]:
-    """Let a task return a row: the result of `work` for its table, or the text of `InvalidPacking`.
-
-    Raised in a task, that would be an error of Ray. Empty tables are skipped; they may lack
-    columns.
-    """
-
-    @wraps(work)
-    def answer(table: pa.Table, **options: Any) -> pa.Table:
-        found: dict[str, Any] = dict.fromkeys(ANSWER.names) | {"documents": table.num_rows}
-        try:
-            if table.num_rows:
-                found |= work(plain(table), **options)
-        except InvalidPacking as error:
-            found |= {"error": error.message, "code": error.code}
-        return pa.Table.from_pylist([found], ANSWER)
-
-    return answer
+def write_block(block: Any, packing: Packing, folder: Folder, marked: str) -> tuple[Counts, Written | None]:
+    """Pack the documents of a block by themselves, and write their rows under a hidden name."""
+    table = plain(BlockAccessor.for_block(block).to_arrow())
+    if not table.num_rows:
+        return Counts(0, 0), None
+    plan = packing.plan(Documents(table, None, packing.drop_columns).lengths)
+    if not len(plan):
+        return plan.counts, None
+    take = Taker(table.select(carried(table.column_names, packing.drop_columns)))
+    made = tables_of(take, plan, tokens_of(plan, table.num_rows), packing.first_position)
+    return plan.counts, folder.write(made, marked)
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -266,106 +260,3 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
             f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns", code="unusable-data"
         )
     return pa.array([value.tolist() for value in array.to_pylist()])
-
-
-@_answers
-def measure(table: pa.Table, carries: dict[str, Any]) -> dict[str, Any]:
-    """Return the lengths of the documents of a block, and its columns."""
-    if taken := {NUMBER, TOKENS, PIECES, SHARD} & set(table.column_names):
-        raise InvalidPacking(
-            f"found a column {min(taken)!r}, which is what autopack calls one of its own; rename it",
-            code="unusable-data",
-        )
-    documents = Documents(table, None, **carries)
-    schema = table.select(carried(table.column_names, **carries)).schema.remove_metadata()
-    return {"tokens": documents.lengths.tobytes(), "schema": schema.serialize().to_pybytes()}
-
-
-@_answers
-def write_block(table: pa.Table, packing: Packing, folder: Folder, marked: str) -> dict[str, Any]:
-    """Pack the documents of a block by themselves, and write their rows under a hidden name."""
-    documents = Documents(table, None, **packing.carried)
-    made = packing.plan(documents.lengths)
-    counts = {"counts": json.dumps(asdict(made.counts))}
-    if not len(made):
-        return counts
-    rows = Rows(documents, made, **packing.added)
-    name, count, tokens = folder.write(tables(rows), marked)
-    schema = rows.table(0, 1).schema.serialize().to_pybytes()
-    return {"name": name, "rows": count, "written": tokens, "schema": schema, **counts}
-
-
-def spread(table: pa.Table, placed: pa.Table, schema: pa.Schema, edges: np.ndarray) -> pa.Table:
-    """Return the documents of a block, once for each shard that holds pieces of them, with those
-    pieces."""
-    pieces, owners = _pieces(placed)
-    shards = np.searchsorted(edges, pieces[:, 0], "right") - 1
-    # Pieces of a document are in the order of rows, and so of shards.
-    first = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(shards, prepend=-1))
-    found = conform(plain(table), schema).take(owners[first])
-    for name in (NUMBER, TOKENS):
-        found = found.append_column(name, placed.column(name).take(owners[first]))
-    found = found.append_column(PIECES, _lists(np.append(first, len(pieces)), pieces))
-    return found.append_column(SHARD, pa.array(shards[first]))
-
-
-def _lists(bounds: np.ndarray, pieces: np.ndarray) -> pa.Array:
-    """Return pieces (pieces, FIELDS) as a list of numbers for each document, cut at `bounds`."""
-    return pa.LargeListArray.from_arrays(pa.array(bounds * FIELDS), pa.array(pieces.reshape(-1)))
-
-
-def _pieces(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces in such lists, (pieces, FIELDS) int64, and the table row of each."""
-    lists = table.column(PIECES).combine_chunks()
-    owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
-    return lists.flatten().to_numpy().reshape(-1, FIELDS), owners
-
-
-def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a block in the types of all blocks together; a block without values has
-    none."""
-    columns = {}
-    for field in schema:
-        known = field.name in table.column_names
-        found = table.column(field.name) if known else pa.nulls(table.num_rows)
-        columns[field.name] = found.cast(field.type)
-    return pa.table(columns, schema)
-
-
-@_answers
-def write_shard(
-    table: pa.Table,
-    frame: Plan,
-    edges: np.ndarray,
-    places: np.ndarray,
-    added: dict[str, Any],
-    folder: Folder,
-    marked: str,
-) -> dict[str, Any]:
-    """Write the rows of a shard, made of the documents that were brought here in any order.
-
-    `frame` is the plan without its rows. Shard s has the rows `edges[s]` to `edges[s + 1]`, made of
-    the pieces `places[s]` to `places[s + 1]`.
-    """
-    shard = table.column(SHARD)[0].as_py()
-    table = table.take(np.argsort(table.column(NUMBER).to_numpy())).combine_chunks()
-    numbers, tokens = (table.column(name).to_numpy() for name in (NUMBER, TOKENS))
-    pieces, owners = _pieces(table)
-    order = np.argsort(pieces[:, 1])
-    rows, place, offsets, lengths = pieces[order].T
-    if not np.array_equal(place, np.arange(places[shard], places[shard + 1])):
-        raise RuntimeError(
-            f"shard {shard}: Ray has not brought the documents of this shard together; nothing is written"
-        )
-    bounds = bounds_of(np.bincount(rows - edges[shard]))
-    plan = replace(frame, documents=owners[order], offsets=offsets, lengths=lengths, bounds=bounds)
-    with in_the_whole(numbers):
-        documents = Documents(table.drop_columns([NUMBER, TOKENS, PIECES, SHARD]), None, None, ())
-        if (other := documents.lengths != tokens).any():
-            index = int(other.argmax())
-            found = f"found {documents.lengths[index]} tokens, and {tokens[index]} when lengths were gathered"
-            way = "a block that Ray lost and made again must be what it was: read data that do not change"
-            raise invalid(index, IDS, f"{found}; {way}", "column ")
-        name = NAME.format(shard, len(edges) - 1)
-        name, count, written = folder.write(tables(Rows(documents, plan, **added)), marked, name)
-    return {"name": name, "rows": count, "written": written}

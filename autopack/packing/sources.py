@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, is_int
+from autopack.packing.checks import IDS, MASK, in_the_whole, is_int
 from autopack.packing.lengths import read, to_numpy
 
 BATCH = 1000
-"""Texts that are tokenized at a time."""
+"""Examples of a data set that are read at a time, and texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
+LENGTH, TOKENS, TEXT, MESSAGES = "a length", "a list of token ids", "text", "messages with role and content"
 
 
 def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None) -> np.ndarray:
@@ -35,16 +36,8 @@ def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: 
             raise InvalidPacking(
                 f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}", code="tokenizer"
             ) from error
-    reader = _Reader((column,) if isinstance(column, str) else tuple(column or ()), tokenizer)
-    if isinstance(data, (str, PathLike)):
-        if not str(data):
-            raise InvalidPacking("wanted the path of a file or folder, found an empty one", code="bad-file")
-        return reader.of_file(Path(data))
-    if hasattr(data, "column_names"):
-        return reader.of_dataset(data)
-    if isinstance(data, Mapping) or (isinstance(data, (list, tuple)) and data and _kind(data[0]) != LENGTH):
-        return reader.of_json(data, "the examples")
-    return read(data)
+    named = (column,) if isinstance(column, str) else tuple(column or ())
+    return _read(data, lambda opened: _lengths(opened, named, tokenizer))
 
 
 def documents_of(data: Any) -> Any:
@@ -52,80 +45,50 @@ def documents_of(data: Any) -> Any:
 
     See `autopack.estimate`.
     """
+    return _read(data, _documents)
+
+
+def _read(data: Any, reader: Any) -> Any:
+    """Return what a reader makes of data, opened if it is a path; its errors then name the path."""
+    if not isinstance(data, (str, PathLike)):
+        return reader(_columns(data))
+    if not str(data):
+        raise InvalidPacking("wanted the path of a file or folder, found an empty one", code="bad-file")
+    path = Path(data)
     try:
-        from autopack.packing.documents import Documents, columns_of, from_columns
+        return reader(_columns(_open(path)))
+    except InvalidPacking as error:
+        raise InvalidPacking(f"{path}: {error.message}", code=error.code) from error
     except ImportError as error:
-        raise ImportError('groups need pyarrow: pip install "autopack[data]"') from error
-    if isinstance(data, (str, PathLike)):
-        path = Path(data)
-        if path.is_dir():
-            from datasets import load_from_disk
-
-            data = load_from_disk(str(path))
-        elif path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            return Documents(pq.read_table(path), None, (), ())
-        elif path.suffix in (".json", ".jsonl"):
-            with path.open(encoding="utf-8") as file:
-                lines = path.suffix == ".jsonl"
-                data = [json.loads(line) for line in file if line.strip()] if lines else json.load(file)
-    if hasattr(data, "column_names"):
-        return Documents.of_dataset(data, (), ())
-    if isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
-        data = columns_of(data)
-    if not isinstance(data, Mapping) or IDS not in data:
         raise InvalidPacking(
-            f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike", code="unusable-data"
-        )
-    return Documents(from_columns(data, None, ()), None, (), ())
+            f'{path}: needs {error.name}: pip install "autopack[data]"', code="missing-package"
+        ) from error
+    # What json, numpy and arrow raise for files that are not theirs, and examples that are nothing of the kind.
+    except (ValueError, OSError, EOFError, BadZipFile, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidPacking(f"{path}: cannot be read: {error}", code="bad-file") from error
 
 
-@dataclass
-class _Reader:
-    """Reader of lengths by the named columns, which add up, and with the given tokenizer, or
-    None."""
+def _open(path: Path) -> Any:
+    """Return what a file or folder holds; a file of parquet is not read yet."""
+    if not path.exists():
+        raise InvalidPacking("no such file; check the path", code="bad-file")
+    if path.is_dir():
+        from datasets import load_from_disk
 
-    columns: tuple[str, ...]
-    tokenizer: Any
-
-    def of_file(self, path: Path) -> np.ndarray:
-        if not path.exists():
-            raise InvalidPacking(f"{path}: no such file; check the path", code="bad-file")
-        if path.is_dir():
-            try:
-                from datasets import load_from_disk
-            except ImportError as error:
-                raise InvalidPacking(
-                    f'{path}: a folder needs datasets: pip install "autopack[data]"', code="missing-package"
-                ) from error
-            try:
-                return self.of_dataset(load_from_disk(str(path)))
-            except FileNotFoundError as error:
-                raise InvalidPacking(
-                    f"{path}: wanted a dataset that save_to_disk wrote: {error}", code="bad-file"
-                ) from error
-        if path.suffix not in FILES:
-            raise InvalidPacking(f"{path}: wanted one of {', '.join(FILES)}, or a folder of a dataset", code="bad-file")
         try:
-            if path.suffix == ".npy":
-                return self.of_npy(path)
-            if path.suffix == ".parquet":
-                return self.of_parquet(path)
-            with path.open(encoding="utf-8") as file:
-                lines = path.suffix == ".jsonl"
-                data = [json.loads(line) for line in file if line.strip()] if lines else json.load(file)
-            return self.of_json(data, "the file")
-        except InvalidPacking as error:
-            raise InvalidPacking(f"{path}: {error.message}", code=error.code) from error
-        # What json, numpy and arrow raise for files that are not theirs, and examples that are nothing of the kind.
-        except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidPacking(f"{path}: cannot be read: {error}", code="bad-file") from error
+            return load_from_disk(str(path))
+        except FileNotFoundError as error:
+            raise InvalidPacking(f"wanted a dataset that save_to_disk wrote: {error}", code="bad-file") from error
+    if path.suffix not in FILES:
+        raise InvalidPacking(f"wanted one of {', '.join(FILES)}, or a folder of a dataset", code="bad-file")
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
 
-    def of_npy(self, path: Path) -> np.ndarray:
+        return parquet.ParquetFile(path)
+    if path.suffix == ".npy":
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, EOFError, BadZipFile) as error:
             # Of bytes that are not its own numpy says that they are pickled, and can be loaded unsafely: a guess.
             raise InvalidPacking(
                 "wanted an array of numbers that numpy.save wrote, found another file", code="bad-file"
@@ -135,138 +98,169 @@ class _Reader:
             raise InvalidPacking(
                 "wanted one array, found several (.npz); save that of the lengths by numpy.save", code="bad-file"
             )
-        return read(found)
+        return found
+    with path.open(encoding="utf-8") as file:
+        found = [json.loads(line) for line in file if line.strip()] if path.suffix == ".jsonl" else json.load(file)
+    if not isinstance(found, (list, Mapping)):
+        raise InvalidPacking(f"wanted a list of lengths or examples, found {found!r:.60}", code="no-examples")
+    return found
 
-    def of_parquet(self, path: Path) -> np.ndarray:
-        try:
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise InvalidPacking(
-                'parquet needs pyarrow: pip install "autopack[data]"', code="missing-package"
-            ) from error
-        with pq.ParquetFile(path) as file:
-            names = self.chosen(file.schema_arrow.names)
-            return self.of_batches(names, file.iter_batches(columns=names))
 
-    def of_json(self, data: Any, where: str) -> np.ndarray:
-        """Return the lengths in a list of lengths or examples, or in a mapping of columns."""
-        if isinstance(data, Mapping):
-            columns = [data[name] for name in self.chosen(list(data))]
-        elif isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
-            names = self.chosen(list(data[0]))
-            other = next((i for i, example in enumerate(data) if not isinstance(example, Mapping)), None)
-            if other is not None:
-                raise InvalidPacking(
-                    f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}", code="unusable-data"
-                )
-            missing = next(((i, n) for i, e in enumerate(data) for n in names if e.get(n) is None), None)
-            if missing is not None:
-                place, name = missing
-                raise InvalidPacking(
-                    f"example {place} of {where}: wanted {name!r}, as example 0 has it, found none",
-                    code="unusable-data",
-                )
-            columns = [[example[name] for example in data] for name in names]
-        else:
-            columns = [data]
-        for values in columns:
-            if not isinstance(values, (list, tuple)) or not values:
-                found = "none" if values is None or isinstance(values, (list, tuple)) else repr(values)
-                raise InvalidPacking(
-                    f"wanted a list of lengths or examples in {where}, found {found:.60}", code="no-examples"
-                )
-        return _added([self.of_values(values, where) for values in columns])
+@dataclass
+class _Columns:
+    """Columns by name: lists in memory, or a file of parquet or a data set, which arrow reads."""
 
-    def of_dataset(self, dataset: Any) -> np.ndarray:
-        names = dataset.column_names
-        if not isinstance(names, list) or not hasattr(dataset, "data"):
+    names: list[str]
+    source: Any
+
+    @property
+    def is_dataset(self) -> bool:
+        return hasattr(self.source, "column_names")
+
+    def batches(self, names: list[str]) -> Iterable[Any]:
+        """Return tables or batches of arrow with these columns."""
+        if self.is_dataset:
+            return self.source.select_columns(names).with_format("arrow").iter(BATCH)
+        return self.source.iter_batches(columns=names)
+
+
+def _columns(data: Any) -> Any:
+    """Return data with columns as `_Columns`; anything else, which is lengths, as it is."""
+    if hasattr(data, "column_names"):
+        names = data.column_names
+        if not isinstance(names, list) or not hasattr(data, "data"):
             way = "one split of it" if isinstance(names, dict) else "a Dataset, such as a sample of the stream"
-            raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; pass {way}", code="no-examples")
-        chosen = self.chosen(names)
-        if chosen == [IDS]:
-            from autopack.packing.documents import Documents
+            raise InvalidPacking(f"wanted a Dataset, found {type(data).__name__}; pass {way}", code="no-examples")
+        return _Columns(names, data)
+    if hasattr(data, "schema_arrow"):
+        return _Columns(data.schema_arrow.names, data)
+    if isinstance(data, (list, tuple)) and data and _kind(data[0]) != LENGTH:
+        if not isinstance(data[0], Mapping):
+            return _Columns([""], {"": data})
+        for index, example in enumerate(data):
+            if not isinstance(example, Mapping):
+                raise InvalidPacking(f"example {index}: wanted a mapping, found {example!r:.60}", code="unusable-data")
+        data = {name: [example.get(name) for example in data] for name in data[0]}
+    return _Columns(list(data), data) if isinstance(data, Mapping) else data
 
-            return read(Documents.of_dataset(dataset, (), ()).lengths)
-        return self.of_batches(chosen, dataset.select_columns(chosen).with_format("arrow").iter(BATCH))
 
-    def of_batches(self, names: Sequence[str], batches: Iterable[Any]) -> np.ndarray:
-        """Return the lengths in tables or batches of arrow."""
-        found: dict[str, list[Any]] = {name: [] for name in names}
-        for batch in batches:
-            for name in names:
-                found[name].append(self.of_array(name, batch.column(name)))
-        return _added([np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found.values()])
+def _lengths(data: Any, named: Sequence[str], tokenizer: Any) -> np.ndarray:
+    """Return tokens of each document; if columns are `named`, those of all these together."""
+    if not isinstance(data, _Columns):
+        return read(data)
+    names = data.names if data.names == [""] else _chosen(data.names, named, tokenizer)
+    if names == [IDS] and data.is_dataset:
+        return _documents(data).lengths
+    if not isinstance(data.source, Mapping):
+        found = zip(*_of_batches(data, names, tokenizer), strict=True)
+        return _added([np.concatenate(parts) for parts in found] or [[]])
+    for name in names:
+        values = data.source[name]
+        if not isinstance(values, (list, tuple)) or not values:
+            raise InvalidPacking(f"wanted a list of lengths or examples, found {values!r:.60}", code="no-examples")
+    if names == [IDS] and MASK in data.names:
+        return read([int(np.count_nonzero(to_numpy(mask))) for mask in data.source[MASK]])
+    return _added([_of_values(data.source[name], tokenizer) for name in names])
 
-    def of_array(self, name: str, values: Any) -> Any:
-        """Return the lengths in an array of arrow.
 
-        Anything but ints and lists of ints is read as Python has it.
-        """
-        import pyarrow as pa
-        import pyarrow.compute as pc
+def _documents(data: Any) -> Any:
+    """Return the documents of columns, of which `input_ids` and `attention_mask` are read."""
+    try:
+        from autopack.packing.documents import Documents, from_columns
+    except ImportError as error:
+        raise ImportError('groups need pyarrow: pip install "autopack[data]"') from error
+    if not isinstance(data, _Columns) or IDS not in data.names:
+        raise InvalidPacking(
+            f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike", code="unusable-data"
+        )
+    drop_columns = [name for name in data.names if name not in (IDS, MASK)]
+    if data.is_dataset:
+        return Documents.of_dataset(data.source, drop_columns)
+    table = from_columns(data.source) if isinstance(data.source, Mapping) else data.source.read()
+    return Documents(table, None, drop_columns)
 
-        if values.null_count:
+
+def _of_batches(data: _Columns, names: list[str], tokenizer: Any) -> Iterator[list[Any]]:
+    """Yield the lengths in each of these columns, batch by batch; padding of tokens does not
+    count."""
+    import pyarrow as pa
+
+    from autopack.packing.documents import Documents
+
+    before = 0
+    for batch in data.batches([IDS, MASK] if names == [IDS] and MASK in data.names else names):
+        with in_the_whole(range(before, 1 << 62)):
+            if names == [IDS]:
+                found = [Documents(pa.Table.from_batches([batch])).lengths]
+            else:
+                found = [_of_array(name, batch.column(name), tokenizer) for name in names]
+        before += len(found[0])
+        yield found
+
+
+def _of_array(name: str, values: Any, tokenizer: Any) -> Any:
+    """Return the lengths in an array of arrow.
+
+    Anything but ints and lists of ints is read as Python has it.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if values.null_count:
+        raise InvalidPacking(
+            f"column {name!r}: {values.null_count:,} examples have no value; leave them out", code="unusable-data"
+        )
+    if pa.types.is_integer(values.type):
+        return values.to_numpy()
+    of_tokens = getattr(values.type, "value_type", pa.null())
+    if pa.types.is_integer(of_tokens) and not pc.list_flatten(values).null_count:
+        return pc.list_value_length(values).to_numpy()
+    return _of_values(values.to_pylist(), tokenizer)
+
+
+def _of_values(values: Sequence[Any], tokenizer: Any) -> Any:
+    """Return the tokens of each value: an int is their number, lists of ints are counted, text is
+    tokenized.
+
+    Messages of a chat are tokenized as text.
+    """
+    kinds = [_kind(value) for value in values]
+    other = next((i for i, kind in enumerate(kinds) if kind is None or kind != kinds[0]), None)
+    if other is not None:
+        wanted = kinds[0] or f"{LENGTH}, {TOKENS}, {TEXT} or {MESSAGES}"
+        raise InvalidPacking(f"example {other}: wanted {wanted}, found {values[other]!r:.60}", code="unusable-data")
+    if kinds[0] == LENGTH:
+        return values
+    if kinds[0] == TOKENS:
+        return [len(value) for value in values]
+    if tokenizer is None:
+        raise InvalidPacking(
+            f"found {kinds[0]}, whose tokens are to be counted; name a tokenizer: tokenizer=NAME", code="tokenizer"
+        )
+    options: dict[str, Any] = {}
+    if kinds[0] == MESSAGES:
+        options["add_special_tokens"] = False  # the template has them
+        try:
+            values = [tokenizer.apply_chat_template(list(each), tokenize=False) for each in values]
+        except Exception as error:  # templates are programs
             raise InvalidPacking(
-                f"column {name!r}: {values.null_count:,} examples have no value; leave them out", code="unusable-data"
-            )
-        if pa.types.is_integer(values.type):
-            return values.to_numpy()
-        if (
-            pa.types.is_integer(getattr(values.type, "value_type", pa.null()))
-            and not pc.list_flatten(values).null_count
-        ):
-            return pc.list_value_length(values).to_numpy()
-        return self.of_values(values.to_pylist(), f"column {name!r}")
-
-    def of_values(self, values: Sequence[Any], where: str) -> Any:
-        """Return the tokens of each value: an int is their number, lists of ints are counted, text
-        is tokenized.
-
-        Messages of a chat are tokenized as text.
-        """
-        kinds = [_kind(value) for value in values]
-        other = next((i for i, kind in enumerate(kinds) if kind is None or kind != kinds[0]), None)
-        if other is not None:
-            wanted = kinds[0] or f"{LENGTH}, {TOKENS}, {TEXT} or {MESSAGES}"
-            raise InvalidPacking(
-                f"example {other} of {where}: wanted {wanted}, found {values[other]!r:.60}", code="unusable-data"
-            )
-        if kinds[:1] == [LENGTH]:
-            return values
-        return [len(ids) for ids in (self._tokenized(values, kinds[0]) if kinds[0] != TOKENS else values)]
-
-    def _tokenized(self, values: Sequence[Any], kind: str | None) -> Iterator[Sequence[int]]:
-        if self.tokenizer is None:
-            raise InvalidPacking(
-                f"found {kind}, whose tokens are to be counted; name a tokenizer: tokenizer=NAME", code="tokenizer"
-            )
-        options: dict[str, Any] = {}
-        if kind == MESSAGES:
-            options["add_special_tokens"] = False  # the template has them
-            try:
-                values = [self.tokenizer.apply_chat_template(list(each), tokenize=False) for each in values]
-            except Exception as error:  # templates are programs
-                raise InvalidPacking(
-                    f"found {kind}, and the tokenizer has no template for them: {error}; use one that has",
-                    code="tokenizer",
-                ) from error
-        for start in range(0, len(values), BATCH):
-            yield from self.tokenizer(list(values[start : start + BATCH]), **options)["input_ids"]
-
-    def chosen(self, names: Sequence[str]) -> list[str]:
-        """Return the columns that hold lengths, tokens, text or messages."""
-        unnamed = ("text", "messages") if self.tokenizer is not None else (IDS, "length", "lengths", "text")
-        found = [name for name in self.columns or unnamed if name in names]
-        if not found or (self.columns and len(found) < len(self.columns)):
-            wanted = [name for name in self.columns if name not in names] or unnamed
-            raise InvalidPacking(
-                f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column",
-                code="unusable-data",
-            )
-        return found if self.columns else found[:1]
+                f"found {MESSAGES}, and the tokenizer has no template for them: {error}; use one that has",
+                code="tokenizer",
+            ) from error
+    batches = (list(values[start : start + BATCH]) for start in range(0, len(values), BATCH))
+    return [len(ids) for texts in batches for ids in tokenizer(texts, **options)["input_ids"]]
 
 
-LENGTH, TOKENS, TEXT, MESSAGES = "a length", "a list of token ids", "text", "messages with role and content"
+def _chosen(names: Sequence[str], named: Sequence[str], tokenizer: Any) -> list[str]:
+    """Return the columns that hold lengths, tokens, text or messages."""
+    unnamed = ("text", "messages") if tokenizer is not None else (IDS, "length", "lengths", "text")
+    found = [name for name in named or unnamed if name in names]
+    if not found or len(found) < len(named):
+        wanted = [name for name in named if name not in names] or unnamed
+        raise InvalidPacking(
+            f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column", code="unusable-data"
+        )
+    return found if named else found[:1]
 
 
 def _kind(value: Any) -> str | None:

@@ -96,13 +96,13 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
     """What one process writes that nobody disturbs; it has the same groups of rows as killed.py makes."""
-    from autopack.packing import parts
+    from autopack.packing import rows
 
-    before, parts.BLOCK = parts.BLOCK, 4 * MAX_LENGTH
+    before, rows.BLOCK = rows.BLOCK, 4 * MAX_LENGTH
     try:
         autopack.packing.pack_shards(corpus, MAX_LENGTH, folder, num_shards=COUNT)
     finally:
-        parts.BLOCK = before
+        rows.BLOCK = before
     return bytes_of(folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,19 +41,6 @@ def two_workers() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def shuffle(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sorts, unless a test asks for another strategy: the default starts new processes for every shuffle."""
-    context = ray.data.DataContext.get_current()
-    before = context.shuffle_strategy
-    context.shuffle_strategy = getattr(request, "param", None) or "sort_shuffle_pull_based"
-    yield
-    context.shuffle_strategy = before
-
-
-DEFAULT = ray.data.DataContext.get_current().shuffle_strategy
-
-
 def blocks(made: list[dict[str, Any]], *cuts: int) -> Any:
     """A dataset of Ray with blocks that end at these examples."""
     table = datasets.Dataset.from_list(made).data.table
@@ -70,21 +56,15 @@ def visible(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "cuts", "shuffle"),
+    ("options", "count", "cuts"),
     [
-        ({}, 4, (20, 21, 21, 50), DEFAULT),
-        ({"strategy": "random", "seed": 3, "position_ids": False, "mask_first_label": False}, 7, (), None),
-        ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30), "hash_shuffle"),
-        ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60), None),
-        (
-            {"max_length": 16, "overflow": "truncate", "ranks": 2, "cost": autopack.packing.CostModel(0, 1)},
-            2,
-            (7,),
-            None,
-        ),
-        ({"strategy": "fixed_length", "loss_weights": "document"}, 22, tuple(range(0, 60, 3)), None),
+        ({}, 4, (20, 21, 21, 50)),
+        ({"strategy": "random", "seed": 3}, 7, ()),
+        ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30)),
+        ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60)),
+        ({"max_length": 16, "overflow": "truncate", "ranks": 2, "cost": autopack.packing.CostModel(0, 1)}, 2, (7,)),
+        ({"strategy": "fixed_length", "first_position": 2}, 22, tuple(range(0, 60, 3))),
     ],
-    indirect=["shuffle"],
 )
 def test_ray_writes_the_rows_of_pack(options, count, cuts, tmp_path):
     options = {"max_length": 32, **options}
@@ -116,7 +96,7 @@ def test_plans_of_any_documents_are_kept(seed, tmp_path, monkeypatch):
     wanted = autopack.pack(datasets.Dataset.from_list(every), 16, strategy, overflow=overflow, seed=seed)
     assert load(written.files)[:] == wanted[:]
     other = autopack.packing.plan([lengths[0] % 16 + 1, *lengths[1:]], 16, overflow="truncate")
-    with refused("other-data", match="wanted a plan of these documents: example 0 has"):
+    with refused("other-data", match="^example 0 has"):
         autopack.packing.pack_shards(data, 16, tmp_path / "other", plan=other)
 
 
@@ -144,8 +124,8 @@ def test_what_ray_made_of_arrays_is_packed_as_lists_are(tmp_path):
         }
 
     data = ray.data.range(3, override_num_blocks=1).map_batches(tokenize)
-    kept = {"columns": ("pair", "text")}
-    found = load(autopack.packing.pack_shards(data, 4, tmp_path / "a", **kept).files)
+    dropped = ("vector", "matrix")
+    found = load(autopack.packing.pack_shards(data, 4, tmp_path / "a", drop_columns=dropped).files)
     plain = [{"input_ids": i, "pair": [[t, t] for t in i], "text": str(i)} for i in ids]
     assert found[:] == autopack.pack(datasets.Dataset.from_list(plain), 4)[:]
     with refused("unusable-data", match="example 0, column 'vector': found 2 values for 3 tokens"):
@@ -190,9 +170,6 @@ def test_each_block_can_be_planned_by_itself(tmp_path):
     with pytest.raises(ValueError, match="num_shards=9: only 3 of so many blocks have documents"):
         autopack.packing.pack_shards(blocks(examples([9, 9, 3])), 9, tmp_path / "e", plan="shard", num_shards=9)
     assert os.listdir(tmp_path / "e") == []
-    shutil.copy(*written.files[:2])
-    with refused("bad-file", match="'rows-00001-of-00003.parquet' is a copy of another shard"):
-        autopack.packing.shard_files(tmp_path / "a")
 
 
 @pytest.mark.parametrize("plan", ["all", "shard"])
@@ -219,7 +196,7 @@ def test_what_is_wrong_with_an_example_is_raised_by_its_number(plan, tmp_path):
     with refused("unusable-data", match="tokenize first"):
         write([{"text": "a"}] * 30)
     with refused("unusable-data", match="found no column 'none'"):
-        write(made, columns=("none",))
+        write(made, drop_columns=("none",))
     with refused("no-examples", match="empty dataset"):
         autopack.packing.pack_shards(
             ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path, plan=plan
@@ -245,10 +222,6 @@ def test_options_and_folders_are_refused_before_anything_is_read(tmp_path):
         autopack.packing.pack_shards(
             blocks(examples([4, 4, 4])), 4, tmp_path / "rows", plan=autopack.packing.plan([4, 4], 4)
         )
-    with refused("unusable-data", match="found a column 'autopack_pieces'"):
-        autopack.packing.pack_shards(
-            ray.data.from_items([{"input_ids": [1], "autopack_pieces": 1}]), 4, tmp_path / "rows"
-        )
 
 
 def dying() -> type:
@@ -272,7 +245,6 @@ def dying() -> type:
     return Dying
 
 
-@pytest.mark.parametrize("shuffle", [DEFAULT, None], indirect=True)
 def test_a_worker_that_dies_is_made_good(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "Folder", dying())
     made = examples(LENGTHS)
@@ -285,27 +257,13 @@ def test_a_worker_that_dies_is_made_good(tmp_path, monkeypatch):
     )
 
 
-def test_what_arrives_is_what_was_sent(tmp_path):
-    """A task looks whether it has all documents of its shard, and each as long as it was when it was planned."""
-    made = [{"input_ids": [i, i, i]} for i in range(4)]
-    plan, edges = autopack.packing.plan([3] * 4, 6, "sequential"), np.array([0, 2])
-    (placed,) = on_ray._placed(plan, np.array([3] * 4), [4])
-    folder = parts.Folder(tmp_path)
-    frame = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": {}, "folder": folder}
-    table = pa.Table.from_pylist(made)
-    sent = on_ray.spread(table, placed, table.schema, edges)
-    with pytest.raises(RuntimeError, match="shard 0: Ray has not brought"):
-        on_ray.write_shard(sent.slice(1), **frame, marked="")
-    shorter = pa.Table.from_pylist([*made[:2], {"input_ids": [2]}, made[3]])
-    answer = on_ray.write_shard(on_ray.spread(shorter, placed, table.schema, edges), **frame, marked="")
-    assert "example 2, column 'input_ids': found 1 tokens, and 3 when lengths" in answer["error"][0].as_py()
+def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
+    """A task looks whether each document is as long as it was when it was planned."""
+    plan, numbers, folder = autopack.packing.plan([3] * 2, 6), np.array([2, 3]), parts.Folder(tmp_path)
+    task = folder, "", "rows-00000-of-00001.parquet", plan, np.array([3, 3]), numbers, 0
+    with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
+        on_ray.write_shard(*task, pa.table({"input_ids": [[2, 2, 2]]}), pa.table({"input_ids": [[3]]}))
     assert not os.listdir(tmp_path)
-    answer = on_ray.write_shard(sent.take([2, 0, 3, 1]), **frame, marked="")
-    assert answer["name"][0].as_py() in os.listdir(tmp_path)
-    assert pq.read_table(tmp_path / "rows-00000-of-00001.parquet")["input_ids"].to_pylist() == [
-        [0, 0, 0, 1, 1, 1],
-        [2, 2, 2, 3, 3, 3],
-    ]
 
 
 def test_blocks_may_be_of_pandas_and_hold_no_objects(tmp_path):
@@ -315,12 +273,6 @@ def test_blocks_may_be_of_pandas_and_hold_no_objects(tmp_path):
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with refused("unusable-data", match="column 'object': found .*; convert it, or take it out"):
         autopack.packing.pack_shards(objects, 2, tmp_path / "b")
-
-
-def test_shards_that_one_task_cannot_hold_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "LONGEST", 100)
-    with pytest.raises(ValueError, match="num_shards=2: found .* tokens in a shard; ask for 20 or more"):
-        autopack.packing.pack_shards(blocks(examples([20] * 50)), 20, tmp_path, num_shards=2)
 
 
 def test_two_runs_write_the_same_bytes(tmp_path):

@@ -157,17 +157,3 @@ def test_what_cannot_be_weighed_is_refused(change, words):
         PackingCollator(loss_weights="document")([example])
     with refused("unusable-data", match="not found, but example 0 has it"):
         PackingCollator(loss_weights="document")([{"input_ids": [1], "document_weight": 1.0}, {"input_ids": [1]}])
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ([1.0, None], "example 1, column 'document_weight': found no value"),
-        (["a", "b"], "column 'document_weight': wanted a number for each document"),
-    ],
-)
-def test_rows_are_not_weighed_by_what_is_no_number(weights, words):
-    pytest.importorskip("pyarrow")
-    made = [{"input_ids": [1, 2], "document_weight": weight} for weight in weights]
-    with refused("unusable-data", match=words):
-        autopack.pack(made, 8, loss_weights="document")
