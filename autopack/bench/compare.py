@@ -113,7 +113,7 @@ class _Bench:
 
     def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
         self.model, self.settings, self.device = model, settings, device_of(model)
-        self.shifted = PackingCollator.for_model(model).mask_first_label
+        self.shifted = PackingCollator.for_model(model).labels != "unshifted"
         self.vocabulary = tokens_to_draw(model)
         self.optimizer: torch.optim.Optimizer | None = None
         if not settings.forward:

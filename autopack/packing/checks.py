@@ -53,7 +53,7 @@ def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
             f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
             f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
             f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
-            f"{option} to pack the rest; PackingCollator(completions=True) makes documents of a prompt and its answers",
+            f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
 

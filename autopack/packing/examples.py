@@ -58,12 +58,6 @@ class Example:
         """Tokens of each document, (documents,) ints."""
         return np.diff(self.starts, append=len(self))
 
-    @property
-    def label_kind(self) -> str:
-        """Kind of its labels, in words."""
-        per_token = "labels per token" if "labels" in self.columns else "no labels"
-        return "labels per document" if "labels" in self.per_document else per_token
-
     def truncate(self, length: int) -> None:
         """Keep the first tokens, and the documents that begin in them."""
         self.columns = {k: v[:length] for k, v in self.columns.items()}
@@ -331,17 +325,21 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
 
 
 def check_alike(examples: list[Example]) -> None:
-    """Raise `InvalidPacking` unless all examples have the same keys with values of one shape.
+    """Raise `InvalidPacking` unless all examples have the same keys with values of one sort and
+    shape.
 
     Own positions are optional.
     """
-    first = examples[0]
-    for index, example in enumerate(examples):
-        wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.per_document}.items()} for e in (first, example))
-        for key in sorted((wanted.keys() ^ found.keys()) - {POSITIONS}):
-            lacking, other = (index, 0) if key in wanted else (0, index)
+    sorts = [
+        {k: f"values per token of shape {v.shape[1:]}" for k, v in e.columns.items()}
+        | {k: f"values per document of shape {v.shape[1:]}" for k, v in e.per_document.items()}
+        for e in examples
+    ]
+    for index, found in enumerate(sorts):
+        for key in sorted((sorts[0].keys() ^ found.keys()) - {POSITIONS}):
+            lacking, other = (index, 0) if key in sorts[0] else (0, index)
             raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
-        for key in wanted:
-            if wanted[key] != found.get(key, wanted[key]):
-                differ = f"found values of shape {found[key]}, but {wanted[key]} in example 0; make them equal"
+        for key, wanted in sorts[0].items():
+            if found.get(key, wanted) != wanted:
+                differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
                 raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")

@@ -61,7 +61,7 @@ class PackedBatchSampler:
         seed: with the epoch, determines all that is random.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out;
             `"truncate"` yields them for a collator that cuts off their end
-            (`PackingCollator(max_length=..., overlong="truncate")`).
+            (`PackingCollator(max_length=..., overflow="truncate")`).
         max_documents: the most documents of a row.
         cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`,

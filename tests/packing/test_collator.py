@@ -50,15 +50,14 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
         pytest.skip("this transformers release has no such options")
     examples = [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
     theirs = transformers.DataCollatorWithFlattening(**wanted)(copy.deepcopy(examples))
-    ours = PackingCollator(return_flash_kwargs=True, return_seq_idx=True)(examples)
+    ours = PackingCollator(declare=("attention_mask", "cu_seq_lens", "seq_idx"))(examples)
     assert ours.keys() == theirs.keys()
     same(ours, theirs)
 
 
 def test_numpy_out():
-    batch = PackingCollator(return_tensors="np")(ABC)
+    batch = PackingCollator()(ABC, return_tensors="np")
     assert all(isinstance(v, np.ndarray) for v in batch.values())
-    assert isinstance(PackingCollator()(ABC, return_tensors="np")["input_ids"], np.ndarray)
     with pytest.raises(ValueError, match="return_tensors='tf'"):
         PackingCollator()(ABC, return_tensors="tf")
 
@@ -121,12 +120,9 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
         max_length=max_length,
         pad_to_multiple_of=multiple,
         first_position=first,
-        pad_token_id=3,
-        return_flash_kwargs=True,
-        return_seq_idx=True,
-        return_tensors="np",
+        declare=("attention_mask", "cu_seq_lens", "seq_idx"),
     )
-    batch = collator(examples)
+    batch = collator(examples, "np")
     rows, width = batch["input_ids"].shape
     assert max_length is None or width <= max_length
     assert max_length is not None or rows == 1
@@ -134,7 +130,7 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
     real = batch.get("attention_mask", np.ones((rows, width), int)).astype(bool)
     assert batch["input_ids"][real].tolist() == [t for tokens in documents for t in tokens]
     assert batch["weight"][real].tolist() == [0.5] * int(real.sum())
-    assert set(batch["input_ids"][~real].tolist()) <= {3}
+    assert set(batch["input_ids"][~real].tolist()) <= {0}
     assert set(batch["labels"][~real].tolist()) <= {-100}
     assert set(batch["weight"][~real].tolist()) <= {0.0}
     wanted = [label for tokens in documents for label in [-100, *(t + 1 for t in tokens[1:])]]
@@ -159,10 +155,10 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
 
 
 def test_rows_are_filled_in_order_and_padded_to_the_longest():
-    collator = PackingCollator(max_length=6, pad_token_id=50, return_flash_kwargs=True, return_seq_idx=True)
+    collator = PackingCollator(max_length=6, declare=("attention_mask", "cu_seq_lens", "seq_idx"))
     examples = [{**e, "token_type_ids": [1] * len(e["input_ids"])} for e in ABC]
     batch = collator(examples)
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 50]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
     assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5], [-100, 7, 8, 9, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
@@ -177,18 +173,18 @@ def test_padding_is_cut_into_documents_no_longer_than_the_real_ones():
     batch = PackingCollator(pad_to_multiple_of=16, first_position=2)(ABC)
     assert batch["position_ids"].tolist() == [[2, 3, 4, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5, 2, 3, 4]]
     assert batch["attention_mask"].tolist() == [[1] * 9 + [0] * 7]
-    without = PackingCollator(pad_to_multiple_of=16, first_position=2, return_attention_mask=False)(ABC)
+    without = PackingCollator(pad_to_multiple_of=16, first_position=2, declare=())(ABC)
     assert "attention_mask" not in without
     assert torch.equal(without["position_ids"], batch["position_ids"])
     assert "attention_mask" not in PackingCollator(pad_to_multiple_of=3)(ABC)
 
 
 def test_overlong_examples():
-    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overlong='truncate'", max_length=3)
-    batch = PackingCollator(max_length=3, overlong="truncate")(ABC)
+    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'", max_length=3)
+    batch = PackingCollator(max_length=3, overflow="truncate")(ABC)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0], [6, 7, 8]]
     packed = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2], "labels": [7, 8]}
-    batch = PackingCollator(max_length=3, overlong="truncate")([packed])
+    batch = PackingCollator(max_length=3, overflow="truncate")([packed])
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[1, 2, 3]], [7])
     padded = {"input_ids": [1, 2, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
     assert PackingCollator(max_length=3)([padded])["input_ids"].tolist() == [[1, 2, 3]]
@@ -230,16 +226,15 @@ def test_labels_per_token_under_another_name():
 
 
 def test_labels_can_be_required_or_left_out():
-    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="required")
     assert "labels" not in PackingCollator(labels="none")(ABC)
     assert "labels" not in PackingCollator(labels="none")([{"input_ids": [1], "labels": [1], "label": 3}])
     assert PackingCollator()([{"input_ids": [1, 2], "labels": None}])["labels"].tolist() == [[-100, 2]]
 
 
 def test_losses_that_do_not_shift_keep_the_first_label():
-    batch = PackingCollator(mask_first_label=False)([{"input_ids": [1, 2], "labels": [5, 6]}])
+    batch = PackingCollator(labels="unshifted")([{"input_ids": [1, 2], "labels": [5, 6]}])
     assert batch["labels"].tolist() == [[5, 6]]
-    refused(ABC, "example 0, 'labels': not found", "mask_first_label=False", mask_first_label=False)
+    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
 
 
 @pytest.mark.parametrize("key", ["completion_mask", "assistant_masks"])
@@ -254,9 +249,8 @@ def test_made_labels_keep_to_the_completion(key):
 @pytest.mark.parametrize(
     ("first", "second", "parts"),
     [
-        (1, [1, 2], ["'labels'", "labels per token", "labels per document in example 0"]),
-        ([1, 2], None, ["'labels'", "no labels", "labels per token in example 0"]),
-        (None, 2.0, ["'labels'", "labels per document", "no labels in example 0"]),
+        (1, [1, 2], ["'labels'", "values per token", "values per document of shape () in example 0"]),
+        ([1, 2], None, ["'labels'", "not found, but example 0 has it"]),
         ([1, 2], [1, 2, 3], ["'labels'", "shape (3,)", "2 tokens"]),
         ([0.5, 0.5], [0.1, 0.2, 0.3], ["'labels'", "(3,)", "(2,) in example 0", "floats"]),
         (0.5, [0.1, 0.2], ["'labels'", "(2,)", "() in example 0"]),
@@ -286,13 +280,13 @@ def test_two_names_for_labels_are_refused():
     ("options", "part"),
     [
         ({"labels": "yes"}, "labels='yes'"),
-        ({"overlong": "drop"}, "overlong='drop'"),
-        ({"return_tensors": "tf"}, "return_tensors='tf'"),
+        ({"overflow": "drop"}, "overflow='drop'"),
+        ({"declare": ("segments",)}, "declare='segments': wanted one of"),
+        ({"declare": "seq_idx"}, "declare='seq_idx': wanted several forms"),
         ({"max_length": 0}, "max_length=0"),
         ({"max_length": True}, "max_length=True"),
         ({"pad_to_multiple_of": 1.5}, "pad_to_multiple_of=1.5"),
         ({"first_position": -1}, "first_position=-1"),
-        ({"pad_token_id": None}, "pad_token_id=None"),
         ({"drop_keys": "text"}, "drop_keys='text'"),
         ({"max_length": 10, "pad_to_multiple_of": 4}, "multiple"),
     ],
@@ -311,7 +305,7 @@ def test_repr_pickle_and_copy():
 
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "spawn")])
 def test_collate_fn_of_a_dataloader(workers, context):
-    collator = PackingCollator(return_flash_kwargs=True)
+    collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
     loader = DataLoader(
         Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, num_workers=workers, multiprocessing_context=context
     )
@@ -323,7 +317,7 @@ def test_collate_fn_of_a_dataloader(workers, context):
 
 def test_importing_needs_neither_torch_nor_transformers():
     code = (
-        "import sys, autopack.packing as p; c = p.PackingCollator(return_tensors='np'); c([{'input_ids': [1]}]);"
+        "import sys, autopack.packing as p; c = p.PackingCollator(); c([{'input_ids': [1]}], 'np');"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -60,7 +60,7 @@ PACKED = {
 
 @pytest.mark.parametrize("keys", [[k] for k in PACKED] + [list(PACKED)])
 def test_inner_documents_are_kept_apart(keys):
-    batch = PackingCollator(return_flash_kwargs=True)(
+    batch = PackingCollator(declare=("attention_mask", "cu_seq_lens"))(
         [{"input_ids": [1, 2, 3, 4, 5]} | {k: PACKED[k] for k in keys}, {"input_ids": [6, 7]}]
     )
     assert list(batch)[:3] == ["input_ids", "position_ids", "labels"]
@@ -226,7 +226,7 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, what, 
         if what in ("mask", "all"):
             example["attention_mask"] = kind([1] * len(ids))
         examples.append(example)
-    collator = PackingCollator(labels=labels, return_seq_idx=True)
+    collator = PackingCollator(labels=labels, declare=("attention_mask", "seq_idx"))
     found = collator(examples)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autopack.packing.collator.merge", lambda *_: None)

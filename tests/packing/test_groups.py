@@ -258,7 +258,7 @@ class TestCollator:
         pair = {"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}
         single = {"prompt_ids": [1], "completion_ids": [2, 3]}
         plain = {"input_ids": [20, 21]}
-        batch = PackingCollator(completions=True)([group, pair, single, {**plain, "completion_mask": [1, 1]}])
+        batch = PackingCollator(labels="completions")([group, pair, single, {**plain, "completion_mask": [1, 1]}])
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 5, 6, 7, 9, 10, 3, 4, 11, 3, 4, 12, 13, 1, 2, 3, 20, 21]]
         assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 0, 1]]
         targets = [8, 9, 10, 11, 12, 13, 2, 3, 21]
@@ -282,7 +282,7 @@ class TestCollator:
     def test_any_batch_of_completions_and_plain_examples(self, examples, documents, advantages):
         group = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
         for order in (1, -1):
-            batch = PackingCollator(completions=True)([{**examples[0], "advantages": advantages}, group][::order])
+            batch = PackingCollator(labels="completions")([{**examples[0], "advantages": advantages}, group][::order])
             parts = [documents, [([3, 4, 9], [9]), ([3, 4, 2, 2], [2, 2])]][::order]
             wanted = [document for part in parts for document in part]
             assert batch["input_ids"][0].tolist() == [token for ids, _ in wanted for token in ids]
@@ -298,7 +298,7 @@ class TestCollator:
         prompt, rest = draw.integers(2, 100, 40).tolist(), draw.integers(2, 100, 9).tolist()
         examples = [{"prompt_ids": prompt, "completion_ids": [rest, []]}, {"input_ids": rest, "labels": rest}]
         with autopack.enable(model):
-            agree(stock, model, PackingCollator(completions=True)(examples))
+            agree(stock, model, PackingCollator(labels="completions")(examples))
 
     def test_a_model_computes_the_prompt_once(self):
         stock, model = twins(build("llama").eval())
@@ -306,7 +306,7 @@ class TestCollator:
         rests = [draw.integers(2, 100, n).tolist() for n in (7, 3, 12)]
         example = {"prompt_ids": draw.integers(2, 100, 40).tolist(), "completion_ids": rests}
         with autopack.enable(model) as handle:
-            agree(stock, model, PackingCollator(completions=True)([example]))
+            agree(stock, model, PackingCollator(labels="completions")([example]))
             assert handle.tally.training.shared == 80
 
     @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ class TestCollator:
     )
     def test_what_is_refused(self, example, message):
         with refused("unusable-data", match=message):
-            PackingCollator(completions=True)([example])
+            PackingCollator(labels="completions")([example])
 
     def test_pairs_are_refused_without_the_option(self):
         with refused("pairs-are-no-documents"):

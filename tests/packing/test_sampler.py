@@ -39,7 +39,7 @@ def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
 def tokens_per_row(lengths: Any, batch: list[int], max_length: int) -> list[int]:
     """What the collator makes of a batch."""
     examples = [{"input_ids": [1] * int(lengths[i])} for i in batch]
-    made = PackingCollator(max_length=max_length, return_tensors="np")(examples)
+    made = PackingCollator(max_length=max_length)(examples, "np")
     mask = made.get("attention_mask", np.ones_like(made["input_ids"]))
     return mask.sum(axis=1).tolist()
 
@@ -384,7 +384,7 @@ def test_bad_options_are_named(options, error, message):
 def test_overlong_documents_are_truncated_by_the_collator_or_dropped():
     lengths = [3, 50, 9, 20]
     sampler = PackedBatchSampler(lengths, 30, overflow="truncate")
-    collator = PackingCollator(max_length=30, overlong="truncate")
+    collator = PackingCollator(max_length=30, overflow="truncate")
     batches = list(DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collator))
     assert sum(b["input_ids"].shape[0] for b in batches) == len(sampler)
     assert sum(b["input_ids"].numel() for b in batches) == 3 + 30 + 9 + 20

@@ -85,7 +85,7 @@ def test_options_that_no_plan_can_keep_are_refused(options, message):
     ("options", "message"),
     [
         ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
-        ({"align": 8, "return_attention_mask": False}, "only the attention mask tells padding inside documents"),
+        ({"align": 8, "declare": ()}, "only 'attention_mask' tells padding inside documents"),
         ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
         ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
         ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),
@@ -105,8 +105,8 @@ def test_options_that_no_batch_can_keep_are_refused(options, message):
 def test_every_way_of_declaring_says_the_same_documents(lengths, align, rows, limit):
     examples = Documents(lengths)
     options: dict[str, Any] = {"align": align, "rows": rows, "max_documents": limit, "max_length": 24}
-    batch = PackingCollator(**options, return_flash_kwargs=True, return_seq_idx=True, return_tensors="np")(
-        [examples[i] for i in range(len(lengths))]
+    batch = PackingCollator(**options, declare=("attention_mask", "cu_seq_lens", "seq_idx"))(
+        [examples[i] for i in range(len(lengths))], "np"
     )
     ids, positions, seq_idx = batch["input_ids"], batch["position_ids"], batch["seq_idx"]
     real = batch.get("attention_mask", np.ones_like(ids)).astype(bool)
@@ -157,7 +157,8 @@ def test_documents_padded_inside_a_row_are_exact(model_type, task, flash_kwargs)
     masked = task == "masked-lm"
     documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in LENGTHS]
     examples = [{"input_ids": d, **({"labels": d} if masked else {})} for d in documents]
-    collate = PackingCollator.for_model(model, align=8, max_length=24, rows=3, return_flash_kwargs=flash_kwargs)
+    declare = ("attention_mask", *["cu_seq_lens"] * flash_kwargs)
+    collate = PackingCollator.for_model(model, align=8, max_length=24, rows=3, declare=declare)
     batch = collate(examples)
     if "cu_seq_lens_q" in batch and not autopack_takes(model, "cu_seq_lens_q"):
         pytest.skip("its forward has no place for cu_seq_lens")
@@ -191,7 +192,7 @@ def autopack_takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def test_without_the_mask_padding_inside_documents_is_seen():
-    """Negative control: what the refusal of `return_attention_mask=False` is for."""
+    """Negative control: what the refusal of `declare=()` is for."""
     model = tiny.build("bert", task="masked-lm").eval()
     stock = copy.deepcopy(model)
     document = tiny.tokens(model.config, 1, 5)[0]
@@ -220,7 +221,8 @@ def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
 def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
     lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
     documents = Documents(lengths)
-    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, return_flash_kwargs=True)
+    declare = ("attention_mask", "cu_seq_lens")
+    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, declare=declare)
     shapes, tokens = set(), 0
     for rank in range(ranks):
         sampler = PackedBatchSampler(
@@ -252,7 +254,7 @@ def test_a_packed_row_is_as_long_as_its_padded_documents():
     too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
     with refused("unusable-data", match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
         collate([too_long])
-    cut = PackingCollator(max_length=24, align=8, overlong="truncate")([too_long])
+    cut = PackingCollator(max_length=24, align=8, overflow="truncate")([too_long])
     assert int(cut["attention_mask"].sum()) == 16
     with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
         PackingCollator(max_length=24, max_documents=2)([too_long])

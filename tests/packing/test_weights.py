@@ -74,7 +74,7 @@ def test_a_mean_over_tokens_is_another_loss():
 
 
 def test_weights_are_of_targets_alone_and_padding_has_none():
-    batch = PackingCollator(loss_weights="document", max_length=24, return_tensors="np")(examples(weighted=True))
+    batch = PackingCollator(loss_weights="document", max_length=24)(examples(weighted=True), "np")
     assert batch["loss_weights"].dtype == np.float32
     assert ((batch["loss_weights"] > 0) <= (batch["labels"] != -100)).all()
     found = [w for row in batch["loss_weights"] for w in row[row > 0]]
@@ -86,7 +86,7 @@ def test_weights_are_of_targets_alone_and_padding_has_none():
 def test_losses_that_do_not_shift_count_every_label():
     logits = torch.randn(1, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     documents = [{"input_ids": [1, 2], "labels": [3, -100]}, {"input_ids": [4, 5, 6], "labels": [1, 2, 6]}]
-    batch = PackingCollator(loss_weights="document", mask_first_label=False)(documents)
+    batch = PackingCollator(loss_weights="document", labels="unshifted")(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
     found = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
