@@ -147,7 +147,7 @@ class PackingCollator:
     align: int = 1
     max_documents: int | None = None
     rows: int | None = None
-    declare: Collection[Declaration] = ("attention_mask",)
+    declare: Collection[str] = ("attention_mask",)
     loss_weights: Weighing | None = None
     image_processor: Any = None
     drop_keys: Collection[str] = ()

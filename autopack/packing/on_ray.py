@@ -6,47 +6,83 @@ is known by its number in the order of the data.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
-from ray.data.block import BlockAccessor
 
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole
 from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import (
-    NAME,
-    Folder,
-    Shards,
-    Written,
-    edges_of,
-    mark_of,
-    tables_of,
-    tokens_of,
-    total,
-)
+from autopack.packing.parts import NAME, Folder, Shards, Written, edges_of, mark_of, tables_of, tokens_of, total
 from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, nothing_left
+
+
+class Work(NamedTuple):
+    """Rows of a shard: `plan`, of documents that have `planned` tokens in the whole plan and these
+    `numbers` in the data."""
+
+    plan: Plan
+    planned: np.ndarray
+    numbers: np.ndarray
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
     with _in_order(data):
-        found, counts = (_of_blocks if plan == "shard" else _of_plan)(data, packing, folder, plan, num_shards)
-    if {part.name for part in found} - set(folder.names()):
+        blocks, lengths, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    firsts = bounds_of([len(of_block) for of_block in lengths])
+    works, parts = [], []
+    if plan == "shard":
+        plans = []
+        for block, of_block, first in zip(blocks, lengths, firsts.tolist(), strict=False):
+            with in_the_whole(range(first, 1 << 62)):
+                plans.append(packing.plan(of_block))
+            if len(plans[-1]):
+                planned = tokens_of(plans[-1], len(of_block))
+                works.append(Work(plans[-1], planned, np.arange(first, first + len(of_block))))
+                parts.append([block])
+        counts = total([made.counts for made in plans])
+        if not works:
+            raise nothing_left(counts)
+        if num_shards is not None and len(works) != num_shards:
+            raise ValueError(
+                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
+            )
+        marked = mark_of(packing, num_shards, None)
+    else:
+        whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
+        planned, edges, counts = tokens_of(whole, int(firsts[-1])), edges_of(whole, num_shards), whole.counts
+        for first, end in pairwise(edges):
+            shard = whole[first:end]
+            numbers = np.unique(shard.documents)
+            here = replace(shard, documents=np.searchsorted(numbers, shard.documents))
+            works.append(Work(here, planned[numbers], numbers))
+        parts = _spread(blocks, firsts, [work.numbers for work in works])
+        marked = mark_of(packing, len(works), whole)
+    del blocks  # so that Ray may forget those that have been spread
+    task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
+    about = folder, marked, packing.first_position, schema
+    with folder.undone(marked):
+        tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
+        del parts
+        try:
+            written = [_result(each) for each in tasks]
+        finally:
+            ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
+    if {part.name for part in written} - set(folder.names()):
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
-    return folder.shards(found, packing.max_length, counts)
+    return folder.shards(written, packing.max_length, counts)
 
 
 @contextmanager
@@ -79,46 +115,13 @@ def _result(task: Any, before: int = 0) -> Any:
             raise InvalidPacking(error.cause.message, code=error.cause.code) from None
 
 
-def _of_plan(
-    data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None
-) -> tuple[list[Written], Counts]:
-    """Write the shards of one plan of all documents."""
-    blocks, lengths, schema = _measured(data, packing)
-    if plan == "all":
-        plan = packing.plan(np.concatenate(lengths))
-    firsts = bounds_of([len(measured) for measured in lengths])
-    planned, edges = tokens_of(plan, int(firsts[-1])), edges_of(plan, num_shards)
-    shards = [plan[first:end] for first, end in pairwise(edges)]
-    needed = [np.unique(shard.documents) for shard in shards]
-    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
-    moving = ray.remote(spread).options(num_returns=len(shards))
-    moved: list[list[Any]] = []
-    for number, first in enumerate(firsts[:-1]):
-        chosen = [numbers[cut[number] : cut[number + 1]] - first for numbers, cut in zip(needed, cuts, strict=True)]
-        of_block: Any = moving.remote(blocks[number], schema, chosen)
-        moved.append(of_block if len(shards) > 1 else [of_block])
-    del blocks  # so that Ray may forget those that have been spread
-    marked, writing = mark_of(packing, len(shards), plan), ray.remote(write_shard)
-    tasks = []
-    with folder.undone(marked):
-        for number, (shard, numbers, parts) in enumerate(zip(shards, needed, zip(*moved, strict=True), strict=True)):
-            here = replace(shard, documents=np.searchsorted(numbers, shard.documents))
-            name = NAME.format(number, len(shards))
-            about = here, planned[numbers], numbers, packing.first_position
-            tasks.append(writing.remote(folder, marked, name, *about, *parts))
-        del moved, of_block, parts
-        try:
-            return [_result(task) for task in tasks], plan.counts
-        finally:
-            ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
-
-
-def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
-    """Return the blocks that have documents, the lengths of those, and the schema of all."""
+def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+    """Return the blocks that have documents, of so many, the lengths of those, and the schema of
+    all."""
     task = ray.remote(measure)
     blocks, lengths, schemas, before = [], [], [], 0
     try:
-        given = data.materialize().to_arrow_refs()
+        given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
         for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
             found, schema = _result(measured, before)
             if len(found):
@@ -134,55 +137,19 @@ def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray],
         raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}", code="unusable-data") from error
 
 
-def _of_blocks(
-    data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None
-) -> tuple[list[Written], Counts]:
-    """Write a shard of each block that has rows, planned by itself; name them when all are
-    there."""
-    marked, task = mark_of(packing, num_shards, None), ray.remote(write_block)
-    if num_shards is not None:
-        data = data.repartition(num_shards)
-    most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))  # tasks at a time
-    waiting: deque[Any] = deque()
-    counts: list[Counts] = []
-    found: list[Written] = []
-
-    def end_one() -> None:
-        made, written = _result(waiting.popleft(), sum(before.documents for before in counts))
-        counts.append(made)
-        found.extend([] if written is None else [written])
-        if written is not None and written.schema != found[0].schema:
-            one, other = ({f"{field.name}: {field.type}" for field in part.schema} for part in (found[0], written))
-            unlike = ", ".join(sorted(one ^ other))
-            raise InvalidPacking(
-                f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns", code="unusable-data"
-            )
-
-    try:
-        for bundle in data.iter_internal_ref_bundles():
-            for block in bundle.block_refs:
-                waiting.append(task.remote(block, packing, folder, marked))
-                if len(waiting) > most:
-                    end_one()
-        while waiting:
-            end_one()
-        if not found:
-            raise nothing_left(total(counts))
-        if num_shards is not None and len(found) != num_shards:
-            raise ValueError(
-                f"num_shards={num_shards}: only {len(found)} of so many blocks have documents; ask for fewer"
-            )
-        named = [part._replace(name=NAME.format(number, len(found))) for number, part in enumerate(found)]
-        with folder.undone(marked):
-            for hidden, part in zip(found, named, strict=True):
-                folder.publish(hidden.name, part.name)
-        return named, total(counts)
-    finally:
-        for rest in waiting:
-            with suppress(Exception):
-                found += filter(None, [ray.get(rest)[1]])
-        for part in found:
-            folder.forget(part.name)
+def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray]) -> list[list[Any]]:
+    """Return, for each shard, the parts of all blocks with the documents that are needed there, by
+    number."""
+    task = ray.remote(spread).options(num_returns=len(needed))
+    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
+    moved: list[list[Any]] = []
+    for number, block in enumerate(blocks):
+        chosen = [
+            numbers[cut[number] : cut[number + 1]] - firsts[number] for numbers, cut in zip(needed, cuts, strict=True)
+        ]
+        parts: Any = task.remote(block, chosen)
+        moved.append(parts if len(needed) > 1 else [parts])
+    return [list(parts) for parts in zip(*moved, strict=True)]
 
 
 def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
@@ -194,47 +161,30 @@ def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
     return lengths, table.select(carried(table.column_names, packing.drop_columns)).schema.remove_metadata()
 
 
-def spread(block: pa.Table, schema: pa.Schema, chosen: list[np.ndarray]) -> Any:
-    """Return the documents of a block that each shard needs, in the types of all blocks together; a
-    block without values in a column has none."""
+def spread(block: pa.Table, chosen: list[np.ndarray]) -> Any:
+    """Return the documents of a block that each shard needs."""
     table = plain(block)
-    columns = {}
-    for field in schema:
-        known = field.name in table.column_names
-        columns[field.name] = (table.column(field.name) if known else pa.nulls(table.num_rows)).cast(field.type)
-    table = pa.table(columns, schema)
     parts = [table.take(numbers) for numbers in chosen]
     return parts if len(parts) > 1 else parts[0]
 
 
 def write_shard(
-    folder: Folder,
-    marked: str,
-    name: str,
-    plan: Plan,
-    planned: np.ndarray,
-    numbers: np.ndarray,
-    first_position: int,
-    *parts: pa.Table,
+    folder: Folder, marked: str, first_position: int, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
 ) -> Written:
-    """Write the rows of a plan of the documents in these parts, which have `numbers` in the
-    whole."""
-    take = Taker(pa.concat_tables(parts))
-    with in_the_whole(numbers):
-        return folder.write(tables_of(take, plan, planned, first_position), marked, name)
+    """Write the rows of a shard, whose documents are in these parts, in order.
 
-
-def write_block(block: Any, packing: Packing, folder: Folder, marked: str) -> tuple[Counts, Written | None]:
-    """Pack the documents of a block by themselves, and write their rows under a hidden name."""
-    table = plain(BlockAccessor.for_block(block).to_arrow())
-    if not table.num_rows:
-        return Counts(0, 0), None
-    plan = packing.plan(Documents(table, None, packing.drop_columns).lengths)
-    if not len(plan):
-        return plan.counts, None
-    take = Taker(table.select(carried(table.column_names, packing.drop_columns)))
-    made = tables_of(take, plan, tokens_of(plan, table.num_rows), packing.first_position)
-    return plan.counts, folder.write(made, marked)
+    Columns have the types of all blocks together. A part without values in a column has none.
+    """
+    tables = []
+    for part in map(plain, parts):
+        columns = {}
+        for field in schema:
+            known = field.name in part.column_names
+            columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
+        tables.append(pa.table(columns, schema))
+    take = Taker(pa.concat_tables(tables))
+    with in_the_whole(work.numbers):
+        return folder.write(tables_of(take, work.plan, work.planned, first_position), marked, name)
 
 
 def plain(table: pa.Table) -> pa.Table:

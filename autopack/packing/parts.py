@@ -64,12 +64,11 @@ class Shards:
 
 
 class Written(NamedTuple):
-    """A file of rows that was written: its name in the folder, rows, tokens and schema."""
+    """A file of rows that was written: its name in the folder, its rows and tokens."""
 
     name: str
     rows: int
     tokens: int
-    schema: pa.Schema
 
 
 class Folder:
@@ -148,13 +147,12 @@ class Folder:
                     self.forget(name)
             raise
 
-    def write(self, tables: Iterable[pa.Table], marked: str, name: str | None = None) -> Written:
-        """Write these tables of rows, each a group of rows: under `name`, or for `publish`, a
-        hidden name.
+    def write(self, tables: Iterable[pa.Table], marked: str, name: str) -> Written:
+        """Write these tables of rows, each a group of rows, under this name when all are written.
 
         Nothing is left behind if it fails.
         """
-        hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
+        hidden = f".{name}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
         schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
@@ -165,12 +163,11 @@ class Folder:
                     to.write_table(table)
                     rows += table.num_rows
                     tokens += sum(int(chunk.flatten().to_numpy().sum()) for chunk in table.column(LENGTHS).chunks)
-            if name is not None:
-                self.publish(hidden, name)
+            self.publish(hidden, name)
         except BaseException:
             self.forget(hidden)
             raise
-        return Written(name or hidden, rows, tokens, first.schema)
+        return Written(name, rows, tokens)
 
     def publish(self, hidden: str, name: str) -> None:
         """Give a hidden file its name."""

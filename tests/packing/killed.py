@@ -26,7 +26,7 @@ def stopping(stage: str) -> type:
     from autopack.packing import parts
 
     class Stopping(parts.Folder):
-        def wait(self, name: str | None) -> None:
+        def wait(self, name: str) -> None:
             about = Path(self.base).parent
             flag = about / f"at-{name}"
             if not flag.exists():
@@ -36,7 +36,7 @@ def stopping(stage: str) -> type:
                 while not (about / "go").exists():
                     time.sleep(0.01)
 
-        def write(self, tables: Any, marked: str, name: str | None = None) -> Any:
+        def write(self, tables: Any, marked: str, name: str) -> Any:
             def with_a_stop() -> Iterator[Any]:
                 for number, table in enumerate(tables):
                     yield table
