@@ -11,8 +11,8 @@ import torch
 
 import autopack
 from autopack import InvalidPacking
+from autopack.bench.sources import FILES
 from autopack.packing.plans import FORMAT, Plan
-from autopack.packing.sources import FILES
 from tests.support.refusals import refused
 
 RAN = []
