@@ -89,23 +89,14 @@ def are_weights(weights: np.ndarray, documents: int) -> bool:
     return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
-def token_weights(
-    targets: np.ndarray, lengths: np.ndarray, by: Weighing, of_documents: np.ndarray | None = None
-) -> np.ndarray:
+def token_weights(targets: np.ndarray, lengths: np.ndarray, by: Weighing, weights: np.ndarray) -> np.ndarray:
     """Return the weight of each token's loss, (tokens,) float32: 0 at tokens that are no targets.
 
     With `by="document"` the targets of a document share its weight, so that the weighted sum is a
     sum of the documents' mean losses; with `by="token"` each target has the weight of its document.
     `targets`, (tokens,) bool, is True where a label counts. Documents lie end to end with `lengths`
-    tokens, (documents,) ints; `of_documents` are their weights, (documents,) floats, 1 by default.
-    Raises `InvalidPacking` for weights that are not finite or below 0.
+    tokens, (documents,) ints; `weights`, (documents,) floats, are their own.
     """
-    weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
-    if not are_weights(weights, len(lengths)):
-        given = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
-        raise InvalidPacking(
-            f"{DOCUMENT_WEIGHT!r}: {given}; wanted a finite number of at least 0 for each", code="unusable-data"
-        )
     if by == "document":
         counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
         weights = weights / np.maximum(counts, 1)

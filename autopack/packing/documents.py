@@ -3,7 +3,7 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, invalid, refuse_pairs
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, refuse_pairs
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -59,8 +59,6 @@ class Documents:
         also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
         way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
         self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
-        if POSITIONS in self.per_token:
-            self._check_positions()
 
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
@@ -188,56 +186,29 @@ class Documents:
             way += ", keep the pictures themselves, and give PackingCollator an image_processor"
         raise invalid(index, name, f"{reason}; {way}", "column ")
 
-    def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield a column of numbers per token, batch by batch.
-
-        Each batch gives its rows of the table, all their values, and where each row's values begin
-        and end. Rows that are not chosen are read as well.
-        """
-        for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
-            lists = _as_list(batch.column(name))
-            offsets = lists.offsets.to_numpy().astype(np.int64)
-            values = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-            offsets -= offsets[0]
-            yield slice(first, first + batch.num_rows), values, offsets[:-1], offsets[1:]
-
     def _remove_padding(self) -> None:
         """Cut the zeros of the attention mask off both ends of each document."""
         begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
         odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
-        for rows, mask, starts, ends in self._by_batch(MASK):
+        for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
+            rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
+            offsets = lists.offsets.to_numpy().astype(np.int64)
+            mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
+            starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
             if (mask == 1).all():
                 lengths[rows] = ends - starts
                 continue
             other, real = np.flatnonzero((mask != 0) & (mask != 1)), np.flatnonzero(mask)
             odd[rows] = np.searchsorted(other, ends) > np.searchsorted(other, starts)
-            first, last = np.searchsorted(real, starts), np.searchsorted(real, ends)
-            lengths[rows] = last - first
+            low, high = np.searchsorted(real, starts), np.searchsorted(real, ends)
+            lengths[rows] = high - low
             real = np.append(real, 0)  # read for documents without a token, which are refused
-            begins[rows] = np.where(last > first, real[first] - starts, 0)
-            hole[rows] = (last > first) & (real[last - 1] + 1 - real[first] != last - first)
+            begins[rows] = np.where(high > low, real[low] - starts, 0)
+            hole[rows] = (high > low) & (real[high - 1] + 1 - real[low] != high - low)
         reason = "found values that are not 0 or 1, as segment ids of a packed row are"
         self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
-
-    def _check_positions(self) -> None:
-        """Refuse packed rows: positions of a document run on by one."""
-        value = _value_type(self.table.schema.field(POSITIONS).type)
-        if not pa.types.is_integer(value):
-            raise InvalidPacking(
-                f"column 'position_ids': wanted a list of ints per example, found lists of {value}",
-                code="unusable-data",
-            )
-        restarts = np.zeros(self.table.num_rows, np.bool_)
-        for rows, positions, starts, _ in self._by_batch(POSITIONS):
-            # A difference of small types wraps around: 255, 0 would go on by 1.
-            breaks = np.flatnonzero(np.diff(positions.astype(np.int64)) != 1) + 1
-            begins = starts + self._begins[rows]
-            ends = begins + self._sizes[rows]
-            restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
-        way = "pack the documents themselves, or name the column in drop_columns"
-        self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
 
 
 def rows_of(dataset: Any) -> np.ndarray | None:

@@ -212,16 +212,6 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
             f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common",
             code="numbers-per-document",
         )
-    order = np.argsort(numbered_groups, kind="stable")
-    same = np.diff(numbered_groups[order]) == 0
-    other = same & (np.diff(found[order]) != 0) & (numbered_groups[order][1:] != ALONE)
-    if other.any():
-        one, index = sorted(order[int(other.argmax()) + np.arange(2)].tolist())
-        raise InvalidPacking(
-            f"prefixes[{index}] is {found[index]}, and {found[one]} for document {one} of the same group "
-            f"{numbered_groups[index]}: wanted the tokens that all documents of a group begin with in common",
-            code="numbers-per-document",
-        )
     return Grouped(numbered_groups, found)
 
 

@@ -313,8 +313,8 @@ def plan(
             `max_length`, fill and costs count computed tokens (`enable(model, share=...)`): a
             group's common beginning counts once in each row, so that rows may have more tokens than
             that.
-        prefixes: an int for each document: how many tokens its group begins with in common, the
-            same in all of it. Or, of documents that are several sequences, how many these do.
+        prefixes: an int for each document: how many tokens its group begins with in common; the
+            least of a group counts. Or, of documents that are several sequences, how many these do.
 
     Every document (or every one of its tokens, if documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for

@@ -66,14 +66,18 @@ class Rows:
         starts = np.cumsum(lengths) - lengths
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
         values = documents.values(chosen, plan.offsets[pieces], lengths)
-        if values[IDS].min() < 0:
-            index = int(chosen[np.searchsorted(np.cumsum(lengths), (values[IDS] < 0).argmax(), "right")])
-            raise invalid(index, IDS, "found a token id below 0", "column ")
+        self._refuse(values[IDS] < 0, pieces, IDS, "found a token id below 0")
         masks = [values.pop(name) for name in COMPLETION_KEYS if name in values and documents.label_key is None]
         if masks:  # trainers drop columns that they do not know
             kept = np.logical_and.reduce([np.asarray(mask) for mask in masks])
             values["labels"] = np.where(kept, values[IDS].astype(np.int64), IGNORED_LABEL)
-        if POSITIONS not in values:
+        if POSITIONS in values:
+            # A difference of small types wraps around: 255, 0 would go on by 1.
+            breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
+            breaks[starts] = False
+            way = "pack the documents themselves, or name the column in drop_columns"
+            self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
+        else:
             values[POSITIONS] = positions = empty(int(lengths.sum()), np.dtype(np.int32))
             positions[:] = np.repeat((self.first_position - starts).astype(np.int32), lengths)
             positions += np.arange(len(positions), dtype=np.int32)
@@ -82,6 +86,12 @@ class Rows:
             columns[name] = _lists(bounds, documents.of_documents(name, chosen))
         columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
+
+    def _refuse(self, wrong: np.ndarray, pieces: slice, name: str, reason: str) -> None:
+        """Raise for the document of the first token of these pieces that is `wrong`."""
+        if wrong.any():
+            piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
+            raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
 
 
 def spans(rows: int, max_length: int) -> Iterator[tuple[int, int]]:
