@@ -35,10 +35,10 @@ from autopack.packing.checks import (
     invalid,
     token_weights,
 )
-from autopack.packing.examples import Example, as_documents, check_alike, merge, read_example
-from autopack.packing.lengths import aligned, numbered
+from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
+from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.places import Places, keep_positions, place, tokens_within
+from autopack.packing.places import Places, place, tokens_within
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
@@ -241,14 +241,12 @@ class PackingCollator:
             )
         self._settle_labels(read)
         check_alike(read)
-        multiple = self.pad_to_multiple_of or 1
-        placed = place(read, self.max_length, multiple, self.align, self.max_documents, self.rows)
-        batch = self._assemble(read, placed)
-        for key in read[0].per_document:
-            if key != DOCUMENT_WEIGHT:
-                values = np.concatenate([e.per_document[key] for e in read])
-                batch[key] = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+        documents = bounds_of([len(example.starts) for example in read])
         media = [example.media for example in read]
+        whole = joined(read, self.first_position)
+        multiple = self.pad_to_multiple_of or 1
+        placed = place(whole.lengths, documents, self.max_length, multiple, self.align, self.max_documents, self.rows)
+        batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
@@ -315,28 +313,25 @@ class PackingCollator:
             if labelled:
                 columns["labels"] = labels
 
-    def _assemble(self, examples: list[Example], placed: Places) -> dict[str, Any]:
+    def _assemble(self, whole: Example, placed: Places) -> dict[str, Any]:
         """Return the rows as numpy arrays, with all declarations of their documents."""
         real, starts, lengths = placed.real, placed.starts, placed.lengths
         shape = real.shape
         positions = (numbered(lengths) + self.first_position).reshape(shape)
+        if POSITIONS in whole.columns:
+            positions[real] = whole.columns.pop(POSITIONS)
+            placed.check_positions(positions.reshape(-1))
         batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
-        for key, first in examples[0].columns.items():
-            if key != POSITIONS:
-                values = [e.columns[key] for e in examples]
-                kinds = {v.dtype.kind for v in values}
-                dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
-                batch[key] = np.full((*shape, *first.shape[1:]), PADDING.get(key, 0), dtype)
-                batch[key][real] = np.concatenate(values)
-        keep_positions(examples, positions, placed)
+        for key, values in whole.columns.items():
+            batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
+            batch[key][real] = values
         if self.labels != "unshifted" and "labels" in batch:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
             if "labels" not in batch:
                 raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
             given = np.zeros(len(starts))  # what documents of padding keep
-            of_examples = (e.per_document.get(DOCUMENT_WEIGHT, np.ones(len(e.starts))) for e in examples)
-            given[real.flat[starts]] = np.concatenate(list(of_examples))
+            given[real.flat[starts]] = whole.per_document.pop(DOCUMENT_WEIGHT, 1)
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(shape)
         if MASK in self.declare and not real.all():
@@ -349,7 +344,7 @@ class PackingCollator:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
-        return batch
+        return batch | whole.per_document
 
 
 def _model_in(model: Any) -> Any:

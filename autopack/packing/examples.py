@@ -27,13 +27,16 @@ from autopack.packing.checks import (
     invalid,
     refuse_pairs,
 )
-from autopack.packing.lengths import is_text, numbers
+from autopack.packing.lengths import is_text, numbered, numbers
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
 ANSWERS = ("chosen_ids", "rejected_ids")
 """Columns of tokens, by the names of TRL."""
+
+
+_BY_KEY = ("columns", "per_document")
 
 
 @dataclass
@@ -313,6 +316,7 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
 
     With `is_packed` they come as a list.
     """
+    values = values.astype(np.int64) if values.dtype.kind == "b" else values
     is_vector = values.ndim == 1 and values.dtype.kind == "f"
     is_list = values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector))
     if is_list if documents == 1 else values.ndim in (1, 2) and len(values) == documents:
@@ -343,3 +347,21 @@ def check_alike(examples: list[Example]) -> None:
             if found.get(key, wanted) != wanted:
                 differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
                 raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")
+
+
+def joined(examples: list[Example], first_position: int) -> Example:
+    """Return the examples of a batch as one, with positions of all if any has its own."""
+    if any(POSITIONS in example.columns for example in examples):
+        for example in examples:
+            example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
+    first, *others = examples
+    if not others:
+        return first
+
+    def together(name: str, key: str) -> np.ndarray:
+        values = np.concatenate([getattr(example, name)[key] for example in examples])
+        return values.astype(np.float32) if values.dtype.kind == "f" else values
+
+    lengths = np.concatenate([example.lengths for example in examples])
+    columns, per_document = ({key: together(name, key) for key in getattr(first, name)} for name in _BY_KEY)
+    return Example(columns, np.cumsum(lengths) - lengths, per_document)
