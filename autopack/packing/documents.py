@@ -18,7 +18,6 @@ from autopack.packing.lengths import to_numpy
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
-Spans = list[tuple[int, int, int]]
 
 
 class Documents:
@@ -94,26 +93,21 @@ class Documents:
     ) -> dict[str, Values]:
         """Return values of columns per token, by default all, for parts of documents, end to end.
 
-        Ints and floats come as arrays of numpy, which are read-only if the parts lie so in the
-        source.
+        Ints and floats come as arrays of numpy.
         """
         rows = self.chosen[documents]
-        number = np.searchsorted(self.first_rows, rows, "right") - 1
-        spans: dict[int, Spans] = {}  # by where values start, which is the same in most columns
+        number = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
         made: dict[str, Values] = {}
-        total = int(lengths.sum())
         for name in self.per_token if names is None else names:
-            where = self._starts[name]
-            if id(where) not in spans:
-                spans[id(where)] = _joined(number, where[rows] + self._begins[rows] + starts, lengths)
             if name not in self._values:
                 children = [_as_list(batch.column(name)).values for batch in self.batches]
                 plain = all(_is_number(child.type) and not child.null_count for child in children)
                 self._values[name] = [child.to_numpy() for child in children] if plain else children
-            children = self._values[name]
-            parts = [children[n][begin:end] for n, begin, end in spans[id(where)]]
+            begins, children = self._starts[name][rows] + self._begins[rows] + starts, self._values[name]
+            places = zip(number, begins.tolist(), (begins + lengths).tolist(), strict=True)
+            parts = [children[n][begin:end] for n, begin, end in places]
             if isinstance(parts[0], np.ndarray):
-                made[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, out=empty(total, parts[0].dtype))
+                made[name] = np.concatenate(parts)
                 continue
             found = pa.concat_arrays(parts)
             if found.null_count:
@@ -157,9 +151,7 @@ class Documents:
         if any(batch.column(name).null_count for batch in self.batches):
             absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
             self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
-        starts = np.concatenate([o[:-1] for o in offsets])
-        shared = self._starts.get(IDS)
-        self._starts[name] = shared if shared is not None and np.array_equal(shared, starts) else starts
+        self._starts[name] = np.concatenate([o[:-1] for o in offsets])
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
@@ -279,20 +271,6 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return getattr(kind, "storage_type", kind).value_type
-
-
-def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Return uninitialised numbers in memory of arrow, which reuses it; malloc returns it to the
-    system."""
-    return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
-
-
-def _joined(number: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Spans:
-    """Return the batch, first value and end of each part; adjacent parts of a batch become one."""
-    ends = begins + lengths
-    first = np.flatnonzero(np.append(True, (begins[1:] != ends[:-1]) | (number[1:] != number[:-1])))
-    last = np.append(first[1:], len(ends)) - 1
-    return list(zip(number[first].tolist(), begins[first].tolist(), ends[last].tolist(), strict=True))
 
 
 def _as_list(array: pa.Array) -> pa.Array:

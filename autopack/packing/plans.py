@@ -181,16 +181,10 @@ class Plan:
         """Return the cost of each row, (rows,) float64, in the units of the model."""
         return cost.of_rows(self._computed, self.bounds, self.squares) if len(self) else np.zeros(0)
 
-    def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
+    def position_ids(self, row: int) -> np.ndarray:
         """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
-        of `align`.
-
-        They restart at every piece. With `restart=False` they run through the row as if it were one
-        document: the baseline *without PosID* of arXiv 2407.09105, in which documents see each
-        other.
-        """
-        lengths = aligned(self.lengths[self.pieces(row)], self.align)
-        return numbered(lengths) if restart else np.arange(lengths.sum())
+        of `align`; they restart at every piece."""
+        return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
         """Return a histogram of rows by computed tokens: (bins,) int64, and edges (bins + 1,)

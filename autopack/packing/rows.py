@@ -15,7 +15,7 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid
-from autopack.packing.documents import Documents, Values, empty, from_columns
+from autopack.packing.documents import Documents, Values, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import ANY_WAY, Counts, fit
 from autopack.packing.media import put_back, set_aside
@@ -78,9 +78,8 @@ class Rows:
             way = "pack the documents themselves, or name the column in drop_columns"
             self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
         else:
-            values[POSITIONS] = positions = empty(int(lengths.sum()), np.dtype(np.int32))
-            positions[:] = np.repeat((self.first_position - starts).astype(np.int32), lengths)
-            positions += np.arange(len(positions), dtype=np.int32)
+            positions = np.repeat((self.first_position - starts).astype(np.int32), lengths)
+            values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         for name in documents.per_document:
             columns[name] = _lists(bounds, documents.of_documents(name, chosen))
