@@ -43,7 +43,10 @@ _LENGTH = "capacity"
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 OPTIONAL = ("squares", "shared")
 """Arrays of a plan that may be None."""
-_BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+_BROKEN = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, EOFError),
+    *(RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+)
 """Errors of reading a file that is no plan."""
 
 
@@ -223,15 +226,10 @@ class Plan:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
                 arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
-        except (*_BROKEN, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}", code="other-data"
-            ) from error
-        if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again", code="other-data"
-            )
-        try:
+            if meta.pop("format", None) != FORMAT:
+                raise InvalidPacking(
+                    f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again", code="other-data"
+                )
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
             length = meta.pop(_LENGTH)
             check_int("max_length", length, 1, most=LONGEST)
@@ -243,6 +241,8 @@ class Plan:
             whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
             whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
             whole = whole and bool((found.columns_per_row <= found.max_length).all())
+        except InvalidPacking:
+            raise
         except _BROKEN as error:
             raise InvalidPacking(
                 f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}", code="other-data"
