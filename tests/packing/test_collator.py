@@ -276,26 +276,6 @@ def test_two_names_for_labels_are_refused():
 # The object
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"labels": "yes"}, "labels='yes'"),
-        ({"overflow": "drop"}, "overflow='drop'"),
-        ({"declare": ("segments",)}, "declare='segments': wanted one of"),
-        ({"declare": "seq_idx"}, "declare='seq_idx': wanted several forms"),
-        ({"max_length": 0}, "max_length=0"),
-        ({"max_length": True}, "max_length=True"),
-        ({"pad_to_multiple_of": 1.5}, "pad_to_multiple_of=1.5"),
-        ({"first_position": -1}, "first_position=-1"),
-        ({"drop_keys": "text"}, "drop_keys='text'"),
-        ({"max_length": 10, "pad_to_multiple_of": 4}, "multiple"),
-    ],
-)
-def test_refused_options(options, part):
-    with pytest.raises(ValueError, match=part):
-        PackingCollator(**options)
-
-
 def test_repr_pickle_and_copy():
     collator = PackingCollator(max_length=64, first_position=2)
     assert repr(collator) == "PackingCollator(first_position=2, max_length=64)"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
 import autopack
-from autopack import InvalidPacking, PackedBatchSampler, PackingCollator
+from autopack import PackedBatchSampler, PackingCollator
 from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes, plan
 from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
@@ -106,26 +106,6 @@ class TestPlans:
             [7, 8, 9], 20, groups=groups, prefixes=[3] * 2 + [1]
         )
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"prefixes": [1, 1, 1]}, "pass groups=, too"),
-            ({"groups": [0, 0]}, "wanted 3 ints, one per document"),
-            ({"groups": [0, 0, -2]}, r"groups\[2\] is -2: wanted an int of at least -1"),
-            ({"groups": ["a", "b", "a"]}, "groups: wanted an int per document"),
-            ({"groups": [0, 0, 1], "prefixes": [3, 3, 99]}, r"prefixes\[2\] is 99, over the 9 tokens"),
-            ({"groups": [0, 0, 1], "strategy": "fixed_length"}, "cuts documents"),
-            ({"groups": [0, 0, 1], "overflow": "split"}, "cuts documents"),
-            ({"groups": [0, 0, 1], "align": 2}, "align=2"),
-            ({"groups": [0, 0, 1], "max_documents": 2}, "max_documents= is not kept"),
-        ],
-    )
-    def test_what_is_refused(self, options, message):
-        with pytest.raises((InvalidPacking, ValueError), match=message):
-            plan([7, 8, 9], 20, **options)
-        with pytest.raises(ValueError, match="groups= is for documents of one sequence each"):
-            plan([[7, 8]], 20, groups=[0])
-
 
 class TestSamplers:
     @pytest.mark.parametrize("ranks", [1, 3])
@@ -149,10 +129,6 @@ class TestSamplers:
         given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
         with refused("other-data", match="the state is of another sampler"):
             PackedBatchSampler(**given, max_length=400).load_state_dict(state)
-
-    def test_strategies_that_draw_rows(self):
-        with pytest.raises(ValueError, match="with groups, use 'best_fit'"):
-            PackedBatchSampler(**grouped(), max_length=400, strategy="random")
 
     def test_fewer_documents_than_ranks(self):
         sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
@@ -222,8 +198,6 @@ class TestPackedData:
             pack(completions(), 200, groups="other")
         with refused("numbers-per-document", match="groups: column 'labels' holds list"):
             pack(completions(), 200, groups="labels")
-        with pytest.raises(ValueError, match="groups=3: wanted the name of a column, True or False"):
-            pack(completions(), 200, groups=3)
 
     def test_a_model_computes_as_many_as_planned(self):
         stock, model = twins(build("llama").eval())

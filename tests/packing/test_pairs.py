@@ -63,16 +63,6 @@ def test_a_plan_of_pairs_is_kept_whole(tmp_path):
     assert made != autopack.packing.plan(LENGTHS[:50].sum(axis=1), 4096)
 
 
-def test_what_cuts_documents_is_refused_for_pairs():
-    for options in ({"strategy": "fixed_length"}, {"overflow": "truncate"}, {"overflow": "split"}):
-        with pytest.raises(ValueError, match="cuts documents, and lengths"):
-            autopack.packing.plan(LENGTHS, 4096, **options)
-    with pytest.raises(ValueError, match="cuts documents, and lengths"):
-        PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
-    with refused("does-not-fit", match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"):
-        autopack.packing.plan([[60, 60], [1, 1]], 100)
-
-
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [

@@ -68,34 +68,6 @@ def test_plans_with_padded_documents_are_saved_and_say_so(tmp_path):
     assert plan([5, 6, 7], 16) != made
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"align": 0}, "align=0: wanted an int of at least 1"),
-        ({"align": 5}, "align=5: wanted it to divide max_length=16"),
-        ({"align": 8, "strategy": "fixed_length"}, "align=8: strategy='fixed_length' cuts documents anywhere"),
-    ],
-)
-def test_options_that_no_plan_can_keep_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        plan([3, 4], 16, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
-        ({"align": 8, "declare": ()}, "only 'attention_mask' tells padding inside documents"),
-        ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
-        ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
-        ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),
-    ],
-)
-def test_options_that_no_batch_can_keep_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PackingCollator(**options)
-
-
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=12),
     align=st.sampled_from([1, 2, 4, 8]),
