@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +20,8 @@ from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole
 from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, Written, edges_of, mark_of, tables_of, tokens_of, total
-from autopack.packing.plans import Plan
+from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
 from autopack.packing.rows import Packing, nothing_left
-
-
-class Work(NamedTuple):
-    """Rows of a shard: `plan`, of documents that have `planned` tokens in the whole plan and these
-    `numbers` in the data."""
-
-    plan: Plan
-    planned: np.ndarray
-    numbers: np.ndarray
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
@@ -41,17 +30,11 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
     with _in_order(data):
         blocks, lengths, schema = _measured(data, packing, num_shards if plan == "shard" else None)
     firsts = bounds_of([len(of_block) for of_block in lengths])
-    works, parts = [], []
     if plan == "shard":
-        plans = []
-        for block, of_block, first in zip(blocks, lengths, firsts.tolist(), strict=False):
-            with in_the_whole(range(first, 1 << 62)):
-                plans.append(packing.plan(of_block))
-            if len(plans[-1]):
-                planned = tokens_of(plans[-1], len(of_block))
-                works.append(Work(plans[-1], planned, np.arange(first, first + len(of_block))))
-                parts.append([block])
-        counts = total([made.counts for made in plans])
+        found = [Work.of_part(packing, *each) for each in zip(lengths, firsts[:-1].tolist(), strict=True)]
+        counts = total([work.plan.counts for work in found])
+        works = [work for work in found if len(work.plan)]
+        parts = [[block] for block, work in zip(blocks, found, strict=True) if len(work.plan)]
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
@@ -61,12 +44,8 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         marked = mark_of(packing, num_shards, None)
     else:
         whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
-        planned, edges, counts = tokens_of(whole, int(firsts[-1])), edges_of(whole, num_shards), whole.counts
-        for first, end in pairwise(edges):
-            shard = whole[first:end]
-            numbers = np.unique(shard.documents)
-            here = replace(shard, documents=np.searchsorted(numbers, shard.documents))
-            works.append(Work(here, planned[numbers], numbers))
+        planned, counts = tokens_of(whole, int(firsts[-1])), whole.counts
+        works = [Work.of_rows(whole, planned, *each) for each in pairwise(edges_of(whole, num_shards))]
         parts = _spread(blocks, firsts, [work.numbers for work in works])
         marked = mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
@@ -182,9 +161,7 @@ def write_shard(
             known = field.name in part.column_names
             columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
         tables.append(pa.table(columns, schema))
-    take = Taker(pa.concat_tables(tables))
-    with in_the_whole(work.numbers):
-        return folder.write(tables_of(take, work.plan, work.planned, first_position), marked, name)
+    return folder.write(work.tables(Taker(pa.concat_tables(tables)), first_position), marked, name)
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -212,6 +212,54 @@ def edges_of(plan: Plan, count: int | None) -> np.ndarray:
     return np.arange(count + 1, dtype=np.int64) * len(plan) // count
 
 
+class Work(NamedTuple):
+    """Rows of a shard: `plan`, of documents that have `planned` tokens in the plan of all, and these
+    `numbers` in the data."""
+
+    plan: Plan
+    planned: np.ndarray
+    numbers: np.ndarray
+
+    @classmethod
+    def of_rows(cls, plan: Plan, planned: np.ndarray, first: int, end: int) -> Work:
+        """Return these rows of a plan of all documents, which have `planned` tokens in it."""
+        part = plan[first:end]
+        numbers = np.unique(part.documents)
+        return cls(replace(part, documents=np.searchsorted(numbers, part.documents)), planned[numbers], numbers)
+
+    @classmethod
+    def of_part(cls, packing: Packing, lengths: np.ndarray, first: int) -> Work:
+        """Return all rows of documents of these lengths, the `first` and those that follow it,
+        planned by themselves."""
+        numbers = np.arange(first, first + len(lengths))
+        with in_the_whole(numbers):
+            plan = packing.plan(lengths)
+        return cls(plan, tokens_of(plan, len(lengths)), numbers)
+
+    def tables(self, take: Taker, first_position: int, dataset: Any = None) -> Iterator[pa.Table]:
+        """Yield the rows, a million tokens at a time, from documents that are taken for them.
+
+        `take` has them in the order of their numbers. Columns are like those of the `dataset`, if
+        any.
+        """
+        features = None
+        if not len(self.plan):
+            raise nothing_left(self.plan.counts)
+        for first, end in spans(len(self.plan), self.plan.max_length):
+            part = Work.of_rows(self.plan, self.planned, first, end)
+            with in_the_whole(self.numbers[part.numbers]):
+                documents = Documents(take(part.numbers))
+                check_lengths(self.plan, documents.lengths, part.planned)
+                rows = Rows(documents, part.plan, first_position)
+                table = rows.table()
+                if dataset is not None:
+                    from datasets.table import table_cast
+
+                    features = features or features_of(dataset, rows)
+                    table = table_cast(table, features.arrow_schema)
+            yield table
+
+
 def count_by_tokens(lengths: np.ndarray) -> int:
     """Return the default number of shards."""
     return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
@@ -250,34 +298,6 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray) -> None:
         raise InvalidPacking(f"example {index} {reason}; make the plan of the same data again", code="other-data")
 
 
-def tables_of(
-    take: Taker, plan: Plan, planned: np.ndarray, first_position: int, dataset: Any = None
-) -> Iterator[pa.Table]:
-    """Yield the rows of a plan, a million tokens at a time, from documents that are taken for them.
-
-    `planned` are the tokens that each document has in the whole plan. Columns are like those of the
-    `dataset`, if any.
-    """
-    features = None
-    if not len(plan):
-        raise nothing_left(plan.counts)
-    for first, end in spans(len(plan), plan.max_length):
-        part = plan[first:end]
-        numbers = np.unique(part.documents)
-        with in_the_whole(numbers):
-            documents = Documents(take(numbers))
-            check_lengths(plan, documents.lengths, planned[numbers])
-            here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them
-            rows = Rows(documents, here, first_position)
-            table = rows.table()
-            if dataset is not None:
-                from datasets.table import table_cast
-
-                features = features or features_of(dataset, rows)
-                table = table_cast(table, features.arrow_schema)
-        yield table
-
-
 def pack_own(
     dataset: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
 ) -> Shards:
@@ -289,8 +309,7 @@ def pack_own(
 
     if not len(dataset):
         raise nothing_left(Counts(0, 0))
-    if plan == "all":
-        plan = packing.plan(lengths_of(dataset))
+    plan = packing.plan(lengths_of(dataset)) if plan == "all" else plan
     whole = plan if isinstance(plan, Plan) else None
     if whole is not None:
         planned, edges = tokens_of(whole, len(dataset)), edges_of(whole, num_shards)
@@ -301,18 +320,20 @@ def pack_own(
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
     marked = mark_of(packing, count, whole)
     folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
-    written, counts = [], []
+    table = dataset.data.table.select(carried(dataset.column_names, packing.drop_columns))
+    rows, written, counts = rows_of(dataset), [], []
     with folder.undone(marked) if shard is None else nullcontext():
         for number in range(count) if shard is None else [shard]:
             if whole is not None:
-                part, chosen = dataset, whole[edges[number] : edges[number + 1]]
+                work = Work.of_rows(whole, planned, *edges[number : number + 2])
             else:
                 part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                chosen = packing.plan(lengths_of(part))
-                planned = tokens_of(chosen, len(part))
-                counts.append(chosen.counts)
-            names = carried(part.column_names, packing.drop_columns)
-            take = Taker(part.data.table.select(names), rows_of(part))
-            made = tables_of(take, chosen, planned, packing.first_position, part)
+                first = number * (len(dataset) // count) + min(number, len(dataset) % count)
+                with in_the_whole(range(first, first + len(part))):
+                    lengths = lengths_of(part)
+                work = Work.of_part(packing, lengths, first)
+                counts.append(work.plan.counts)
+            take = Taker(table, work.numbers if rows is None else rows[work.numbers])
+            made = work.tables(take, packing.first_position, dataset)
             written.append(folder.write(made, marked, NAME.format(number, count)))
     return folder.shards(written, packing.max_length, whole.counts if whole is not None else total(counts))

@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_made_good(blocks, tmp_path, monkeypatch):
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     """A task looks whether each document is as long as it was when it was planned."""
     plan, numbers, folder = autopack.packing.plan([3] * 2, 6), np.array([2, 3]), parts.Folder(tmp_path)
-    blocks, work = [[[2, 2, 2]], [[3]]], on_ray.Work(plan, np.array([3, 3]), numbers)
+    blocks, work = [[[2, 2, 2]], [[3]]], parts.Work(plan, np.array([3, 3]), numbers)
     tables = [pa.table({"input_ids": block}) for block in blocks]
     about = folder, "", 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
