@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, CONTAINERS, Documents, refused, starts_of
+from tests.packing.batches import ABC, CONTAINERS, Documents, refused
 
 # What comes out
 
@@ -91,20 +92,20 @@ def test_examples_are_not_changed():
         assert np.array_equal(examples[0][key], value)
 
 
-documents_strategy = st.lists(st.lists(st.integers(0, 2**40), min_size=1, max_size=9), min_size=1, max_size=9)
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
-    documents=documents_strategy,
-    max_length=st.one_of(st.none(), st.integers(9, 20)),
-    multiple=st.one_of(st.none(), st.integers(1, 7)),
+    documents=st.lists(st.lists(st.integers(0, 2**40), min_size=1, max_size=9), min_size=1, max_size=9),
+    max_length=st.sampled_from([None, 12, 24]),
+    multiple=st.sampled_from([None, 1, 3, 4]),
+    align=st.sampled_from([1, 1, 2, 3, 4]),
+    rows=st.sampled_from([None, 9]),
+    limit=st.sampled_from([None, 1, 3]),
     first=st.integers(0, 3),
     data=st.data(),
 )
-def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, multiple, first, data):
-    if max_length and multiple:
-        max_length += -max_length % multiple
+def test_nothing_is_lost_and_every_boundary_is_declared(
+    documents, max_length, multiple, align, rows, limit, first, data
+):
     examples = []
     for tokens in documents:
         left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
@@ -116,39 +117,44 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
                 "weight": [9.0] * left + [0.5] * len(tokens) + [9.0] * right,
             }
         )
-    collator = PackingCollator(
-        max_length=max_length,
-        pad_to_multiple_of=multiple,
-        first_position=first,
-        declare=("attention_mask", "cu_seq_lens", "seq_idx"),
-    )
-    batch = collator(examples, "np")
-    rows, width = batch["input_ids"].shape
-    assert max_length is None or width <= max_length
-    assert max_length is not None or rows == 1
+    shape = {"rows": rows, "max_documents": limit} if max_length else {}
+    declare = ("attention_mask", "cu_seq_lens", "seq_idx")
+    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, **shape}
+    batch = PackingCollator(**options, first_position=first, declare=declare)(examples, "np")
+    count, width = batch["input_ids"].shape
+    assert count == (rows if shape.get("rows") else count if max_length else 1)
+    assert max_length is None or (width == max_length if shape.get("rows") else width <= max_length)
     assert width % (multiple or 1) == 0
-    real = batch.get("attention_mask", np.ones((rows, width), int)).astype(bool)
+    real = batch.get("attention_mask", np.ones((count, width), int)).astype(bool)
     assert batch["input_ids"][real].tolist() == [t for tokens in documents for t in tokens]
+    for name, padding in (("input_ids", 0), ("labels", -100), ("weight", 0.0)):
+        assert set(batch[name][~real].tolist()) <= {padding}
     assert batch["weight"][real].tolist() == [0.5] * int(real.sum())
-    assert set(batch["input_ids"][~real].tolist()) <= {0}
-    assert set(batch["labels"][~real].tolist()) <= {-100}
-    assert set(batch["weight"][~real].tolist()) <= {0.0}
     wanted = [label for tokens in documents for label in [-100, *(t + 1 for t in tokens[1:])]]
     assert batch["labels"][real].tolist() == wanted
 
-    lengths, bounds = [], []
-    for row in range(rows):
-        starts = starts_of(batch["position_ids"][row])
-        assert starts == [0, *(np.flatnonzero(np.diff(batch["seq_idx"][row])) + 1).tolist()]
-        assert batch["seq_idx"][row][starts].tolist() == list(range(len(starts)))
-        assert set(batch["position_ids"][row][starts].tolist()) == {first}
-        lengths += [end - start for start, end in zip(starts, [*starts[1:], width], strict=True) if real[row, start]]
-        bounds += [row * width + start for start in starts]
-    assert lengths == [len(tokens) for tokens in documents]
-    assert batch["cu_seq_lens_q"].tolist() == [*bounds, rows * width]
-    assert np.array_equal(batch["cu_seq_lens_q"], batch["cu_seq_lens_k"])
-    assert batch["max_length_q"] == batch["max_length_k"] == max(lengths)
-    assert batch["position_ids"].max() == first + max(lengths) - 1
+    positions, seq_idx, bounds = batch["position_ids"], batch["seq_idx"], batch["cu_seq_lens_q"]
+    assert np.array_equal(bounds, batch["cu_seq_lens_k"])
+    fixed = bool(shape.get("rows") and limit)
+    assert not fixed or len(bounds) == rows * (limit + 1) + 1
+    found, in_rows = [], [0] * count
+    for begin, end in pairwise(bounds.tolist()):
+        here = real.flat[begin:end]
+        if end == begin or (fixed and not here.any()):
+            continue
+        assert positions.flat[begin:end].tolist() == [*range(first, first + end - begin)]
+        assert len({*seq_idx.flat[begin:end].tolist()}) == 1
+        assert begin % width == 0 or seq_idx.flat[begin] == seq_idx.flat[begin - 1] + 1
+        if tokens := int(here.sum()):
+            assert end - begin == -(-tokens // align) * align
+            assert here[:tokens].all()
+            in_rows[begin // width] += 1
+            found.append(batch["input_ids"].flat[begin : begin + tokens].tolist())
+    assert found == documents
+    assert limit is None or not max_length or max(in_rows) <= limit
+    longest = width if fixed else -(-max(map(len, documents)) // align) * align
+    assert batch["max_length_q"] == batch["max_length_k"] == longest
+    assert positions.max() < first + longest
 
 
 # Rows and padding

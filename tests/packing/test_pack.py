@@ -87,22 +87,27 @@ def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
     block=st.sampled_from([1, 30, BLOCK]),
+    strategy=st.sampled_from(["best_fit", "fixed_length"]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rows_hold_what_the_plan_says_however_the_table_is_cut(lengths, chunks, seed, overflow, block, monkeypatch):
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_hold_what_the_plan_says_however_the_table_is_cut(
+    lengths, chunks, seed, overflow, block, strategy, monkeypatch
+):
     monkeypatch.setattr("autopack.packing.rows.BLOCK", block)
     documents = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
     cuts = np.linspace(0, len(documents), chunks + 1).astype(int)
     parts = [documents[a:b] for a, b in pairwise(cuts) if b > a]
-    dataset = datasets.concatenate_datasets([datasets.Dataset.from_dict({"input_ids": p}) for p in parts])
-    chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
-    dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]
-    plan = autopack.packing.plan([len(d) for d in documents], 16, seed=seed, overflow=overflow)
+    made = [datasets.Dataset.from_dict({"input_ids": part, "labels": part}) for part in parts]
+    dataset, options = datasets.concatenate_datasets(made), {"seed": seed, "overflow": overflow}
+    if seed % 2:
+        chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
+        dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]
+    plan = autopack.packing.plan([len(d) for d in documents], 16, strategy, **options)
     if not len(plan):
         with refused("does-not-fit", match="no document is left"):
-            autopack.pack(dataset, 16, seed=seed, overflow=overflow)
+            autopack.pack(dataset, 16, strategy, **options)
         return
-    rows = autopack.pack(dataset, 16, seed=seed, overflow=overflow)
+    rows = autopack.pack(dataset, 16, strategy, **options)
     assert len(rows) == len(plan)
     for number, row in enumerate(rows):
         piece = plan.pieces(number)
@@ -110,6 +115,8 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut(lengths, chunks, 
         assert pieces(row, "input_ids") == [documents[d][o : o + n] for d, o, n in wanted]
         assert row["seq_lengths"] == plan.lengths[piece].tolist()
         assert row["position_ids"] == plan.position_ids(number).tolist()
+        assert row["labels"] == row["input_ids"]
+    assert dataset["labels"][:] == documents, "what was packed has not been written to"
 
 
 @pytest.mark.parametrize("kind", ["list", "Dataset"])

@@ -68,46 +68,6 @@ def test_plans_with_padded_documents_are_saved_and_say_so(tmp_path):
     assert plan([5, 6, 7], 16) != made
 
 
-@given(
-    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=12),
-    align=st.sampled_from([1, 2, 4, 8]),
-    rows=st.none() | st.just(12),
-    limit=st.none() | st.integers(1, 4),
-)
-def test_every_way_of_declaring_says_the_same_documents(lengths, align, rows, limit):
-    examples = Documents(lengths)
-    options: dict[str, Any] = {"align": align, "rows": rows, "max_documents": limit, "max_length": 24}
-    batch = PackingCollator(**options, declare=("attention_mask", "cu_seq_lens", "seq_idx"))(
-        [examples[i] for i in range(len(lengths))], "np"
-    )
-    ids, positions, seq_idx = batch["input_ids"], batch["position_ids"], batch["seq_idx"]
-    real = batch.get("attention_mask", np.ones_like(ids)).astype(bool)
-    bounds = batch["cu_seq_lens_q"]
-    if rows:
-        assert ids.shape == (12, 24)
-    if rows and limit:
-        assert len(bounds) == 12 * (limit + 1) + 1
-        assert batch["max_length_q"] == 24
-    found = []
-    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        here = real.flat[first:end]
-        if end == first or not here.any():
-            continue
-        tokens = int(here.sum())
-        assert (end - first) % align == 0
-        assert end - first == -(-tokens // align) * align
-        assert here[:tokens].all()
-        assert positions.flat[first:end].tolist() == list(range(end - first))
-        assert len({*seq_idx.flat[first:end].tolist()}) == 1
-        assert batch["labels"].flat[first] == -100
-        assert (batch["labels"].flat[first + tokens : end] == -100).all()
-        found.append(ids.flat[first : first + tokens].tolist())
-    assert found == [examples[i]["input_ids"] for i in range(len(lengths))]
-    if limit:
-        begins = np.concatenate([real[:, :1], real[:, 1:] & (seq_idx[:, 1:] != seq_idx[:, :-1])], axis=1)
-        assert begins.sum(axis=1).max() <= limit
-
-
 @pytest.mark.parametrize("flash_kwargs", [False, True])
 @pytest.mark.parametrize(
     ("model_type", "task"),
