@@ -30,9 +30,29 @@ Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
 
+def unusable(message: str) -> InvalidPacking:
+    """Return the error about data that cannot be packed."""
+    return InvalidPacking(message, code="unusable-data")
+
+
+def no_examples(message: str) -> InvalidPacking:
+    """Return the error about data that are no examples."""
+    return InvalidPacking(message, code="no-examples")
+
+
+def wrong_numbers(message: str) -> InvalidPacking:
+    """Return the error about numbers that are not those of documents."""
+    return InvalidPacking(message, code="numbers-per-document")
+
+
+def other_data(message: str) -> InvalidPacking:
+    """Return the error about a plan or a state of other data."""
+    return InvalidPacking(message, code="other-data")
+
+
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
     """The error about a value of one example."""
-    return InvalidPacking(f"example {index}, {kind}{key!r}: {found}", code="unusable-data")
+    return unusable(f"example {index}, {kind}{key!r}: {found}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.errors import UnsupportedModel
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
@@ -33,6 +33,7 @@ from autopack.packing.checks import (
     check_int,
     check_names,
     invalid,
+    no_examples,
     token_weights,
 )
 from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
@@ -231,14 +232,10 @@ class PackingCollator:
             _say_if_plain(made_for())
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
-            raise InvalidPacking(
-                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts", code="no-examples"
-            )
+            raise no_examples(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
         read = self._read_all(list(examples))
         if not read:
-            raise InvalidPacking(
-                "wanted at least one example, found an empty batch; leave empty batches out", code="no-examples"
-            )
+            raise no_examples("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])

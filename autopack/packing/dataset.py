@@ -12,7 +12,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int, check_names
+from autopack.packing.checks import check_int, check_names, no_examples
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 from autopack.version import __version__
@@ -140,9 +140,7 @@ def _kind(dataset: Any) -> str:
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"
     wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
-    raise InvalidPacking(
-        f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples", code="no-examples"
-    )
+    raise no_examples(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, refuse_pairs
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, no_examples, refuse_pairs, unusable, wrong_numbers
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -36,15 +35,13 @@ class Documents:
         names = carried(table.column_names, drop_columns)
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
-            raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
+            raise no_examples("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
         ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
-            raise InvalidPacking(
-                f"column 'input_ids': wanted a list of ints per example, found {ids}", code="unusable-data"
-            )
+            raise unusable(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
         self._values: dict[str, list[Values]] = {}
         self.per_token: list[str] = [IDS]
@@ -126,17 +123,12 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 for a missing
         value."""
         if name not in self.table.column_names:
-            raise InvalidPacking(
-                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
-                code="numbers-per-document",
-            )
+            raise wrong_numbers(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
             found = f"column {name!r} holds {self.table.schema.field(name).type}"
-            raise InvalidPacking(
-                f"groups: {found}; wanted ints or text, one per document", code="numbers-per-document"
-            ) from error
+            raise wrong_numbers(f"groups: {found}; wanted ints or text, one per document") from error
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -242,20 +234,14 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     wanted = [name for name in names if name == IDS or name not in drop_columns]
     refuse_pairs(wanted, "", "drop_columns")
     if IDS not in names:
-        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first", code="unusable-data")
+        raise unusable(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
     if missing := [name for name in drop_columns if name not in names]:
-        raise InvalidPacking(
-            f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others", code="unusable-data"
-        )
+        raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-        raise InvalidPacking(
-            f"found a column {packed[0]!r}, so the examples are packed rows; {way}", code="unusable-data"
-        )
+        raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
     if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-        raise InvalidPacking(
-            f"found the columns {labels}, which all are labels; name all but one in drop_columns", code="unusable-data"
-        )
+        raise unusable(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
     return wanted
 
 
@@ -282,7 +268,7 @@ def _as_list(array: pa.Array) -> pa.Array:
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
     if not examples:
-        raise InvalidPacking("wanted at least one example, found an empty list", code="no-examples")
+        raise no_examples("wanted at least one example, found an empty list")
     names = list(examples[0])
     for index, example in enumerate(examples):
         if example.keys() != examples[0].keys():
@@ -307,16 +293,14 @@ def from_columns(
             made[str(name)] = pa.nulls(len(column))
             continue
         if not isinstance(name, str):
-            raise InvalidPacking(
-                f"wanted columns whose names are text, found {name!r}; rename it, or drop it", code="unusable-data"
-            )
+            raise unusable(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise InvalidPacking(f"column {name!r}: {reason}", code="unusable-data") from error
+            raise unusable(f"column {name!r}: {reason}") from error
     return pa.table(made)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import (
     COMPLETION_KEYS,
@@ -26,6 +25,7 @@ from autopack.packing.checks import (
     are_weights,
     invalid,
     refuse_pairs,
+    unusable,
 )
 from autopack.packing.lengths import is_text, numbered, numbers
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
@@ -131,18 +131,14 @@ def read_example(
     `InvalidPacking`.
     """
     if not isinstance(example, Mapping):
-        raise InvalidPacking(
-            f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}", code="unusable-data"
-        )
+        raise unusable(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     refuse_pairs(given, f"example {index}: ", "drop_keys")
     if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise InvalidPacking(
-            f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it", code="unusable-data"
-        )
+        raise unusable(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
     if IDS not in given:
         found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-        raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}", code="unusable-data")
+        raise unusable(f"example {index}: wanted 'input_ids', {found}")
     ids = _numbers(index, IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids

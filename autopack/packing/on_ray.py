@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole
+from autopack.packing.checks import in_the_whole, unusable
 from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
 from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
@@ -113,7 +113,7 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         way = "cast it, or name it in drop_columns"
-        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}", code="unusable-data") from error
+        raise unusable(f"blocks have unlike values in a column: {error}; {way}") from error
 
 
 def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray]) -> list[list[Any]]:
@@ -183,7 +183,5 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
         return values
     if not hasattr(field.type, "shape") and values is storage:
         found = f"found {field.type}, wanted what arrow has a type for"
-        raise InvalidPacking(
-            f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns", code="unusable-data"
-        )
+        raise unusable(f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns")
     return pa.array([value.tolist() for value in array.to_pylist()])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.packing.checks import no_examples, unusable
 from autopack.packing.lengths import to_numpy
 
 BLOCK = 64
@@ -42,9 +43,7 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarr
     if not lengths.all():
         index, which = (int(of[0]) for of in np.nonzero(lengths == 0))
         of_pair = ("chosen", "rejected")[which]
-        raise InvalidPacking(
-            f"pair {index}: found no tokens in its {of_pair} sequence; leave such pairs out", code="unusable-data"
-        )
+        raise unusable(f"pair {index}: found no tokens in its {of_pair} sequence; leave such pairs out")
     return lengths
 
 
@@ -68,11 +67,9 @@ def _sequences(dataset: Any, collator: Callable[[list[Any]], Any]) -> Iterator[t
     """Yield the tokens of both sequences that a collator makes of each pair."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
         found = f"found {type(dataset).__name__}"
-        raise InvalidPacking(
-            f"wanted a data set with a length, {found}; of a stream, take what fits into memory", code="no-examples"
-        )
+        raise no_examples(f"wanted a data set with a length, {found}; of a stream, take what fits into memory")
     if not len(dataset):
-        raise InvalidPacking("wanted at least one pair, found an empty data set", code="no-examples")
+        raise no_examples("wanted at least one pair, found an empty data set")
     name = getattr(collator, "__name__", type(collator).__name__)
     way = "Pass what a trainer of pairs has once it is made: its train_dataset, tokenized, and its data_collator"
     for first in range(0, len(dataset), BLOCK):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import LENGTHS, in_the_whole
+from autopack.packing.checks import LENGTHS, in_the_whole, other_data
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents, Taker, carried, rows_of
 from autopack.packing.lengths import Counts
@@ -278,7 +278,7 @@ def tokens_of(plan: Plan, documents: int) -> np.ndarray:
     """
     if plan.counts.documents != documents:
         found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
-        raise InvalidPacking(f"{found}; make the plan of the same data again", code="other-data")
+        raise other_data(f"{found}; make the plan of the same data again")
     tokens = np.zeros(documents, np.int64)
     np.maximum.at(tokens, plan.documents, plan.offsets + plan.lengths)
     return tokens
@@ -295,7 +295,7 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray) -> None:
     if not same.all():
         index = int(same.argmin())
         reason = f"has {found[index]} tokens, of which the plan has {planned[index]}"
-        raise InvalidPacking(f"example {index} {reason}; make the plan of the same data again", code="other-data")
+        raise other_data(f"example {index} {reason}; make the plan of the same data again")
 
 
 def pack_own(

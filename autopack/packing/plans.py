@@ -20,7 +20,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_int
+from autopack.packing.checks import check_in, check_int, other_data
 from autopack.packing.groups import check_groups, read_groups, together, units_of
 from autopack.packing.lengths import (
     LONGEST,
@@ -227,9 +227,7 @@ class Plan:
                 meta = json.loads(str(file["meta"]))
                 arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
             if meta.pop("format", None) != FORMAT:
-                raise InvalidPacking(
-                    f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again", code="other-data"
-                )
+                raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
             length = meta.pop(_LENGTH)
             check_int("max_length", length, 1, most=LONGEST)
@@ -244,13 +242,9 @@ class Plan:
         except InvalidPacking:
             raise
         except _BROKEN as error:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}", code="other-data"
-            ) from error
+            raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
         if not whole:
-            raise InvalidPacking(
-                f"{Path(path)}: the arrays of this plan contradict each other; make the plan again", code="other-data"
-            )
+            raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid
+from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
 from autopack.packing.documents import Documents, Values, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import ANY_WAY, Counts, fit
@@ -45,13 +45,11 @@ class Rows:
             raise nothing_left(counts)
         if counts.split and key in documents.per_document:
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
-            raise InvalidPacking(
-                f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns", code="unusable-data"
-            )
+            raise unusable(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
         pictures = [name for name in documents.per_document if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
             found = f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} are not"
-            raise InvalidPacking(f"{found}; use overflow='drop', or name it in drop_columns", code="unusable-data")
+            raise unusable(f"{found}; use overflow='drop', or name it in drop_columns")
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
@@ -102,7 +100,7 @@ def spans(rows: int, max_length: int) -> Iterator[tuple[int, int]]:
 def nothing_left(counts: Counts) -> InvalidPacking:
     """Return the error about data that make no row."""
     if not counts.documents:
-        return InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
+        return no_examples("wanted at least one example, found an empty dataset")
     return InvalidPacking(
         f"no document is left of {counts.documents:,}: all are longer than max_length; raise it", code="does-not-fit"
     )
@@ -212,16 +210,11 @@ class Packing:
         for name, values in columns.items():
             if name not in self.drop_columns and all(value is None for value in values):
                 way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
-                raise InvalidPacking(
-                    f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}",
-                    code="unusable-data",
-                )
+                raise unusable(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
         found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
         self.kinds = self.kinds or found
         for name in sorted(found.keys() | self.kinds.keys()):
             now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
             if now != before:
                 reason = f"found {now}, and {before} in the first buffer"
-                raise InvalidPacking(
-                    f"column {name!r}: {reason}; make them alike, or name it in drop_columns", code="unusable-data"
-                )
+                raise unusable(f"column {name!r}: {reason}; make them alike, or name it in drop_columns")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int
+from autopack.packing.checks import check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
@@ -111,7 +111,7 @@ def pack_shards(
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
         if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
-        raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}", code="no-examples")
+        raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
     lost = made.counts.truncated or made.counts.dropped
     logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
     return made
