@@ -67,8 +67,15 @@ def test_numpy_out():
 def test_any_container(kind):
     made = CONTAINERS[kind]
     examples = [{"input_ids": made(e["input_ids"]), "labels": made(e["input_ids"])} for e in ABC]
-    batch, wanted = PackingCollator()(examples), PackingCollator()(ABC)
-    same(batch, wanted)
+    same(PackingCollator()(examples), PackingCollator()(ABC))
+    for left, right in ((0, 0), (2, 0), (0, 2), (1, 1)):  # padding is removed from all columns in step
+        names = ("input_ids", "labels", "token_type_ids")
+        padded = [{name: made([7] * left + e["input_ids"] + [7] * right) for name in names} for e in ABC]
+        masks = [made([0] * left + [1] * len(e["input_ids"]) + [0] * right) for e in ABC]
+        batch = PackingCollator()([{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)])
+        assert torch.equal(batch.pop("token_type_ids"), batch["input_ids"])
+        assert batch.keys() == PackingCollator()(ABC).keys()
+        same(batch, PackingCollator()(ABC))
 
 
 def test_batch_encodings_of_a_tokenizer():

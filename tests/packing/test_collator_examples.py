@@ -10,28 +10,9 @@ from hypothesis import strategies as st
 
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, CONTAINERS, refused
+from tests.packing.batches import ABC, refused
 
 # Padding inside the examples
-
-
-@pytest.mark.parametrize("kind", ["list", "numpy", "tensor", "row tensor"])
-@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
-def test_padding_tokens_are_removed_in_step(kind, mask):
-    made = CONTAINERS[kind]
-    example = {
-        "input_ids": made([1, 2, 3, 4, 5]),
-        "attention_mask": made(mask),
-        "labels": made([11, 12, 13, 14, 15]),
-        "token_type_ids": made([21, 22, 23, 24, 25]),
-    }
-    kept = [i for i, m in zip([1, 2, 3, 4, 5], mask, strict=True) if m]
-    batch = PackingCollator()([example, {"input_ids": [7], "labels": [8], "token_type_ids": [9]}])
-    assert "attention_mask" not in batch
-    assert batch["input_ids"].tolist() == [[*kept, 7]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
-    assert batch["labels"].tolist() == [[-100, kept[1] + 10, kept[2] + 10, -100]]
-    assert batch["token_type_ids"].tolist() == [[*(k + 20 for k in kept), 9]]
 
 
 @pytest.mark.parametrize(

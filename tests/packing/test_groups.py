@@ -229,22 +229,17 @@ class TestPackedData:
 
 
 class TestCollator:
-    def test_a_prompt_and_what_follows_it(self):
-        group = {"prompt_ids": [5, 6, 7], "completion_ids": [[8], [9, 10]], "text": "no tokens"}
-        pair = {"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}
-        single = {"prompt_ids": [1], "completion_ids": [2, 3]}
-        plain = {"input_ids": [20, 21]}
-        batch = PackingCollator(labels="completions")([group, pair, single, {**plain, "completion_mask": [1, 1]}])
-        assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 5, 6, 7, 9, 10, 3, 4, 11, 3, 4, 12, 13, 1, 2, 3, 20, 21]]
-        assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 0, 1]]
-        targets = [8, 9, 10, 11, 12, 13, 2, 3, 21]
-        assert [t for t in batch["labels"][0].tolist() if t != -100] == targets
-
     @pytest.mark.parametrize(
         ("examples", "documents", "advantages"),
         [
             ([{"prompt_ids": [5, 6], "completion_ids": [[8], []]}], [([5, 6, 8], [8]), ([5, 6], [])], [1.5, -1]),
             ([{"prompt_ids": [5], "completion_ids": []}], [([5], [])], 3),
+            (
+                [{"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}],
+                [([3, 4, 11], [11]), ([3, 4, 12, 13], [12, 13])],
+                [1, 2],
+            ),
+            ([{"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"}], [([1, 2, 3], [2, 3])], 1),
             ([{"prompt_ids": [], "completion_ids": [7, 8]}], [([7, 8], [8])], [0.5]),
             ([{"input_ids": [20, 21]}], [([20, 21], [21])], 0.25),
             ([{"input_ids": [20, 21, 22], "labels": [20, -100, 9]}], [([20, 21, 22], [9])], 0.25),
@@ -262,6 +257,7 @@ class TestCollator:
             parts = [documents, [([3, 4, 9], [9]), ([3, 4, 2, 2], [2, 2])]][::order]
             wanted = [document for part in parts for document in part]
             assert batch["input_ids"][0].tolist() == [token for ids, _ in wanted for token in ids]
+            assert batch["position_ids"][0].tolist() == [at for ids, _ in wanted for at in range(len(ids))]
             labels = [label for label in batch["labels"][0].tolist() if label != -100]
             assert labels == [target for _, targets in wanted for target in targets]
             assert batch["completion_mask"].shape == batch["input_ids"].shape

@@ -214,20 +214,6 @@ def loader_of(sampler: PackedBatchSampler) -> DataLoader:
     return DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list)
 
 
-def test_with_a_loader_and_the_collator():
-    for rows, collator in ((1, PackingCollator()), (3, PackingCollator(max_length=30))):
-        sampler = PackedBatchSampler(LENGTHS, 30, rows_per_batch=rows)
-        loader = DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=collator)
-        batches = list(loader)
-        assert len(batches) == len(loader) == len(sampler)
-        assert all(b["input_ids"].shape[0] <= rows and b["input_ids"].shape[1] <= 30 for b in batches)
-        starts = sum(int((b["position_ids"] == 0).sum()) for b in batches if "attention_mask" not in b)
-        padded = [b for b in batches if "attention_mask" in b]
-        tokens = sum(int(b.get("attention_mask", torch.ones_like(b["input_ids"])).sum()) for b in batches)
-        assert tokens == LENGTHS.sum()
-        assert rows > 1 or (starts == len(LENGTHS) and not padded)
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_accelerate_gives_each_process_its_own_batches(rows):
     ranks = 3
