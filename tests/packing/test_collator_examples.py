@@ -12,23 +12,6 @@ from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from tests.packing.batches import ABC, refused
 
-# Padding inside the examples
-
-
-@pytest.mark.parametrize(
-    ("mask", "parts"),
-    [
-        ([0, 0, 0], ["one token or more"]),
-        ([1, 0, 1], ["token 1", "take such tokens out"]),
-        ([1, 1], ["shape (2,)", "3 tokens"]),
-        ([0.0, float("-inf"), 0.0], ["-inf"]),
-        ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
-    ],
-)
-def test_refused_masks_name_the_example(mask, parts):
-    refused([ABC[0], {"input_ids": [1, 2, 3], "attention_mask": mask}], "example 1, 'attention_mask'", *parts)
-
-
 # Examples that are packed already
 
 PACKED = {
@@ -76,20 +59,6 @@ def test_own_positions_are_kept():
     batch = PackingCollator()([{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}])
     assert batch["position_ids"].tolist() == [[5, 6, 7, 0, 1, 0, 1]]
     assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
-
-
-@pytest.mark.parametrize(
-    ("positions", "parts"),
-    [
-        ([0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
-        ([0, 1, -1], ["-1"]),
-        ([0.0, 1.0, 2.0], ["float32"]),
-        ([[0, 1, 2]] * 3, ["shape (3, 3)"]),
-        ([0, 1], ["shape (2,)", "3 tokens"]),
-    ],
-)
-def test_refused_positions(positions, parts):
-    refused([ABC[1], {"input_ids": [1, 2, 3], "position_ids": positions}], "example 1, 'position_ids'", *parts)
 
 
 def test_positions_that_run_on_into_the_next_document_are_refused():
@@ -163,21 +132,31 @@ def test_keys_that_only_some_examples_have_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("ids", "parts"),
+    ("key", "value", "parts"),
     [
-        ([], ["no tokens"]),
-        (torch.zeros(1, 0), ["no tokens"]),
-        ([1.0, 2.0], ["float32"]),
-        ([True, False][:0] or np.array([True]), ["bool"]),
-        ([1, -100], ["from -100"]),
-        ([[1, 2], [3, 4]], ["(2, 2)"]),
-        (5, ["shape ()"]),
-        ("a b", ["<U3"]),
-        ([1, 2**63], ["int too big"]),
+        ("attention_mask", [0, 0, 0], ["one token or more"]),
+        ("attention_mask", [1, 0, 1], ["token 1", "take such tokens out"]),
+        ("attention_mask", [1, 1], ["shape (2,)", "3 tokens"]),
+        ("attention_mask", [0.0, float("-inf"), 0.0], ["-inf"]),
+        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
+        ("position_ids", [0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
+        ("position_ids", [0, 1, -1], ["-1"]),
+        ("position_ids", [0.0, 1.0, 2.0], ["float32"]),
+        ("position_ids", [[0, 1, 2]] * 3, ["shape (3, 3)"]),
+        ("position_ids", [0, 1], ["shape (2,)", "3 tokens"]),
+        ("input_ids", [], ["no tokens"]),
+        ("input_ids", torch.zeros(1, 0), ["no tokens"]),
+        ("input_ids", [1.0, 2.0], ["float32"]),
+        ("input_ids", np.array([True]), ["bool"]),
+        ("input_ids", [1, -100], ["from -100"]),
+        ("input_ids", [[1, 2], [3, 4]], ["(2, 2)"]),
+        ("input_ids", 5, ["shape ()"]),
+        ("input_ids", "a b", ["<U3"]),
+        ("input_ids", [1, 2**63], ["int too big"]),
     ],
 )
-def test_refused_ids_name_the_example(ids, parts):
-    refused([ABC[0], {"input_ids": ids}], "example 1, 'input_ids'", *parts)
+def test_refused_values_name_the_example_and_the_key(key, value, parts):
+    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", *parts)
 
 
 def test_refused_batches():
