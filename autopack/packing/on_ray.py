@@ -46,7 +46,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
         planned, counts = tokens_of(whole, int(firsts[-1])), whole.counts
         works = [Work.of_rows(whole, planned, *each) for each in pairwise(edges_of(whole, num_shards))]
-        parts = _spread(blocks, firsts, [work.numbers for work in works])
+        parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
         marked = mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
@@ -116,9 +116,9 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
         raise unusable(f"blocks have unlike values in a column: {error}; {way}") from error
 
 
-def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray]) -> list[list[Any]]:
+def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
     """Return, for each shard, the parts of all blocks with the documents that are needed there, by
-    number."""
+    number, and with these columns."""
     task = ray.remote(spread).options(num_returns=len(needed))
     cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
     moved: list[list[Any]] = []
@@ -126,23 +126,22 @@ def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray]) -> 
         chosen = [
             numbers[cut[number] : cut[number + 1]] - firsts[number] for numbers, cut in zip(needed, cuts, strict=True)
         ]
-        parts: Any = task.remote(block, chosen)
+        parts: Any = task.remote(block, names, chosen)
         moved.append(parts if len(needed) > 1 else [parts])
     return [list(parts) for parts in zip(*moved, strict=True)]
 
 
 def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
-    """Return the lengths of the documents of a block, and its columns."""
-    table = plain(block)
-    if not table.num_rows:  # which may lack columns
-        return np.zeros(0, np.int64), table.schema
-    lengths = Documents(table, None, packing.drop_columns).lengths
-    return lengths, table.select(carried(table.column_names, packing.drop_columns)).schema.remove_metadata()
+    """Return the lengths of the documents of a block, and its columns that are carried."""
+    if not block.num_rows:  # which may lack columns
+        return np.zeros(0, np.int64), block.schema
+    table = plain(block, carried(block.column_names, packing.drop_columns))
+    return Documents(table).lengths, table.schema.remove_metadata()
 
 
-def spread(block: pa.Table, chosen: list[np.ndarray]) -> Any:
-    """Return the documents of a block that each shard needs."""
-    table = plain(block)
+def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
+    """Return the documents of a block that each shard needs, with these columns."""
+    table = plain(block, names)
     parts = [table.take(numbers) for numbers in chosen]
     return parts if len(parts) > 1 else parts[0]
 
@@ -155,7 +154,7 @@ def write_shard(
     Columns have the types of all blocks together. A part without values in a column has none.
     """
     tables = []
-    for part in map(plain, parts):
+    for part in (plain(part, schema.names) for part in parts):
         columns = {}
         for field in schema:
             known = field.name in part.column_names
@@ -164,8 +163,10 @@ def write_shard(
     return folder.write(work.tables(Taker(pa.concat_tables(tables)), first_position), marked, name)
 
 
-def plain(table: pa.Table) -> pa.Table:
-    """Return a block of Ray with lists in place of tensors, which Ray makes of arrays."""
+def plain(table: pa.Table, names: list[str]) -> pa.Table:
+    """Return these columns of a block of Ray, of those that it has, with lists in place of tensors,
+    which Ray makes of arrays."""
+    table = table.select([name for name in table.column_names if name in names])
     for index, field in enumerate(table.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             column = pa.chunked_array([_listed(field, chunk) for chunk in table.column(index).chunks])
