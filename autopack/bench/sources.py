@@ -107,7 +107,7 @@ def _open(path: Path) -> Any:
 
 
 @dataclass
-class _Columns:
+class _Opened:
     """Columns by name: lists in memory, or a file of parquet or a data set, which arrow reads."""
 
     names: list[str]
@@ -125,28 +125,28 @@ class _Columns:
 
 
 def _columns(data: Any) -> Any:
-    """Return data with columns as `_Columns`; anything else, which is lengths, as it is."""
+    """Return data with columns as `_Opened`; anything else, which is lengths, as it is."""
     if hasattr(data, "column_names"):
         names = data.column_names
         if not isinstance(names, list) or not hasattr(data, "data"):
             way = "one split of it" if isinstance(names, dict) else "a Dataset, such as a sample of the stream"
             raise InvalidPacking(f"wanted a Dataset, found {type(data).__name__}; pass {way}", code="no-examples")
-        return _Columns(names, data)
+        return _Opened(names, data)
     if hasattr(data, "schema_arrow"):
-        return _Columns(data.schema_arrow.names, data)
+        return _Opened(data.schema_arrow.names, data)
     if isinstance(data, (list, tuple)) and data and _kind(data[0]) != LENGTH:
         if not isinstance(data[0], Mapping):
-            return _Columns([""], {"": data})
+            return _Opened([""], {"": data})
         for index, example in enumerate(data):
             if not isinstance(example, Mapping):
                 raise InvalidPacking(f"example {index}: wanted a mapping, found {example!r:.60}", code="unusable-data")
         data = {name: [example.get(name) for example in data] for name in data[0]}
-    return _Columns(list(data), data) if isinstance(data, Mapping) else data
+    return _Opened(list(data), data) if isinstance(data, Mapping) else data
 
 
 def _lengths(data: Any, named: Sequence[str], tokenizer: Any) -> np.ndarray:
     """Return tokens of each document; if columns are `named`, those of all these together."""
-    if not isinstance(data, _Columns):
+    if not isinstance(data, _Opened):
         return read(data)
     names = data.names if data.names == [""] else _chosen(data.names, named, tokenizer)
     if names == [IDS] and data.is_dataset:
@@ -169,7 +169,7 @@ def _documents(data: Any) -> Any:
         from autopack.packing.documents import Documents, from_columns
     except ImportError as error:
         raise ImportError('groups need pyarrow: pip install "autopack[data]"') from error
-    if not isinstance(data, _Columns) or IDS not in data.names:
+    if not isinstance(data, _Opened) or IDS not in data.names:
         raise InvalidPacking(
             f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike", code="unusable-data"
         )
@@ -180,7 +180,7 @@ def _documents(data: Any) -> Any:
     return Documents(table, None, drop_columns)
 
 
-def _of_batches(data: _Columns, names: list[str], tokenizer: Any) -> Iterator[list[Any]]:
+def _of_batches(data: _Opened, names: list[str], tokenizer: Any) -> Iterator[list[Any]]:
     """Yield the lengths in each of these columns, batch by batch; padding of tokens does not
     count."""
     import pyarrow as pa
