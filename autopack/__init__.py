@@ -24,7 +24,7 @@ _PUBLIC = {
     "audit": "autopack.auditing.auditor",
     "disable": "autopack.enabling.enable",
     "enable": "autopack.enabling.enable",
-    "estimate": "autopack.packing.estimate",
+    "estimate": "autopack.bench.estimate",
     "is_enabled": "autopack.enabling.enable",
     "pack": "autopack.packing.dataset",
 }
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from autopack import packing as packing
     from autopack import registry as registry
     from autopack.auditing.auditor import audit as audit
+    from autopack.bench.estimate import estimate as estimate
     from autopack.enabling.enable import disable as disable
     from autopack.enabling.enable import enable as enable
     from autopack.enabling.enable import is_enabled as is_enabled
@@ -65,5 +66,4 @@ if TYPE_CHECKING:
     from autopack.errors import UnsupportedModel as UnsupportedModel
     from autopack.packing import PackingCollator as PackingCollator
     from autopack.packing.dataset import pack as pack
-    from autopack.packing.estimate import estimate as estimate
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler

@@ -138,7 +138,7 @@ def counted(model: Any, labels: Any) -> int:
 def _labels(model: Any) -> dict[str, Any]:
     from autopack.inspection.source import shifts_labels
 
-    return {} if shifts_labels(model) else {"mask_first_label": False}
+    return {} if shifts_labels(model) else {"labels": "unshifted"}
 
 
 def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]:

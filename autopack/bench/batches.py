@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import POSITIONS
 from autopack.packing.collator import PackingCollator
@@ -95,8 +96,8 @@ def calls_of(arm: Arm, model: Any, batches: list[Batch]) -> list[dict[str, Any]]
     """
     needs = PackingCollator.for_model(model)
     if not arm.packed:
-        return [batch.padded(needs.pad_token_id) for batch in batches]
-    calls = [batch.row(needs.first_position, needs.mask_first_label) for batch in batches]
+        return [batch.padded(getattr(text_config(model.config), "pad_token_id", None) or 0) for batch in batches]
+    calls = [batch.row(needs.first_position, needs.labels != "unshifted") for batch in batches]
     if not arm.enabled and POSITIONS not in inspect.signature(type(model).forward).parameters:
         for call in calls:
             del call[POSITIONS]

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.cases import tokens_to_draw
 from autopack.bench.batches import ARMS, BASELINE, GROUPED, Arm, Batch, calls_of, grouped
+from autopack.bench.estimate import padded_arms
 from autopack.bench.machine import kept_by, load, origin, peak_memory, wait_for
 from autopack.bench.race import LEAST, Entrant, Lap, by_the_clock, race
 from autopack.bench.result import Outcome, Result, Settings
@@ -28,7 +29,6 @@ from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
-from autopack.packing.estimate import padded_arms
 
 WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
 _OF_PADDED, _PREPARING, _COMPARING = 0.6, 4, 0.4
@@ -113,7 +113,7 @@ class _Bench:
 
     def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
         self.model, self.settings, self.device = model, settings, device_of(model)
-        self.shifted = PackingCollator.for_model(model).mask_first_label
+        self.shifted = PackingCollator.for_model(model).labels != "unshifted"
         self.vocabulary = tokens_to_draw(model)
         self.optimizer: torch.optim.Optimizer | None = None
         if not settings.forward:

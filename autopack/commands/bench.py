@@ -181,7 +181,7 @@ def _build(model_type: str, size: str, task: str, longest: int, **form: Any) -> 
 
 def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
     """Tokens of every document of a file or data set, as `autopack estimate` reads them, and what is said of them."""
-    from autopack.packing.sources import lengths_of
+    from autopack.bench.sources import lengths_of
 
     found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
     said = f"{args.lengths}: {len(found):,} documents"

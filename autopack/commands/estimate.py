@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the estimate; 0."""
+    from autopack.bench.estimate import estimate
     from autopack.packing.balance import CostModel
-    from autopack.packing.estimate import estimate
 
     check_outputs(args)
     same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer groups seed".split()}

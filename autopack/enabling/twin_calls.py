@@ -20,7 +20,7 @@ from autopack.inspection.code_origin import is_of_library, whose
 from autopack.inspection.put_on import hooks_of, is_foreign_hook
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.sequence_parallel import shard_rows
+from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart

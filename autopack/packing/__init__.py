@@ -20,7 +20,7 @@ _PUBLIC = {
     "pair_prefixes": "autopack.packing.pairs",
     "plan": "autopack.packing.plans",
     "shard_files": "autopack.packing.shards",
-    "shard_rows": "autopack.packing.sequence_parallel",
+    "shard_rows": "autopack.layout.row_parts",
     "weighted_loss": "autopack.packing.loss",
 }
 
@@ -36,6 +36,7 @@ def __getattr__(name: str) -> Any:
 if TYPE_CHECKING:
     from autopack.layout.host import HostBatch as HostBatch
     from autopack.layout.packed import PackedLayout as PackedLayout
+    from autopack.layout.row_parts import shard_rows as shard_rows
     from autopack.packing.balance import CostModel as CostModel
     from autopack.packing.dataset import pack as pack
     from autopack.packing.loss import weighted_loss as weighted_loss
@@ -44,6 +45,5 @@ if TYPE_CHECKING:
     from autopack.packing.plans import Plan as Plan
     from autopack.packing.plans import plan as plan
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
-    from autopack.packing.sequence_parallel import shard_rows as shard_rows
     from autopack.packing.shards import pack_shards as pack_shards
     from autopack.packing.shards import shard_files as shard_files

@@ -3,7 +3,9 @@ options."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,9 +30,39 @@ Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
 
+def unusable(message: str) -> InvalidPacking:
+    """Return the error about data that cannot be packed."""
+    return InvalidPacking(message, code="unusable-data")
+
+
+def no_examples(message: str) -> InvalidPacking:
+    """Return the error about data that are no examples."""
+    return InvalidPacking(message, code="no-examples")
+
+
+def wrong_numbers(message: str) -> InvalidPacking:
+    """Return the error about numbers that are not those of documents."""
+    return InvalidPacking(message, code="numbers-per-document")
+
+
+def other_data(message: str) -> InvalidPacking:
+    """Return the error about a plan or a state of other data."""
+    return InvalidPacking(message, code="other-data")
+
+
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
     """The error about a value of one example."""
-    return InvalidPacking(f"example {index}, {kind}{key!r}: {found}", code="unusable-data")
+    return unusable(f"example {index}, {kind}{key!r}: {found}")
+
+
+@contextmanager
+def in_the_whole(numbers: Any) -> Iterator[None]:
+    """Name an example of a part by its number in the whole, in errors about it."""
+    try:
+        yield
+    except InvalidPacking as error:
+        found = re.sub(r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}", error.message)
+        raise InvalidPacking(found, code=error.code) from error
 
 
 def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
@@ -41,7 +73,7 @@ def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
             f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
             f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
             f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
-            f"{option} to pack the rest; PackingCollator(completions=True) makes documents of a prompt and its answers",
+            f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
 
@@ -77,23 +109,14 @@ def are_weights(weights: np.ndarray, documents: int) -> bool:
     return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
-def token_weights(
-    targets: np.ndarray, lengths: np.ndarray, by: Weighing, of_documents: np.ndarray | None = None
-) -> np.ndarray:
+def token_weights(targets: np.ndarray, lengths: np.ndarray, by: Weighing, weights: np.ndarray) -> np.ndarray:
     """Return the weight of each token's loss, (tokens,) float32: 0 at tokens that are no targets.
 
     With `by="document"` the targets of a document share its weight, so that the weighted sum is a
     sum of the documents' mean losses; with `by="token"` each target has the weight of its document.
     `targets`, (tokens,) bool, is True where a label counts. Documents lie end to end with `lengths`
-    tokens, (documents,) ints; `of_documents` are their weights, (documents,) floats, 1 by default.
-    Raises `InvalidPacking` for weights that are not finite or below 0.
+    tokens, (documents,) ints; `weights`, (documents,) floats, are their own.
     """
-    weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
-    if not are_weights(weights, len(lengths)):
-        given = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
-        raise InvalidPacking(
-            f"{DOCUMENT_WEIGHT!r}: {given}; wanted a finite number of at least 0 for each", code="unusable-data"
-        )
     if by == "document":
         counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
         weights = weights / np.maximum(counts, 1)

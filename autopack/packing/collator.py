@@ -11,12 +11,12 @@ import inspect
 import logging
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.errors import UnsupportedModel
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
@@ -33,19 +33,18 @@ from autopack.packing.checks import (
     check_int,
     check_names,
     invalid,
-    is_int,
+    no_examples,
     token_weights,
 )
-from autopack.packing.examples import Example, as_documents, check_alike, merge, read_example
-from autopack.packing.lengths import aligned, numbered
+from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
+from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.places import Places, keep_positions, place, tokens_within
+from autopack.packing.places import Places, place, tokens_within
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
-Labels = Literal["auto", "given", "required", "none"]
-Overlong = Literal["error", "truncate"]
-Tensors = Literal["pt", "np"]
-CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_tensors": get_args(Tensors)}
+Labels = Literal["auto", "given", "unshifted", "completions", "none"]
+Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
+_CHOICES = {"labels": get_args(Labels), "overflow": ("error", "truncate"), "loss_weights": WEIGHINGS}
 
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
@@ -65,7 +64,9 @@ class PackingCollator:
     which a trainer moves to a device so that an enabled model need not read there where documents
     begin), with `B` rows of `T` columns:
 
-    * `input_ids` (B, T) int64; B is 1 unless `max_length` is set.
+    * `input_ids` (B, T) int64; B is 1 unless `max_length` is set. Padding is token 0, which nothing
+      sees: it has labels of -100, and is declared as documents of its own, none longer than the
+      longest real one, so that positions stay in range.
     * `position_ids` (B, T) int64, restarting at `first_position` in every document. An example's
       own position ids are kept.
     * `labels` (B, T) int64 for labels per token, with the first of every document set to -100: no
@@ -93,16 +94,22 @@ class PackingCollator:
 
     Args:
         labels: `"auto"` makes labels from `input_ids` if no example has any (-100 where
-            `completion_mask` or `assistant_masks` is 0); `"given"` makes none; `"required"` refuses
-            such a batch; `"none"` gives no labels.
-        mask_first_label: `False` keeps the first label of each document, for losses that do not
-            shift (masked language models, token classification). Labels must then be given.
+            `completion_mask` or `assistant_masks` is 0); `"given"` makes none; `"none"` gives none.
+            `"unshifted"` keeps the first label of each document, for losses that do not shift
+            (masked language models, token classification), and refuses a batch without labels.
+            `"completions"` is `"auto"`, and an example may be a prompt and its completions, tokens
+            of TRL's names: `prompt_ids` with `completion_ids`, a list of completions or one, or
+            with `chosen_ids` and `rejected_ids`. Each completion becomes a document that begins
+            with the prompt; only the completion's tokens are labels. The model computes the prompt
+            once for all (`enable(model, share=...)`). A completion may be empty. Any other key may
+            hold one number for each completion (`advantages`), which becomes (documents,). Other
+            examples of the batch are documents as ever.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
         max_length: split the batch into rows of at most this many tokens, filled in order
             (next-fit, so documents keep their order), padded to the longest. By default there is
             one row.
-        overlong: treatment of an example of more than `max_length` tokens: `"error"`, or
+        overflow: treatment of an example of more than `max_length` tokens: `"error"`, or
             `"truncate"` its end.
         pad_to_multiple_of: pad the rows to a multiple of this.
         align: pad every document to a multiple of so many columns, as sequence and context
@@ -113,73 +120,60 @@ class PackingCollator:
             compiled step sees one shape. With `max_documents` too, `cu_seq_lens_q` and
             `cu_seq_lens_k` have `rows * (max_documents + 1) + 1` elements (the last are repeated:
             empty documents) and `max_length_q` is `max_length`.
-        pad_token_id: the padding token; nothing sees it, so any valid id serves. Padding has labels
-            of -100 and is declared as documents of its own, none longer than the longest real one,
-            so that positions stay in range.
-        return_attention_mask: `False` leaves the padding declared by `position_ids` alone.
-        return_flash_kwargs: add `cu_seq_lens_q` and `cu_seq_lens_k` (int32, documents and padding
-            over the flattened rows, so the last is `B * T`), and `max_length_q` and `max_length_k`
-            (Python ints).
-        return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding
+        declare: forms that declare documents beside `position_ids`. `"attention_mask"`;
+            `"cu_seq_lens"`: `cu_seq_lens_q` and `cu_seq_lens_k` (int32, documents and padding over
+            the flattened rows, so the last is `B * T`), and `max_length_q` and `max_length_k`
+            (Python ints); `"seq_idx"` (B, T) int32: the number of the document in its row, padding
             included.
         loss_weights: `"document"` adds weights by which all documents count alike, however long;
             `"token"` weights by which all targets do. Either is multiplied by a float
             `document_weight` of each example (a list of them, one per document, in packed rows).
             For `autopack.packing.weighted_loss`; needs labels per token.
         image_processor: makes pixels of pictures: a processor or image processor of transformers.
-        images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as
-            Idefics does.
-        completions: an example may be a prompt and its completions, tokens of TRL's names:
-            `prompt_ids` with `completion_ids`, a list of completions or one, or with `chosen_ids`
-            and `rejected_ids`. Each completion becomes a document that begins with the prompt; only
-            the completion's tokens are labels. The model computes the prompt once for all
-            (`enable(model, share=...)`). A completion may be empty. Any other key may hold one
-            number for each completion (`advantages`), which becomes (documents,). Other examples of
-            the batch are documents as ever.
         drop_keys: keys of the examples to ignore.
-        return_tensors: `"pt"` or `"np"`.
+
+    Attributes:
+        images_by_row: True if the model takes images as (B, images, ...), the empty ones of a row
+            last, as Idefics does; `for_model` knows.
 
     Raises `InvalidPacking` for a batch that cannot be packed exactly, with the example and the key,
     and `ValueError` for options that are out of range or contradict each other.
     """
 
     labels: Labels = "auto"
-    mask_first_label: bool = True
     first_position: int = 0
     max_length: int | None = None
-    overlong: Overlong = "error"
+    overflow: Literal["error", "truncate"] = "error"
     pad_to_multiple_of: int | None = None
     align: int = 1
     max_documents: int | None = None
     rows: int | None = None
-    pad_token_id: int = 0
-    return_attention_mask: bool = True
-    return_flash_kwargs: bool = False
-    return_seq_idx: bool = False
+    declare: Collection[str] = ("attention_mask",)
     loss_weights: Weighing | None = None
     image_processor: Any = None
-    images_by_row: bool = False
-    completions: bool = False
     drop_keys: Collection[str] = ()
-    return_tensors: Tensors = "pt"
+    images_by_row: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
+        for name, choices in _CHOICES.items():
             check_in(name, getattr(self, name), choices)
         for name in ("max_length", "pad_to_multiple_of", "max_documents", "rows"):
             check_int(name, getattr(self, name), 1, optional=True)
-        for name, least in {"align": 1, "first_position": 0, "pad_token_id": 0}.items():
-            check_int(name, getattr(self, name), least)
+        check_int("align", self.align, 1)
+        check_int("first_position", self.first_position, 0)
+        for name, what in (("declare", "forms"), ("drop_keys", "keys")):
+            check_names(name, getattr(self, name), what)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for form in self.declare:
+            check_in("declare", form, get_args(Declaration))
         for name in ("pad_to_multiple_of", "align"):
             if self.max_length and self.max_length % (getattr(self, name) or 1):
                 raise ValueError(f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}")
-        if self.align > 1 and not self.return_attention_mask:
-            raise ValueError(f"align={self.align}: only the attention mask tells padding inside documents; return it")
+        if self.align > 1 and MASK not in self.declare:
+            raise ValueError(f"align={self.align}: only {MASK!r} tells padding inside documents; declare it")
         for name in ("max_documents", "rows"):
             if getattr(self, name) and not self.max_length:
                 raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_length, which is missing")
-        check_names("drop_keys", self.drop_keys, "keys")
-        object.__setattr__(self, "drop_keys", tuple(self.drop_keys))
 
     def __repr__(self) -> str:
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -193,12 +187,12 @@ class PackingCollator:
 
         `model` is anything that `autopack.enable` takes for one model. A warning is given if it is
         not enabled when the first batch is made. Sets `first_position` (RoBERTa-like models do not
-        start at 0), `pad_token_id` and `images_by_row` from the config. From the class of the
-        model, which a config alone does not tell, sets `mask_first_label=False` for masked language
-        models and token classification, and `labels="given"` for heads with one result per
-        document. `options` are those of the class and win. Raises `ValueError` if there is no model
-        or config, or a RoBERTa-like one without the `pad_token_id` to start after, and for
-        encoder-decoders, whose padded batches run without padding as they are.
+        start at 0) and `images_by_row` from the config. From the class of the model, which a config
+        alone does not tell, sets `labels="unshifted"` for masked language models and token
+        classification, and `labels="given"` for heads with one result per document. `options` are
+        those of the class and win. Raises `ValueError` if there is no model or config, or a
+        RoBERTa-like one without the `pad_token_id` to start after, and for encoder-decoders, whose
+        padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):
             model = _model_in(model)
@@ -210,24 +204,20 @@ class PackingCollator:
             )
         config = whole = getattr(model, "config", model)
         config = text_config(config)
+        from autopack.inspection.heads import row_head  # need torch, which this module does not
+        from autopack.registry import families, first_position
+
         found: dict[str, Any] = {}
         if "first_position" not in options:
-            from autopack.registry import families, first_position  # need torch, which this module does not
-
             found["first_position"] = first_position(config)
-            forms = [item for family in families() for item in family.tiny.images.items()]
-            by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
-            found["images_by_row"] = any(whole.model_type in types for types in by_row)
-        pad_token_id: Any = getattr(config, "pad_token_id", None)
-        if is_int(pad_token_id) and pad_token_id >= 0:
-            found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
-            found["mask_first_label"] = False
-        from autopack.inspection.heads import row_head  # needs torch, too
-
-        if row_head(model) is not None:
+            found["labels"] = "unshifted"
+        elif row_head(model) is not None:
             found["labels"] = "given"
         made = cls(**(found | options))
+        forms = [item for family in families() for item in family.tiny.images.items()]
+        by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
+        object.__setattr__(made, "images_by_row", any(whole.model_type in types for types in by_row))
         if whole is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
@@ -235,33 +225,25 @@ class PackingCollator:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != _MADE_FOR}
 
-    def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
-        """Return the packed batch of `examples`; `return_tensors` overrides the option of that
-        name."""
+    def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt") -> dict[str, Any]:
+        """Return the packed batch of `examples`, of tensors (`"pt"`) or arrays of numpy (`"np"`)."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
             _say_if_plain(made_for())
-        return_tensors = return_tensors or self.return_tensors
-        check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
+        check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
-            raise InvalidPacking(
-                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts", code="no-examples"
-            )
+            raise no_examples(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
         read = self._read_all(list(examples))
         if not read:
-            raise InvalidPacking(
-                "wanted at least one example, found an empty batch; leave empty batches out", code="no-examples"
-            )
+            raise no_examples("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
         check_alike(read)
-        multiple = self.pad_to_multiple_of or 1
-        placed = place(read, self.max_length, multiple, self.align, self.max_documents, self.rows)
-        batch = self._assemble(read, placed)
-        for key in read[0].per_document:
-            if key != DOCUMENT_WEIGHT:
-                values = np.concatenate([e.per_document[key] for e in read])
-                batch[key] = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+        documents = bounds_of([len(example.starts) for example in read])
         media = [example.media for example in read]
+        whole = joined(read, self.first_position)
+        multiple = self.pad_to_multiple_of or 1
+        placed = place(whole.lengths, documents, self.max_length, multiple, self.align, self.max_documents, self.rows)
+        batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
@@ -279,7 +261,7 @@ class PackingCollator:
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """Return the examples as arrays; as a single one if they go into one row and are only
         documents."""
-        if self.completions:
+        if self.labels == "completions":
             examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
         merged = None if self.max_length else merge(examples, self._ignored)
         return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
@@ -290,14 +272,14 @@ class PackingCollator:
 
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
         """Return one example as arrays, no longer than a row."""
-        makes_weights, makes_pixels = self.loss_weights is not None, self.image_processor is not None
-        read = read_example(index, example, self._ignored, makes_weights, makes_pixels, self.completions)
+        weighs, reads_pictures = self.loss_weights is not None, self.image_processor is not None
+        read = read_example(index, example, self._ignored, weighs, reads_pictures, self.labels == "completions")
         columns = int(aligned(read.lengths, self.align).sum())
         if self.max_length and columns > self.max_length:
-            if self.overlong == "error":
+            if self.overflow == "error":
                 of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
                 found = f"found {len(read)} tokens{of_columns} for rows of at most max_length={self.max_length}"
-                raise invalid(index, IDS, f"{found}; raise it, or pass overlong='truncate'")
+                raise invalid(index, IDS, f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
                 raise invalid(index, IDS, f"found {len(read)} tokens and {[*read.media]}, which are not cut with them")
             read.truncate(tokens_within(read.lengths, self.align, self.max_length))
@@ -307,24 +289,19 @@ class PackingCollator:
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:
-        """Check that all examples have the same kind of labels, and make labels if asked to."""
-        if self.completions and any(COMPLETION_KEYS[0] in example.columns for example in examples):
+        """Make labels if no example has any, and the option asks for them."""
+        if self.labels == "completions" and any(COMPLETION_KEYS[0] in example.columns for example in examples):
             self._settle_completions(examples)
-        kind = examples[0].label_kind
-        for index, found in enumerate(example.label_kind for example in examples):
-            if found != kind:
-                raise invalid(index, "labels", f"found {found}, but {kind} in example 0; make them the same")
-        if kind != "no labels" or self.labels in ("given", "none"):
+        if any("labels" in {**e.columns, **e.per_document} for e in examples) or self.labels in ("given", "none"):
             return
-        if self.labels == "required" or not self.mask_first_label:
-            wanted = "wanted with labels='required', and always with mask_first_label=False"
-            raise invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
+        if self.labels == "unshifted":
+            raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for columns in (example.columns for example in examples):
             columns["labels"] = _labels(columns)
 
     def _settle_completions(self, examples: list[Example]) -> None:
         """Mark the targets of plain examples beside completions; make labels if one has them."""
-        labelled = self.labels == "auto" and any("labels" in example.columns for example in examples)
+        labelled = any("labels" in example.columns for example in examples)
         for columns in (example.columns for example in examples):
             labels = columns["labels"] if "labels" in columns else _labels(columns)
             for key in COMPLETION_KEYS:
@@ -333,42 +310,38 @@ class PackingCollator:
             if labelled:
                 columns["labels"] = labels
 
-    def _assemble(self, examples: list[Example], placed: Places) -> dict[str, Any]:
+    def _assemble(self, whole: Example, placed: Places) -> dict[str, Any]:
         """Return the rows as numpy arrays, with all declarations of their documents."""
         real, starts, lengths = placed.real, placed.starts, placed.lengths
         shape = real.shape
         positions = (numbered(lengths) + self.first_position).reshape(shape)
+        if POSITIONS in whole.columns:
+            positions[real] = whole.columns.pop(POSITIONS)
+            placed.check_positions(positions.reshape(-1))
         batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
-        for key, first in examples[0].columns.items():
-            if key != POSITIONS:
-                values = [e.columns[key] for e in examples]
-                kinds = {v.dtype.kind for v in values}
-                dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
-                padding = self.pad_token_id if key == IDS else PADDING.get(key, 0)
-                batch[key] = np.full((*shape, *first.shape[1:]), padding, dtype)
-                batch[key][real] = np.concatenate(values)
-        keep_positions(examples, positions, placed)
-        if self.mask_first_label and "labels" in batch:
+        for key, values in whole.columns.items():
+            batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
+            batch[key][real] = values
+        if self.labels != "unshifted" and "labels" in batch:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
             if "labels" not in batch:
                 raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
             given = np.zeros(len(starts))  # what documents of padding keep
-            of_examples = (e.per_document.get(DOCUMENT_WEIGHT, np.ones(len(e.starts))) for e in examples)
-            given[real.flat[starts]] = np.concatenate(list(of_examples))
+            given[real.flat[starts]] = whole.per_document.pop(DOCUMENT_WEIGHT, 1)
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(shape)
-        if self.return_attention_mask and not real.all():
+        if MASK in self.declare and not real.all():
             batch[MASK] = real.astype(np.int64)
-        if self.return_seq_idx:
+        if "seq_idx" in self.declare:
             before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])  # documents before each row
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
             batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
-        if self.return_flash_kwargs:
+        if "cu_seq_lens" in self.declare:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
-        return batch
+        return batch | whole.per_document
 
 
 def _model_in(model: Any) -> Any:

@@ -5,25 +5,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import WEIGHINGS, Weighing, check_in, check_int, check_names
+from autopack.packing.checks import check_int, check_names, no_examples
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 from autopack.version import __version__
 
-BLOCK = 1 << 19
-"""Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
-PLANNED = ("strategy", "seed", "overflow", "max_documents", "cost", "ranks", "align")
-"""Options that a plan has as well."""
-ADDED = ("mask_first_label", "position_ids", "first_position", "loss_weights")
-"""Options for further columns of rows, beside their documents' columns."""
+if TYPE_CHECKING:
+    from autopack.packing.rows import Packing, Rows
 
 
 def pack(
@@ -37,16 +32,11 @@ def pack(
     cost: CostModel | None = None,
     ranks: int = 1,
     align: int = 1,
-    columns: Collection[str] | None = None,
     drop_columns: Collection[str] = (),
-    mask_first_label: bool = True,
-    position_ids: bool = True,
     first_position: int = 0,
-    loss_weights: Weighing | None = None,
     groups: str | bool = False,
     buffer_size: int = 4096,
     num_proc: int | None = None,
-    load_from_cache_file: bool | None = None,
 ) -> Any:
     """Make packed rows of the examples of a tokenized dataset, each row of at most `max_length`
     tokens.
@@ -62,14 +52,12 @@ def pack(
 
     * `input_ids` and all other columns with one value, or one list, per token. `attention_mask` is
       left out: padding that it marks at either end of an example is removed.
-    * labels per token, under their own name, with the first of every document set to -100: no token
-      of that document predicts it. Rows of datasets without labels have none; `PackingCollator`
-      makes them.
+    * labels per token as they are, under their own name. `PackingCollator` sets the first of every
+      document to -100, and makes labels if rows have none.
     * `position_ids`, int32, which restart at `first_position` in every document, unless the
       examples have their own.
     * `seq_lengths`, int32, tokens of each document, by which `PackingCollator` and TRL tell
       documents apart.
-    * `loss_weights`, float32 per token, on request.
     * columns with one value per document (a class, a source, a text): a list, in the order of the
       documents.
 
@@ -82,26 +70,16 @@ def pack(
             Streams take no `cost` or `ranks`. A part of a document that was cut is a document of
             its own; everything cut off or left out is logged. Rows leave room for the padding of
             `align`, which `PackingCollator(align=...)` puts in.
-        columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to
-            leave out.
-        mask_first_label: `False` keeps the first label of each document, for losses that do not
-            shift.
-        position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
+        drop_columns: columns to leave out.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
-        loss_weights: `"document"` adds weights by which all documents count alike, `"token"`
-            weights by which all targets do; either is multiplied by a column `document_weight`. See
-            `autopack.packing.weighted_loss`.
         groups: `True` puts documents of the same first tokens into one row, or as few as hold them.
             The name of a column does so for documents of the same value in it, such as completions
-            of one prompt; rows keep that column only if `columns` names it. Common first tokens
-            count once in `max_length`, since the model computes them once
-            (`enable(model, share=...)`), so rows may have more tokens than that: collate them
-            without a `max_length`.
+            of one prompt; rows leave that column out. Common first tokens count once in
+            `max_length`, since the model computes them once (`enable(model, share=...)`), so rows
+            may have more tokens than that: collate them without a `max_length`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
-        load_from_cache_file: `False` writes rows anew even if they are in the cache; by default
-            datasets' setting.
 
     Raises:
         InvalidPacking: for examples that cannot be packed (no `input_ids`, columns that are neither
@@ -111,40 +89,41 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    options = dict(locals())
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    planned |= {"cost": cost, "ranks": ranks, "align": align}
     check_int("buffer_size", buffer_size, 1)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare("autopack.pack", options)
-    write = partial(_write, num_proc=num_proc, load_from_cache_file=load_from_cache_file)
+    packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, groups)
     if not _kind(dataset).endswith("Dict"):
-        return _pack(dataset, packing, buffer_size, write)
+        return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
     for name, split in dataset.items():
         try:
-            made[name] = _pack(split, packing, buffer_size, write)
+            made[name] = _pack(split, packing, buffer_size, num_proc)
         except InvalidPacking as error:
             raise InvalidPacking(f"split {name!r}: {error.message}", code=error.code) from error
     return type(dataset)(made)
 
 
-def prepare(name: str, options: dict[str, Any]) -> Any:
-    """Return the options of the public function `name` as a `Packing`; raise as `pack` does."""
+def prepare(
+    name: str,
+    max_length: int,
+    planned: dict[str, Any],
+    drop_columns: Collection[str],
+    first_position: int,
+    groups: str | bool = False,
+) -> Packing:
+    """Return the options of the public function `name`; raise as `pack` does."""
     try:
         from autopack.packing.rows import Packing
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
-    max_length, columns, drop_columns = (options[of] for of in ("max_length", "columns", "drop_columns"))
     check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
-    check_names("columns", columns, "columns")
+    check_int("first_position", first_position, 0)
     check_names("drop_columns", drop_columns, "columns")
-    carried = {"columns": None if columns is None else tuple(columns), "drop_columns": tuple(drop_columns)}
-    check_in("loss_weights", options["loss_weights"], WEIGHINGS)
-    check_int("first_position", options["first_position"], 0)
-    options["first_position"] = int(options["first_position"])
-    planned, added = ({of: options[of] for of in names} for names in (PLANNED, ADDED))
-    return Packing(max_length, planned, carried, added, options.get("groups", False))
+    return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), groups)
 
 
 def is_of(module: str, name: str, dataset: Any) -> bool:
@@ -161,14 +140,12 @@ def _kind(dataset: Any) -> str:
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"
     wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
-    raise InvalidPacking(
-        f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples", code="no-examples"
-    )
+    raise no_examples(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
 
 
-def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any]) -> Any:
+def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
     """Return the packed rows of one split."""
-    from autopack.packing.documents import Documents, columns_of, from_columns
+    from autopack.packing.documents import Documents, columns_of
     from autopack.packing.media import put_back, set_aside
 
     kind = _kind(dataset)
@@ -177,21 +154,21 @@ def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any
 
         return pack_stream(dataset, packing, buffer_size)
     if kind == "list":
-        columns, pictures = set_aside(columns_of(dataset), packing.carried["drop_columns"])
-        table = from_columns(columns, **packing.carried, read=packing.groups)
-        documents = Documents(table, None, **packing.carried)
-        rows = put_back(packing.rows(documents).table().to_pydict(), pictures)
+        columns, pictures = set_aside(columns_of(dataset), packing.drop_columns)
+        rows = put_back(packing.rows(packing.documents(columns)).table().to_pydict(), pictures)
         return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    return write(dataset, packing, packing.rows(Documents.of_dataset(dataset, **packing.carried)))
+    return _write(dataset, packing, packing.rows(Documents.of_dataset(dataset, packing.drop_columns)), num_proc)
 
 
-def features_of(dataset: Any, rows: Any) -> Any:
+def features_of(dataset: Any, rows: Rows) -> Any:
     """Return datasets' features of the columns of packed rows: classes keep their names, images
     stay images."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
     for name in (*rows.documents.per_token, *rows.documents.per_document):
+        if name not in features:  # a mask of targets, which became labels
+            continue
         of_token = getattr(dataset.features[name], "feature", None)
         kind = of_token if name in rows.documents.per_token else dataset.features[name]
         inner: Any = kind
@@ -202,21 +179,21 @@ def features_of(dataset: Any, rows: Any) -> Any:
     return features
 
 
-def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
+def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None) -> Any:
     """Return the rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    carried = packing.carried["columns"], sorted(packing.carried["drop_columns"])
-    options = packing.max_length, packing.planned, carried, packing.added, packing.groups
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
+    from autopack.packing import rows as of_rows
+
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.told))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     features = features_of(dataset, rows)
-    count, width = len(rows.plan), max(1, BLOCK // rows.plan.max_length)
+    count, width = len(rows.plan), max(1, of_rows.BLOCK // rows.plan.max_length)
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,
         batched=True,
@@ -225,7 +202,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
         remove_columns=["row"],
         features=features,
         cache_file_name=path,
-        load_from_cache_file=load_from_cache_file if caches else False,
+        load_from_cache_file=None if caches else False,
         new_fingerprint=fingerprint,
         num_proc=num_proc if num_proc is None else max(1, min(num_proc, -(-count // width))),
         desc="Packing",

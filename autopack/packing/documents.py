@@ -3,22 +3,20 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, check_names, invalid, refuse_pairs
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, no_examples, refuse_pairs, unusable, wrong_numbers
 from autopack.packing.lengths import to_numpy
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
-Spans = list[tuple[int, int, int]]
 
 
 class Documents:
@@ -27,27 +25,23 @@ class Documents:
 
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
-    `columns` are those to carry beside `input_ids`, None for all, without `drop_columns`.
-    `per_token` and `per_document` name the columns with one value of each.
+    `drop_columns` are not carried. `per_token` and `per_document` name the columns with one value
+    of each.
     """
 
-    def __init__(
-        self, table: Any, chosen: np.ndarray | None, columns: Collection[str] | None, drop_columns: Collection[str]
-    ):
+    def __init__(self, table: Any, chosen: np.ndarray | None = None, drop_columns: Collection[str] = ()):
         self.table = table
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        names = carried(table.column_names, columns, drop_columns)
+        names = carried(table.column_names, drop_columns)
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
-            raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
+            raise no_examples("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
         ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
-            raise InvalidPacking(
-                f"column 'input_ids': wanted a list of ints per example, found {ids}", code="unusable-data"
-            )
+            raise unusable(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
         self._values: dict[str, list[Values]] = {}
         self.per_token: list[str] = [IDS]
@@ -61,13 +55,11 @@ class Documents:
         also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
         way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
         self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
-        if POSITIONS in self.per_token:
-            self._check_positions()
 
     @classmethod
-    def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
+    def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
         """Return the documents of a `datasets.Dataset`."""
-        return cls(dataset.data, rows_of(dataset), columns, drop_columns)
+        return cls(dataset.data, rows_of(dataset), drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -98,26 +90,21 @@ class Documents:
     ) -> dict[str, Values]:
         """Return values of columns per token, by default all, for parts of documents, end to end.
 
-        Ints and floats come as arrays of numpy, which are read-only if the parts lie so in the
-        source.
+        Ints and floats come as arrays of numpy.
         """
         rows = self.chosen[documents]
-        number = np.searchsorted(self.first_rows, rows, "right") - 1
-        spans: dict[int, Spans] = {}  # by where values start, which is the same in most columns
+        number = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
         made: dict[str, Values] = {}
-        total = int(lengths.sum())
         for name in self.per_token if names is None else names:
-            where = self._starts[name]
-            if id(where) not in spans:
-                spans[id(where)] = _joined(number, where[rows] + self._begins[rows] + starts, lengths)
             if name not in self._values:
                 children = [_as_list(batch.column(name)).values for batch in self.batches]
                 plain = all(_is_number(child.type) and not child.null_count for child in children)
                 self._values[name] = [child.to_numpy() for child in children] if plain else children
-            children = self._values[name]
-            parts = [children[n][begin:end] for n, begin, end in spans[id(where)]]
+            begins, children = self._starts[name][rows] + self._begins[rows] + starts, self._values[name]
+            places = zip(number, begins.tolist(), (begins + lengths).tolist(), strict=True)
+            parts = [children[n][begin:end] for n, begin, end in places]
             if isinstance(parts[0], np.ndarray):
-                made[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, out=empty(total, parts[0].dtype))
+                made[name] = np.concatenate(parts)
                 continue
             found = pa.concat_arrays(parts)
             if found.null_count:
@@ -136,17 +123,12 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 for a missing
         value."""
         if name not in self.table.column_names:
-            raise InvalidPacking(
-                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
-                code="numbers-per-document",
-            )
+            raise wrong_numbers(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
             found = f"column {name!r} holds {self.table.schema.field(name).type}"
-            raise InvalidPacking(
-                f"groups: {found}; wanted ints or text, one per document", code="numbers-per-document"
-            ) from error
+            raise wrong_numbers(f"groups: {found}; wanted ints or text, one per document") from error
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -161,9 +143,7 @@ class Documents:
         if any(batch.column(name).null_count for batch in self.batches):
             absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
             self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
-        starts = np.concatenate([o[:-1] for o in offsets])
-        shared = self._starts.get(IDS)
-        self._starts[name] = shared if shared is not None and np.array_equal(shared, starts) else starts
+        self._starts[name] = np.concatenate([o[:-1] for o in offsets])
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
@@ -190,56 +170,29 @@ class Documents:
             way += ", keep the pictures themselves, and give PackingCollator an image_processor"
         raise invalid(index, name, f"{reason}; {way}", "column ")
 
-    def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield a column of numbers per token, batch by batch.
-
-        Each batch gives its rows of the table, all their values, and where each row's values begin
-        and end. Rows that are not chosen are read as well.
-        """
-        for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
-            lists = _as_list(batch.column(name))
-            offsets = lists.offsets.to_numpy().astype(np.int64)
-            values = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-            offsets -= offsets[0]
-            yield slice(first, first + batch.num_rows), values, offsets[:-1], offsets[1:]
-
     def _remove_padding(self) -> None:
         """Cut the zeros of the attention mask off both ends of each document."""
         begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
         odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
-        for rows, mask, starts, ends in self._by_batch(MASK):
+        for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
+            rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
+            offsets = lists.offsets.to_numpy().astype(np.int64)
+            mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
+            starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
             if (mask == 1).all():
                 lengths[rows] = ends - starts
                 continue
             other, real = np.flatnonzero((mask != 0) & (mask != 1)), np.flatnonzero(mask)
             odd[rows] = np.searchsorted(other, ends) > np.searchsorted(other, starts)
-            first, last = np.searchsorted(real, starts), np.searchsorted(real, ends)
-            lengths[rows] = last - first
+            low, high = np.searchsorted(real, starts), np.searchsorted(real, ends)
+            lengths[rows] = high - low
             real = np.append(real, 0)  # read for documents without a token, which are refused
-            begins[rows] = np.where(last > first, real[first] - starts, 0)
-            hole[rows] = (last > first) & (real[last - 1] + 1 - real[first] != last - first)
+            begins[rows] = np.where(high > low, real[low] - starts, 0)
+            hole[rows] = (high > low) & (real[high - 1] + 1 - real[low] != high - low)
         reason = "found values that are not 0 or 1, as segment ids of a packed row are"
         self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
-
-    def _check_positions(self) -> None:
-        """Refuse packed rows: positions of a document run on by one."""
-        value = _value_type(self.table.schema.field(POSITIONS).type)
-        if not pa.types.is_integer(value):
-            raise InvalidPacking(
-                f"column 'position_ids': wanted a list of ints per example, found lists of {value}",
-                code="unusable-data",
-            )
-        restarts = np.zeros(self.table.num_rows, np.bool_)
-        for rows, positions, starts, _ in self._by_batch(POSITIONS):
-            # A difference of small types wraps around: 255, 0 would go on by 1.
-            breaks = np.flatnonzero(np.diff(positions.astype(np.int64)) != 1) + 1
-            begins = starts + self._begins[rows]
-            ends = begins + self._sizes[rows]
-            restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
-        way = "pack the documents themselves, or name the column in drop_columns"
-        self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
 
 
 def rows_of(dataset: Any) -> np.ndarray | None:
@@ -249,15 +202,16 @@ def rows_of(dataset: Any) -> np.ndarray | None:
 
 
 class Taker:
-    """Reader of examples of a `datasets.Dataset` by their numbers, as a table in memory.
+    """Reader of examples by their numbers, as a table in memory.
 
-    It reads no others; datasets, which does that too, takes examples one by one.
+    It reads no others; datasets, which does that too, takes examples one by one. `chosen`,
+    (examples,) int64, is the row of each example in the table, or None for all rows in order.
     """
 
-    def __init__(self, dataset: Any, names: list[str]):
-        self.batches = [batch for batch in dataset.data.table.select(names).to_batches() if batch.num_rows]
+    def __init__(self, table: pa.Table, chosen: np.ndarray | None = None):
+        self.batches = [batch for batch in table.to_batches() if batch.num_rows]
         self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
-        self.chosen = rows_of(dataset)
+        self.chosen = chosen
 
     def __call__(self, numbers: np.ndarray) -> pa.Table:
         """Return the examples `numbers`, (examples,) int64, in this order."""
@@ -272,34 +226,22 @@ class Taker:
         return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
 
 
-def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
+def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     """Return the columns of a table that packing reads, in its order.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
-    refuse_pairs(
-        [n for n in (names if columns is None else columns) if n in names and n not in drop_columns], "", "drop_columns"
-    )
+    wanted = [name for name in names if name == IDS or name not in drop_columns]
+    refuse_pairs(wanted, "", "drop_columns")
     if IDS not in names:
-        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first", code="unusable-data")
-    for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
-        check_names(option, given, "columns")
-        if missing := [name for name in given if name not in names]:
-            raise InvalidPacking(
-                f"{option}: found no column {missing[0]!r} in {list(names)}; name others", code="unusable-data"
-            )
-    wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
-    if IDS not in wanted:
-        wanted.insert(0, IDS)
+        raise unusable(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+    if missing := [name for name in drop_columns if name not in names]:
+        raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-        raise InvalidPacking(
-            f"found a column {packed[0]!r}, so the examples are packed rows; {way}", code="unusable-data"
-        )
+        raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
     if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-        raise InvalidPacking(
-            f"found the columns {labels}, which all are labels; name all but one in drop_columns", code="unusable-data"
-        )
+        raise unusable(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
     return wanted
 
 
@@ -317,20 +259,6 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return getattr(kind, "storage_type", kind).value_type
 
 
-def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Return uninitialised numbers in memory of arrow, which reuses it; malloc returns it to the
-    system."""
-    return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
-
-
-def _joined(number: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Spans:
-    """Return the batch, first value and end of each part; adjacent parts of a batch become one."""
-    ends = begins + lengths
-    first = np.flatnonzero(np.append(True, (begins[1:] != ends[:-1]) | (number[1:] != number[:-1])))
-    last = np.append(first[1:], len(ends)) - 1
-    return list(zip(number[first].tolist(), begins[first].tolist(), ends[last].tolist(), strict=True))
-
-
 def _as_list(array: pa.Array) -> pa.Array:
     """Return lists with offsets, whatever their layout."""
     array = getattr(array, "storage", array)
@@ -340,7 +268,7 @@ def _as_list(array: pa.Array) -> pa.Array:
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
     if not examples:
-        raise InvalidPacking("wanted at least one example, found an empty list", code="no-examples")
+        raise no_examples("wanted at least one example, found an empty list")
     names = list(examples[0])
     for index, example in enumerate(examples):
         if example.keys() != examples[0].keys():
@@ -351,10 +279,7 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def from_columns(
-    values: Mapping[str, Sequence[Any]],
-    columns: Collection[str] | None,
-    drop_columns: Collection[str],
-    read: str | bool = False,
+    values: Mapping[str, Sequence[Any]], drop_columns: Collection[str] = (), read: str | bool = False
 ) -> pa.Table:
     """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls.
 
@@ -364,21 +289,18 @@ def from_columns(
     rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
     made = {}
     for name, column in values.items():
-        left_out = name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns))
-        if left_out and name != read:
+        if name in drop_columns and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
         if not isinstance(name, str):
-            raise InvalidPacking(
-                f"wanted columns whose names are text, found {name!r}; rename it, or drop it", code="unusable-data"
-            )
+            raise unusable(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise InvalidPacking(f"column {name!r}: {reason}", code="unusable-data") from error
+            raise unusable(f"column {name!r}: {reason}") from error
     return pa.table(made)
 
 

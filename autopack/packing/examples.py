@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import (
     COMPLETION_KEYS,
@@ -26,14 +25,18 @@ from autopack.packing.checks import (
     are_weights,
     invalid,
     refuse_pairs,
+    unusable,
 )
-from autopack.packing.lengths import is_text, numbers
+from autopack.packing.lengths import is_text, numbered, numbers
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
 ANSWERS = ("chosen_ids", "rejected_ids")
 """Columns of tokens, by the names of TRL."""
+
+
+_BY_KEY = ("columns", "per_document")
 
 
 @dataclass
@@ -57,12 +60,6 @@ class Example:
     def lengths(self) -> np.ndarray:
         """Tokens of each document, (documents,) ints."""
         return np.diff(self.starts, append=len(self))
-
-    @property
-    def label_kind(self) -> str:
-        """Kind of its labels, in words."""
-        per_token = "labels per token" if "labels" in self.columns else "no labels"
-        return "labels per document" if "labels" in self.per_document else per_token
 
     def truncate(self, length: int) -> None:
         """Keep the first tokens, and the documents that begin in them."""
@@ -134,18 +131,14 @@ def read_example(
     `InvalidPacking`.
     """
     if not isinstance(example, Mapping):
-        raise InvalidPacking(
-            f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}", code="unusable-data"
-        )
+        raise unusable(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     refuse_pairs(given, f"example {index}: ", "drop_keys")
     if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise InvalidPacking(
-            f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it", code="unusable-data"
-        )
+        raise unusable(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
     if IDS not in given:
         found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-        raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}", code="unusable-data")
+        raise unusable(f"example {index}: wanted 'input_ids', {found}")
     ids = _numbers(index, IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids
@@ -319,6 +312,7 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
 
     With `is_packed` they come as a list.
     """
+    values = values.astype(np.int64) if values.dtype.kind == "b" else values
     is_vector = values.ndim == 1 and values.dtype.kind == "f"
     is_list = values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector))
     if is_list if documents == 1 else values.ndim in (1, 2) and len(values) == documents:
@@ -331,17 +325,39 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
 
 
 def check_alike(examples: list[Example]) -> None:
-    """Raise `InvalidPacking` unless all examples have the same keys with values of one shape.
+    """Raise `InvalidPacking` unless all examples have the same keys with values of one sort and
+    shape.
 
     Own positions are optional.
     """
-    first = examples[0]
-    for index, example in enumerate(examples):
-        wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.per_document}.items()} for e in (first, example))
-        for key in sorted((wanted.keys() ^ found.keys()) - {POSITIONS}):
-            lacking, other = (index, 0) if key in wanted else (0, index)
+    sorts = [
+        {k: f"values per token of shape {v.shape[1:]}" for k, v in e.columns.items()}
+        | {k: f"values per document of shape {v.shape[1:]}" for k, v in e.per_document.items()}
+        for e in examples
+    ]
+    for index, found in enumerate(sorts):
+        for key in sorted((sorts[0].keys() ^ found.keys()) - {POSITIONS}):
+            lacking, other = (index, 0) if key in sorts[0] else (0, index)
             raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
-        for key in wanted:
-            if wanted[key] != found.get(key, wanted[key]):
-                differ = f"found values of shape {found[key]}, but {wanted[key]} in example 0; make them equal"
+        for key, wanted in sorts[0].items():
+            if found.get(key, wanted) != wanted:
+                differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
                 raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")
+
+
+def joined(examples: list[Example], first_position: int) -> Example:
+    """Return the examples of a batch as one, with positions of all if any has its own."""
+    if any(POSITIONS in example.columns for example in examples):
+        for example in examples:
+            example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
+    first, *others = examples
+    if not others:
+        return first
+
+    def together(name: str, key: str) -> np.ndarray:
+        values = np.concatenate([getattr(example, name)[key] for example in examples])
+        return values.astype(np.float32) if values.dtype.kind == "f" else values
+
+    lengths = np.concatenate([example.lengths for example in examples])
+    columns, per_document = ({key: together(name, key) for key in getattr(first, name)} for name in _BY_KEY)
+    return Example(columns, np.cumsum(lengths) - lengths, per_document)

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
-from autopack.packing.checks import IDS
+from autopack.packing.checks import IDS, wrong_numbers
 from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
 from autopack.packing.strategies import best_fit
 
@@ -208,20 +208,7 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
     if (over := found > shortest).any():
         index = int(over.argmax())
         reason = f"over the {shortest[index]} tokens of its document"
-        raise InvalidPacking(
-            f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common",
-            code="numbers-per-document",
-        )
-    order = np.argsort(numbered_groups, kind="stable")
-    same = np.diff(numbered_groups[order]) == 0
-    other = same & (np.diff(found[order]) != 0) & (numbered_groups[order][1:] != ALONE)
-    if other.any():
-        one, index = sorted(order[int(other.argmax()) + np.arange(2)].tolist())
-        raise InvalidPacking(
-            f"prefixes[{index}] is {found[index]}, and {found[one]} for document {one} of the same group "
-            f"{numbered_groups[index]}: wanted the tokens that all documents of a group begin with in common",
-            code="numbers-per-document",
-        )
+        raise wrong_numbers(f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common")
     return Grouped(numbered_groups, found)
 
 
@@ -229,17 +216,10 @@ def _ints(name: str, given: Any, count: int, least: int) -> np.ndarray:
     try:
         found = numbers(given[:] if hasattr(given, "__getitem__") else list(given))
     except ValueError as error:
-        raise InvalidPacking(
-            f"{name}: wanted an int per document; {str(error).partition(';')[0]}", code="numbers-per-document"
-        ) from error
+        raise wrong_numbers(f"{name}: wanted an int per document; {str(error).partition(';')[0]}") from error
     if found.shape != (count,) or found.dtype.kind != "i":
-        raise InvalidPacking(
-            f"{name}: wanted {count} ints, one per document; found {found.dtype} of {found.shape}",
-            code="numbers-per-document",
-        )
+        raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found {found.dtype} of {found.shape}")
     if count and found.min() < least:
         index = int((found < least).argmax())
-        raise InvalidPacking(
-            f"{name}[{index}] is {found[index]}: wanted an int of at least {least}", code="numbers-per-document"
-        )
+        raise wrong_numbers(f"{name}[{index}] is {found[index]}: wanted an int of at least {least}")
     return found

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import is_int
+from autopack.packing.checks import is_int, no_examples, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
@@ -136,9 +136,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     same. Without `copy` the given array itself is returned, if it is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
-        raise InvalidPacking(
-            f"lengths: wanted one int per document, found {type(lengths).__name__}", code="numbers-per-document"
-        )
+        raise wrong_numbers(f"lengths: wanted one int per document, found {type(lengths).__name__}")
     if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
         lengths = list(lengths)
     if isinstance(lengths, Sequence) and not isinstance(lengths, (list, tuple, range)):
@@ -146,28 +144,21 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     try:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidPacking(
-            f"lengths: wanted one int per document, found what is no array: {error}", code="numbers-per-document"
-        ) from error
+        raise wrong_numbers(f"lengths: wanted one int per document, found what is no array: {error}") from error
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
-        raise InvalidPacking(
-            f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each",
-            code="numbers-per-document",
-        )
+        raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
     if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
         found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
         way = "or, where they are lengths of several sequences, an array of numpy"
-        raise InvalidPacking(f"lengths: wanted one int per document, {found_lists}, {way}", code="numbers-per-document")
+        raise wrong_numbers(f"lengths: wanted one int per document, {found_lists}, {way}")
     if not len(found):
-        raise InvalidPacking("lengths: wanted at least one document, found none", code="no-examples")
+        raise no_examples("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
         if index is not None:
             wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-            raise InvalidPacking(
-                f"lengths{_place(index, found)} is {given[index]!r}: {wanted}", code="numbers-per-document"
-            )
+            raise wrong_numbers(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
         found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
     if found.min() < 1:
         raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
@@ -184,9 +175,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
 def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPacking:
     index, count = int(wrong.argmax()), int(wrong.sum())
     more = f" (and {count - 1:,} more)" if count > 1 else ""
-    return InvalidPacking(
-        f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}", code="numbers-per-document"
-    )
+    return wrong_numbers(f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}")
 
 
 def _place(index: int, found: np.ndarray) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES, holds_media
-from autopack.packing.checks import invalid
+from autopack.packing.checks import invalid, unusable
 
 BYTES = ("uint8", "torch.uint8")
 
@@ -187,9 +186,7 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
 def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
     shapes = {value.shape[1:] for value in values}
     if len({len(shape) for shape in shapes}) > 1:
-        raise InvalidPacking(
-            f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch", code="unusable-data"
-        )
+        raise unusable(f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch")
     if len(shapes) > 1:
         largest = np.max([*shapes], axis=0)
         values = [np.pad(value, [(0, 0), *((0, int(n)) for n in largest - value.shape[1:])]) for value in values]

@@ -1,18 +1,13 @@
-"""Shards by Ray Data: number and measure documents in place, plan here, and make rows in tasks.
+"""Shards by Ray: measure documents in place, plan here, and make rows in tasks.
 
-Ray reads, keeps blocks in order, brings the documents of a shard together, and repeats failed
-tasks. It carries the documents themselves, each with its number, its length, and its pieces: row,
-place, offset and length. Tasks raise nothing about data: they return errors, which are raised here,
-as they would be without Ray.
+Ray reads, brings the documents of a shard together, and repeats tasks whose worker died. A document
+is known by its number in the order of the data.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import wraps
 from itertools import pairwise
 from typing import Any
 
@@ -22,44 +17,51 @@ import pyarrow.compute as pc
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, invalid
-from autopack.packing.documents import Documents, carried
+from autopack.packing.checks import in_the_whole, unusable
+from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import (
-    NAME,
-    Folder,
-    Shards,
-    check_count,
-    check_lengths,
-    check_sizes,
-    count_shards,
-    edges_of,
-    in_the_whole,
-    mark_of,
-    planned_lengths,
-    renumbered,
-    tables,
-    total,
-)
-from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, Rows, nothing_left
-
-NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
-FIELDS = 4
-"""Count of numbers per piece: its row, its place among all pieces, its offset and its length."""
-ANSWER = pa.schema({
-    "documents": pa.int64(), "error": pa.string(), "code": pa.string(), "tokens": pa.large_binary(),
-    "schema": pa.binary(), "counts": pa.string(), "name": pa.string(), "rows": pa.int64(), "written": pa.int64(),
-})  # fmt: skip
-"""Schema of results of tasks; unknown fields are null."""
+from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
+from autopack.packing.rows import Packing, nothing_left
 
 
-def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
+def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
+    folder.prepare()
     with _in_order(data):
-        if plan == "shard":
-            return _write_blocks(data, packing, folder, num_shards)
-        return _write_all(data, packing, folder, plan, num_shards)
+        blocks, lengths, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    firsts = bounds_of([len(of_block) for of_block in lengths])
+    if plan == "shard":
+        found = [Work.of_part(packing, *each) for each in zip(lengths, firsts[:-1].tolist(), strict=True)]
+        counts = total([work.plan.counts for work in found])
+        works = [work for work in found if len(work.plan)]
+        parts = [[block] for block, work in zip(blocks, found, strict=True) if len(work.plan)]
+        if not works:
+            raise nothing_left(counts)
+        if num_shards is not None and len(works) != num_shards:
+            raise ValueError(
+                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
+            )
+        marked = mark_of(packing, num_shards, None)
+    else:
+        whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
+        planned, counts = tokens_of(whole, int(firsts[-1])), whole.counts
+        works = [Work.of_rows(whole, planned, *each) for each in pairwise(edges_of(whole, num_shards))]
+        parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
+        marked = mark_of(packing, len(works), whole)
+    del blocks  # so that Ray may forget those that have been spread
+    task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
+    about = folder, marked, packing.first_position, schema
+    with folder.undone(marked):
+        tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
+        del parts
+        try:
+            written = [_result(each) for each in tasks]
+        finally:
+            ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
+    if {part.name for part in written} - set(folder.names()):
+        way = "name a folder that all workers and this process reach"
+        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
+    return folder.shards(written, packing.max_length, counts)
 
 
 @contextmanager
@@ -78,173 +80,93 @@ def _in_order(data: Any) -> Iterator[None]:
             options.preserve_order = kept
 
 
-@contextmanager
-def _alike() -> Iterator[None]:
-    """Report errors of arrow as blocks whose columns do not go together."""
+def _result(task: Any, before: int = 0) -> Any:
+    """Return the result of a task; raise its `InvalidPacking` as if there were no Ray.
+
+    Examples of the task come after so many others.
+    """
     try:
-        yield
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        if not isinstance(error.cause, InvalidPacking):
+            raise
+        with in_the_whole(range(before, 1 << 62)):
+            raise InvalidPacking(error.cause.message, code=error.cause.code) from None
+
+
+def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+    """Return the blocks that have documents, of so many, the lengths of those, and the schema of
+    all."""
+    task = ray.remote(measure)
+    blocks, lengths, schemas, before = [], [], [], 0
+    try:
+        given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
+        for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
+            found, schema = _result(measured, before)
+            if len(found):
+                blocks.append(block)
+                lengths.append(found)
+                schemas.append(schema)
+                before += len(found)
+        if not blocks:
+            raise nothing_left(Counts(0, 0))
+        return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         way = "cast it, or name it in drop_columns"
-        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}", code="unusable-data") from error
+        raise unusable(f"blocks have unlike values in a column: {error}; {way}") from error
 
 
-def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
-    """Write the shards of one plan of all documents."""
-    folder.prepare(None, 0, "")
-    with _alike():
-        blocks = data.materialize().to_arrow_refs()
-    lengths, sizes, schema = _gather(blocks, packing)
-    if plan == "all":
-        plan = packing.plan(lengths)
-    else:
-        check_count(plan, len(lengths))
-        check_lengths(plan, lengths, planned_lengths(plan))
-    count = count_shards(num_shards, plan)
-    edges = edges_of(len(plan), count)
-    check_sizes(plan, edges)
-    placed, task = zip(blocks, _placed(plan, lengths, sizes), strict=True), ray.remote(spread)
-    moved: list[Any] = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
-    del blocks  # so that Ray may forget those that have been spread
-    writing = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": packing.added}
-    marked = mark_of(packing, count, plan)
-    writing |= {"folder": folder, "marked": marked}
-    groups = ray.data.from_arrow_refs(moved).groupby(SHARD, num_partitions=count)
-    done = groups.map_groups(write_shard, batch_format="pyarrow", fn_kwargs=writing)
-    with folder.undone(marked):
-        written = sorted(_results(_batches(done), named=True), key=lambda part: part["name"])
-        return _finished(folder, written, count, packing.max_length, plan.counts)
+def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
+    """Return, for each shard, the parts of all blocks with the documents that are needed there, by
+    number, and with these columns."""
+    task = ray.remote(spread).options(num_returns=len(needed))
+    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
+    moved: list[list[Any]] = []
+    for number, block in enumerate(blocks):
+        chosen = [
+            numbers[cut[number] : cut[number + 1]] - firsts[number] for numbers, cut in zip(needed, cuts, strict=True)
+        ]
+        parts: Any = task.remote(block, names, chosen)
+        moved.append(parts if len(needed) > 1 else [parts])
+    return [list(parts) for parts in zip(*moved, strict=True)]
 
 
-def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | None) -> Shards:
-    """Write a shard of each block that has rows, planned by itself; name them when all are
-    there."""
-    marked = mark_of(packing, num_shards, None)
-    folder.prepare(None, 0, marked)
-    if num_shards is not None:
-        data = data.repartition(num_shards)
-    writing = {"packing": packing, "folder": folder, "marked": marked}
-    done = data.map_batches(write_block, batch_size=None, batch_format="pyarrow", fn_kwargs=writing)
-    found, counts, hidden = [], [], []
-    try:
-        for part in _results(_batches(done)):
-            if not part["documents"]:
-                continue
-            counts.append(Counts(**json.loads(part["counts"])))
-            if part["name"] is None:
-                continue
-            hidden.append(part["name"])
-            found.append(part)
-            if part["schema"] != found[0]["schema"]:
-                first, other = ({f"{f.name}: {f.type}" for f in _schema(p["schema"])} for p in (found[0], part))
-                unlike = ", ".join(sorted(first ^ other))
-                raise InvalidPacking(
-                    f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns",
-                    code="unusable-data",
-                )
-        if not found:
-            raise nothing_left(total(counts))
-        if num_shards is not None and len(found) != num_shards:
-            raise ValueError(
-                f"num_shards={num_shards}: only {len(found)} of so many blocks have documents; ask for fewer"
-            )
-        with folder.undone(marked):
-            for number, part in enumerate(found):
-                folder.publish(part["name"], NAME.format(number, len(found)))
-                part["name"] = NAME.format(number, len(found))
-    finally:
-        for name in hidden:
-            folder.forget(name)
-    return _finished(folder, found, len(found), packing.max_length, total(counts))
+def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
+    """Return the lengths of the documents of a block, and its columns that are carried."""
+    if not block.num_rows:  # which may lack columns
+        return np.zeros(0, np.int64), block.schema
+    table = plain(block, carried(block.column_names, packing.drop_columns))
+    return Documents(table).lengths, table.schema.remove_metadata()
 
 
-def _finished(folder: Folder, found: list[dict[str, Any]], count: int, max_length: int, counts: Counts) -> Shards:
-    names = [part["name"] for part in found]
-    if len(names) != count:
-        raise RuntimeError(f"path={folder.path!r}: Ray has written {len(names)} of {count} shards")
-    if set(names) - set(folder.names()):
-        way = "name a folder that all workers and this process reach"
-        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
-    rows, tokens = (sum(part[name] for part in found) for name in ("rows", "written"))
-    return Shards(tuple(map(folder.address, names)), rows, tokens, max_length, counts)
+def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
+    """Return the documents of a block that each shard needs, with these columns."""
+    table = plain(block, names)
+    parts = [table.take(numbers) for numbers in chosen]
+    return parts if len(parts) > 1 else parts[0]
 
 
-def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.Schema]:
-    """Return tokens of each document, (documents,) int64, documents of each block, and their
-    schema."""
-    task = ray.remote(measure)
-    measured = [task.remote(block, carries=packing.carried) for block in blocks]
-    lengths, sizes = [], []
-    schemas: dict[bytes, None] = {}
-    for part in _results(map(ray.get, measured)):
-        sizes.append(part["documents"])
-        if part["documents"]:
-            lengths.append(np.frombuffer(part["tokens"], np.int64))
-            schemas[part["schema"]] = None
-    if not lengths:
-        raise nothing_left(Counts(0, 0))
-    with _alike():
-        schema = pa.unify_schemas(map(_schema, schemas), promote_options="permissive")
-    return np.concatenate(lengths), sizes, schema
+def write_shard(
+    folder: Folder, marked: str, first_position: int, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+) -> Written:
+    """Write the rows of a shard, whose documents are in these parts, in order.
 
-
-def _schema(serialized: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(serialized))
-
-
-def _placed(plan: Plan, lengths: np.ndarray, sizes: list[int]) -> Iterator[pa.Table]:
-    """Yield, for each block, the number, length and pieces of each of its documents."""
-    order = np.argsort(plan.documents, kind="stable")
-    owners, rows = plan.documents[order], np.repeat(np.arange(len(plan)), np.diff(plan.bounds))
-    for first, end in pairwise(bounds_of(sizes).tolist()):
-        begin, stop = np.searchsorted(owners, [first, end])
-        places = order[begin:stop]
-        pieces = np.stack([rows[places], places, plan.offsets[places], plan.lengths[places]], axis=1)
-        bounds = bounds_of(np.bincount(owners[begin:stop] - first, minlength=end - first))
-        yield pa.table({NUMBER: np.arange(first, end), TOKENS: lengths[first:end], PIECES: _lists(bounds, pieces)})
-
-
-def _batches(data: Any) -> Iterator[pa.Table]:
-    return data.iter_batches(batch_size=None, batch_format="pyarrow")
-
-
-def _results(answers: Iterable[pa.Table], named: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the results of tasks in order; raise their errors, by numbers in the whole.
-
-    Tasks have counted examples from the start of a block, unless they are `named` by such numbers
-    already.
+    Columns have the types of all blocks together. A part without values in a column has none.
     """
-    before = 0
-    for answer in answers:
-        for found in answer.to_pylist():
-            if found["error"] is not None:
-                numbers = range(0 if named else before, 1 << 62)
-                raise InvalidPacking(renumbered(found["error"], numbers), code=found["code"])
-            before += found["documents"]
-            yield found
+    tables = []
+    for part in (plain(part, schema.names) for part in parts):
+        columns = {}
+        for field in schema:
+            known = field.name in part.column_names
+            columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
+        tables.append(pa.table(columns, schema))
+    return folder.write(work.tables(Taker(pa.concat_tables(tables)), first_position), marked, name)
 
 
-def _answers(work: Callable[..., dict[str, Any]]) -> Callable[..., pa.Table]:
-    """Let a task return a row: the result of `work` for its table, or the text of `InvalidPacking`.
-
-    Raised in a task, that would be an error of Ray. Empty tables are skipped; they may lack
-    columns.
-    """
-
-    @wraps(work)
-    def answer(table: pa.Table, **options: Any) -> pa.Table:
-        found: dict[str, Any] = dict.fromkeys(ANSWER.names) | {"documents": table.num_rows}
-        try:
-            if table.num_rows:
-                found |= work(plain(table), **options)
-        except InvalidPacking as error:
-            found |= {"error": error.message, "code": error.code}
-        return pa.Table.from_pylist([found], ANSWER)
-
-    return answer
-
-
-def plain(table: pa.Table) -> pa.Table:
-    """Return a block of Ray with lists in place of tensors, which Ray makes of arrays."""
+def plain(table: pa.Table, names: list[str]) -> pa.Table:
+    """Return these columns of a block of Ray, of those that it has, with lists in place of tensors,
+    which Ray makes of arrays."""
+    table = table.select([name for name in table.column_names if name in names])
     for index, field in enumerate(table.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             column = pa.chunked_array([_listed(field, chunk) for chunk in table.column(index).chunks])
@@ -262,110 +184,5 @@ def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
         return values
     if not hasattr(field.type, "shape") and values is storage:
         found = f"found {field.type}, wanted what arrow has a type for"
-        raise InvalidPacking(
-            f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns", code="unusable-data"
-        )
+        raise unusable(f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns")
     return pa.array([value.tolist() for value in array.to_pylist()])
-
-
-@_answers
-def measure(table: pa.Table, carries: dict[str, Any]) -> dict[str, Any]:
-    """Return the lengths of the documents of a block, and its columns."""
-    if taken := {NUMBER, TOKENS, PIECES, SHARD} & set(table.column_names):
-        raise InvalidPacking(
-            f"found a column {min(taken)!r}, which is what autopack calls one of its own; rename it",
-            code="unusable-data",
-        )
-    documents = Documents(table, None, **carries)
-    schema = table.select(carried(table.column_names, **carries)).schema.remove_metadata()
-    return {"tokens": documents.lengths.tobytes(), "schema": schema.serialize().to_pybytes()}
-
-
-@_answers
-def write_block(table: pa.Table, packing: Packing, folder: Folder, marked: str) -> dict[str, Any]:
-    """Pack the documents of a block by themselves, and write their rows under a hidden name."""
-    documents = Documents(table, None, **packing.carried)
-    made = packing.plan(documents.lengths)
-    counts = {"counts": json.dumps(asdict(made.counts))}
-    if not len(made):
-        return counts
-    rows = Rows(documents, made, **packing.added)
-    name, count, tokens = folder.write(tables(rows), marked)
-    schema = rows.table(0, 1).schema.serialize().to_pybytes()
-    return {"name": name, "rows": count, "written": tokens, "schema": schema, **counts}
-
-
-def spread(table: pa.Table, placed: pa.Table, schema: pa.Schema, edges: np.ndarray) -> pa.Table:
-    """Return the documents of a block, once for each shard that holds pieces of them, with those
-    pieces."""
-    pieces, owners = _pieces(placed)
-    shards = np.searchsorted(edges, pieces[:, 0], "right") - 1
-    # Pieces of a document are in the order of rows, and so of shards.
-    first = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(shards, prepend=-1))
-    found = conform(plain(table), schema).take(owners[first])
-    for name in (NUMBER, TOKENS):
-        found = found.append_column(name, placed.column(name).take(owners[first]))
-    found = found.append_column(PIECES, _lists(np.append(first, len(pieces)), pieces))
-    return found.append_column(SHARD, pa.array(shards[first]))
-
-
-def _lists(bounds: np.ndarray, pieces: np.ndarray) -> pa.Array:
-    """Return pieces (pieces, FIELDS) as a list of numbers for each document, cut at `bounds`."""
-    return pa.LargeListArray.from_arrays(pa.array(bounds * FIELDS), pa.array(pieces.reshape(-1)))
-
-
-def _pieces(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces in such lists, (pieces, FIELDS) int64, and the table row of each."""
-    lists = table.column(PIECES).combine_chunks()
-    owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
-    return lists.flatten().to_numpy().reshape(-1, FIELDS), owners
-
-
-def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a block in the types of all blocks together; a block without values has
-    none."""
-    columns = {}
-    for field in schema:
-        known = field.name in table.column_names
-        found = table.column(field.name) if known else pa.nulls(table.num_rows)
-        columns[field.name] = found.cast(field.type)
-    return pa.table(columns, schema)
-
-
-@_answers
-def write_shard(
-    table: pa.Table,
-    frame: Plan,
-    edges: np.ndarray,
-    places: np.ndarray,
-    added: dict[str, Any],
-    folder: Folder,
-    marked: str,
-) -> dict[str, Any]:
-    """Write the rows of a shard, made of the documents that were brought here in any order.
-
-    `frame` is the plan without its rows. Shard s has the rows `edges[s]` to `edges[s + 1]`, made of
-    the pieces `places[s]` to `places[s + 1]`.
-    """
-    shard = table.column(SHARD)[0].as_py()
-    table = table.take(np.argsort(table.column(NUMBER).to_numpy())).combine_chunks()
-    numbers, tokens = (table.column(name).to_numpy() for name in (NUMBER, TOKENS))
-    pieces, owners = _pieces(table)
-    order = np.argsort(pieces[:, 1])
-    rows, place, offsets, lengths = pieces[order].T
-    if not np.array_equal(place, np.arange(places[shard], places[shard + 1])):
-        raise RuntimeError(
-            f"shard {shard}: Ray has not brought the documents of this shard together; nothing is written"
-        )
-    bounds = bounds_of(np.bincount(rows - edges[shard]))
-    plan = replace(frame, documents=owners[order], offsets=offsets, lengths=lengths, bounds=bounds)
-    with in_the_whole(numbers):
-        documents = Documents(table.drop_columns([NUMBER, TOKENS, PIECES, SHARD]), None, None, ())
-        if (other := documents.lengths != tokens).any():
-            index = int(other.argmax())
-            found = f"found {documents.lengths[index]} tokens, and {tokens[index]} when lengths were gathered"
-            way = "a block that Ray lost and made again must be what it was: read data that do not change"
-            raise invalid(index, IDS, f"{found}; {way}", "column ")
-        name = NAME.format(shard, len(edges) - 1)
-        name, count, written = folder.write(tables(Rows(documents, plan, **added)), marked, name)
-    return {"name": name, "rows": count, "written": written}

@@ -6,179 +6,87 @@ enabled model runs it as one packed row; the plan only has to choose which pairs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import PAIRS, check_int
+from autopack.packing.checks import no_examples, unusable
 from autopack.packing.lengths import to_numpy
 
-FORMS = (
-    ("prompt_ids", "chosen_ids", "rejected_ids"),
-    ("chosen_ids", "rejected_ids"),
-    ("chosen_input_ids", "rejected_input_ids"),
-)
-"""Columns of tokenized pairs: a prompt that both sequences begin with, or whole sequences."""
-BLOCK = 10_000
-"""Pairs that are read at a time."""
+BLOCK = 64
+"""Pairs that are collated at a time."""
 
 
-def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
+def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarray:
     """Return tokens of both sequences of each pair, (pairs, 2) int64: the chosen one and the
     rejected one.
 
     For `PackedBatchSampler`, which then makes batches of pairs by their tokens, and counts the
-    squares of a cost by sequence. Lengths are those after `collator`: the columns of the data set
-    give the numbers of tokens, and the collator is called with the longest pairs, one at a time, to
-    check that it makes as many of them.
+    squares of a cost by sequence. All pairs are collated once: lengths are those of the sequences
+    that `collator` makes, cut where it cuts them.
 
     Args:
         dataset: tokenized pairs, as TRL's trainers hold them once they are made
             (`trainer.train_dataset`): a `datasets.Dataset`, or anything with a length and examples
-            that are mappings. Its columns are `prompt_ids`, `chosen_ids` and `rejected_ids` (DPO),
-            `chosen_ids` and `rejected_ids` (rewards), or `chosen_input_ids` and
-            `rejected_input_ids` (ORPO, CPO).
-        collator: makes batches of them (`trainer.data_collator`).
-        max_length: tokens at which the collator cuts each sequence, if it has no attribute
-            `max_length` with this number.
+            that are mappings.
+        collator: makes batches of them (`trainer.data_collator`): `input_ids` and `attention_mask`
+            of all chosen sequences and then of all rejected ones, or both with `chosen_` and
+            `rejected_` before their names.
 
-    Raises `InvalidPacking` for data without these columns (text, packed rows), without a length,
-    with sequences that hold no token, and if the collator makes other lengths of a pair;
-    `ValueError` for a `max_length` below 1.
+    Raises `InvalidPacking` for data without a length, sequences that hold no token, and a collator
+    that makes no such batches of it, as of text, which the trainer tokenizes.
     """
-    check_int("max_length", max_length, 1, optional=True)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
-        found = f"found {type(dataset).__name__}"
-        raise InvalidPacking(
-            f"wanted a data set with a length, {found}; of a stream, take what fits into memory", code="no-examples"
-        )
-    if not len(dataset):
-        raise InvalidPacking("wanted at least one pair, found an empty data set", code="no-examples")
-    form = _form(dataset)
-    sizes = _sizes(dataset, form)  # (pairs, columns)
-    made = sizes[:, -2:] + (sizes[:, :1] if len(form) == 3 else 0)
-    cut = getattr(collator, "max_length", None) if max_length is None else max_length
-    made = made if cut is None else np.minimum(made, cut)
-    if not made.all():
-        index, which = (int(of[0]) for of in np.nonzero(made == 0))
-        raise InvalidPacking(
-            f"pair {index}: found no tokens in {form[which - 2]!r}; leave such pairs out", code="unusable-data"
-        )
-    longest = {0, *np.argmax(made, axis=0).tolist(), *np.argmax(sizes, axis=0).tolist()}
-    for index in sorted(longest):
-        collated = [len(tokens) for tokens in _sequences(dataset, index, collator)] or None
-        if collated != made[index].tolist():
-            wanted = f"{form} and max_length={cut} say {made[index].tolist()}"
-            raise InvalidPacking(
-                f"pair {index}: {_name(collator)} makes sequences of {collated} tokens of it, and {wanted}. Pass the "
-                f"collator and the data set of the trainer, and max_length= if it cuts at a length that it does not "
-                f"say",
-                code="pair-sequences",
-            )
-    return made
+    found = [[len(chosen), len(rejected)] for chosen, rejected in _sequences(dataset, collator)]
+    lengths = np.array(found, np.int64)
+    if not lengths.all():
+        index, which = (int(of[0]) for of in np.nonzero(lengths == 0))
+        of_pair = ("chosen", "rejected")[which]
+        raise unusable(f"pair {index}: found no tokens in its {of_pair} sequence; leave such pairs out")
+    return lengths
 
 
-def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
+def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarray:
     """Return the common beginning of each pair's sequences, (pairs,) int64 tokens: the prompt, or
     more.
 
     For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room
     for the pairs of a model that computes a prompt once for both
-    (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`; a
-    collator that leaves the prompt out, or cuts off its beginning, is an error too.
+    (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`.
     """
-    lengths = pair_lengths(dataset, collator, max_length=max_length)
-    form = _form(dataset)
-    if len(form) == 3:
-        prompts = _sizes(dataset, form)[:, 0]
-    else:
-        pairs = ([dataset[index][name] for name in form] for index in range(len(dataset)))
-        prompts = np.array([_in_common(*pair) for pair in pairs], np.int64)
-    found = np.minimum(prompts, lengths.min(axis=1))
-    for index in {0, int(found.argmax()), int(lengths.sum(axis=1).argmax())}:
-        sequences = _sequences(dataset, index, collator)
-        common = _in_common(*sequences) if len(sequences) == 2 else 0
-        if common < found[index]:
-            raise InvalidPacking(
-                f"pair {index}: {_name(collator)} makes sequences of it that begin with {common} tokens in common, and "
-                f"{form} say {found[index]}. Pass the collator and the data set of the trainer, and leave prefixes out "
-                f"where it cuts off the beginning of a prompt",
-                code="pair-sequences",
-            )
-    return found
+    found = []
+    for chosen, rejected in _sequences(dataset, collator):
+        shorter = min(len(chosen), len(rejected))
+        differs = chosen[:shorter] != rejected[:shorter]
+        found.append(int(differs.argmax()) if differs.any() else shorter)
+    return np.array(found, np.int64)
 
 
-def _in_common(one: Any, other: Any) -> int:
-    """Return the number of tokens that two sequences begin with in common."""
-    shorter = min(len(one), len(other))
-    differs = np.asarray(one)[:shorter] != np.asarray(other)[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
-
-
-def _form(dataset: Any) -> tuple[str, ...]:
-    """Return the columns of tokenized pairs that a data set has."""
-    names = getattr(dataset, "column_names", None)
-    if names is None:
-        names = list(dataset[0]) if isinstance(dataset[0], Mapping) else []
-    form = next((form for form in FORMS if {*form} <= {*names}), None)
-    if form is not None:
-        return form
-    wanted = "wanted tokenized pairs (columns chosen_ids and rejected_ids)"
-    if {*names} & {"image", "images"}:
-        way = "those with images are tokenized batch by batch, and have no lengths before"
-    elif {*names} & {name for pair in PAIRS for name in pair}:
-        way = "make the trainer first and pass its train_dataset, which it has tokenized"
-    else:
-        way = "these are no pairs"
-    raise InvalidPacking(f"{wanted}, found {sorted(map(str, names))}; {way}", code="no-examples")
-
-
-def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
-    """Return the number of tokens of each example in these columns, (examples, columns) int64."""
-    makes_examples = dict(getattr(dataset, "format", None) or {}).get("type") == "custom"  # when they are read
-    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not makes_examples:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        tables = dataset.select_columns(list(form)).with_format("arrow").iter(batch_size=BLOCK)
+def _sequences(dataset: Any, collator: Callable[[list[Any]], Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the tokens of both sequences that a collator makes of each pair."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
+        found = f"found {type(dataset).__name__}"
+        raise no_examples(f"wanted a data set with a length, {found}; of a stream, take what fits into memory")
+    if not len(dataset):
+        raise no_examples("wanted at least one pair, found an empty data set")
+    name = getattr(collator, "__name__", type(collator).__name__)
+    way = "Pass what a trainer of pairs has once it is made: its train_dataset, tokenized, and its data_collator"
+    for first in range(0, len(dataset), BLOCK):
+        examples = [dict(dataset[index]) for index in range(first, min(first + BLOCK, len(dataset)))]
+        where = f"pairs {first} to {first + len(examples) - 1}: {name} makes"
         try:
-            found = [[pc.list_value_length(table.column(name)).to_numpy() for name in form] for table in tables]
-        except pa.ArrowException as error:
-            raise InvalidPacking(
-                f"columns {form}: wanted a list of tokens per pair; {error}", code="unusable-data"
-            ) from error
-        sizes = np.concatenate([np.stack(part, axis=1) for part in found])
-        if np.isnan(sizes).any():
-            index = int(np.isnan(sizes).any(axis=1).argmax())
-            raise InvalidPacking(
-                f"pair {index}: found no value in one of {form}; leave such pairs out", code="unusable-data"
-            )
-        return sizes.astype(np.int64)
-    examples = (dataset[index] for index in range(len(dataset)))
-    return np.array([[len(example[name]) for name in form] for example in examples], np.int64)
-
-
-def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[np.ndarray]:
-    """Return the tokens of the sequences that a collator makes of this pair alone; [] if
-    unclear."""
-    try:
-        batch = collator([dict(dataset[index])])
-    except Exception as error:
-        raise InvalidPacking(
-            f"pair {index}: {_name(collator)} makes no batch of it ({type(error).__name__}: {error}). Pass that of a "
-            f"trainer of pairs, trainer.data_collator",
-            code="pair-sequences",
-        ) from error
-    found: list[np.ndarray] = []
-    for which in ("", "chosen_", "rejected_"):
-        ids, mask = f"{which}input_ids", f"{which}attention_mask"
-        if isinstance(batch, Mapping) and ids in batch and mask in batch:
-            rows = zip(to_numpy(batch[ids]), to_numpy(batch[mask]), strict=True)
-            found += [np.asarray(row)[np.asarray(real).astype(bool)] for row, real in rows]
-    return found
-
-
-def _name(collator: Any) -> str:
-    return getattr(collator, "__name__", type(collator).__name__)
+            batch = collator(examples)
+        except Exception as error:
+            message = f"{where} no batch of them ({type(error).__name__}: {error}). {way}"
+            raise InvalidPacking(message, code="pair-sequences") from error
+        found_rows: list[np.ndarray] = []
+        for which in ("", "chosen_", "rejected_"):
+            ids, mask = f"{which}input_ids", f"{which}attention_mask"
+            if isinstance(batch, Mapping) and ids in batch and mask in batch:
+                rows = zip(to_numpy(batch[ids]), to_numpy(batch[mask]), strict=True)
+                found_rows += [np.asarray(row)[np.asarray(real).astype(bool)] for row, real in rows]
+        if len(found_rows) != 2 * len(examples):
+            message = f"{where} {len(found_rows)} sequences of {len(examples)} pairs, wanted two of each. {way}"
+            raise InvalidPacking(message, code="pair-sequences")
+        yield from zip(found_rows[: len(examples)], found_rows[len(examples) :], strict=True)

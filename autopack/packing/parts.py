@@ -1,9 +1,8 @@
-"""Parts of a plan as files: the rows of a shard, the folder of shards, and shards written here."""
+"""Parts of a plan as files: the folder of shards, and the rows of a shard."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import uuid
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,24 +18,20 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import LENGTHS, is_int
+from autopack.packing.checks import LENGTHS, in_the_whole, other_data
 from autopack.packing.dataset import features_of
-from autopack.packing.documents import Documents, Taker, carried
-from autopack.packing.lengths import LONGEST, Counts, bounds_of
+from autopack.packing.documents import Documents, Taker, carried, rows_of
+from autopack.packing.lengths import Counts
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, Rows, nothing_left
+from autopack.packing.rows import Packing, Rows, nothing_left, spans
 from autopack.version import __version__
 
-BLOCK = 1 << 20
-"""Tokens that are gathered and written at a time."""
 SHARD_TOKENS = 1 << 25
 """Approximate tokens of a shard, unless a number of shards is asked for."""
 NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
 SET = b"autopack"
 """Metadata key of a shard with the mark of its set, the same in all shards of a set."""
-OWN = b"autopack_shard"
-"""Metadata key with the name of the shard, or a unique one if its number is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,14 @@ class Shards:
     def __repr__(self) -> str:
         rows = f"{self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files"
         return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
+
+
+class Written(NamedTuple):
+    """A file of rows that was written: its name in the folder, its rows and tokens."""
+
+    name: str
+    rows: int
+    tokens: int
 
 
 class Folder:
@@ -102,7 +105,7 @@ class Folder:
         """Return the path of a file for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}" if "://" in self.path else f"{self.base}/{name}"
 
-    def prepare(self, wanted: str | None, count: int, marked: str) -> None:
+    def prepare(self, wanted: str | None = None, count: int = 0, marked: str = "") -> None:
         """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set of `count`.
@@ -116,23 +119,21 @@ class Folder:
             named = NAMED.fullmatch(name)
             if wanted is None or named is None or int(named[2]) != count:
                 raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
-        if found and self.marks(found[0])[0] != marked:
+        if found and self.mark(found[0]) != marked:
             found_other = f"found {found[0]!r}, of another plan or other options"
             raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
         self.system.create_dir(self.base, recursive=True)
 
-    def marks(self, name: str) -> tuple[str | None, str | None]:
-        """Return the set in a shard's metadata, and its own name there; None for what is
-        missing."""
+    def mark(self, name: str) -> str | None:
+        """Return the mark of the set in a shard's metadata."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
-                found = pq.read_schema(file).metadata or {}
+                found = (pq.read_schema(file).metadata or {}).get(SET)
         except pa.ArrowException as error:
             raise InvalidPacking(
                 f"{self.address(name)}: wanted a parquet file, found {error}", code="bad-file"
             ) from error
-        told, own = (found[key].decode() if key in found else None for key in (SET, OWN))
-        return told, own
+        return None if found is None else found.decode()
 
     @contextmanager
     def undone(self, marked: str) -> Iterator[None]:
@@ -142,21 +143,19 @@ class Folder:
             yield
         except BaseException:
             for name in self.names():
-                if NAMED.fullmatch(name) and self.marks(name)[0] == marked:
+                if NAMED.fullmatch(name) and self.mark(name) == marked:
                     self.forget(name)
             raise
 
-    def write(self, tables: Iterable[pa.Table], marked: str, name: str | None = None) -> tuple[str, int, int]:
-        """Write these tables of rows, each a group of rows: under `name`, or for `publish`, a
-        hidden name.
+    def write(self, tables: Iterable[pa.Table], marked: str, name: str) -> Written:
+        """Write these tables of rows, each a group of rows, under this name when all are written.
 
-        Returns the name, rows and tokens. Nothing is left behind if it fails.
+        Nothing is left behind if it fails.
         """
-        hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
+        hidden = f".{name}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
-        told = {SET: marked.encode(), OWN: (name or hidden).encode()}
-        schema = first.schema.with_metadata({**(first.schema.metadata or {}), **told})
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
         rows = tokens = 0
         try:
             with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
@@ -164,12 +163,11 @@ class Folder:
                     to.write_table(table)
                     rows += table.num_rows
                     tokens += sum(int(chunk.flatten().to_numpy().sum()) for chunk in table.column(LENGTHS).chunks)
-            if name is not None:
-                self.publish(hidden, name)
+            self.publish(hidden, name)
         except BaseException:
             self.forget(hidden)
             raise
-        return name or hidden, rows, tokens
+        return Written(name, rows, tokens)
 
     def publish(self, hidden: str, name: str) -> None:
         """Give a hidden file its name."""
@@ -180,40 +178,86 @@ class Folder:
         with suppress(OSError):
             self.system.delete_file(f"{self.base}/{hidden}")
 
+    def shards(self, written: list[Written], max_length: int, counts: Counts) -> Shards:
+        """Return what was written, its files in this order."""
+        files = tuple(self.address(part.name) for part in written)
+        return Shards(
+            files, sum(part.rows for part in written), sum(part.tokens for part in written), max_length, counts
+        )
+
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
     """Return a digest of all that the shards of a set have in common.
 
     It covers the plan, and everything else that determines the contents of rows.
     """
-    told = {
-        "version": __version__,
-        "rows": int(packing.max_length),
-        "shards": count,
-        **packing.carried,
-        **packing.added,
-    }
-    if plan is None:
-        told |= packing.planned
-
-    def written(value: Any) -> Any:
-        return int(value) if is_int(value) else repr(value)
-
-    found = hashlib.sha256(json.dumps(told, default=written, sort_keys=True).encode())
+    planned = packing.planned if plan is None else None
+    options = packing.max_length, sorted(packing.drop_columns), packing.first_position
+    found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
     return found.hexdigest()
 
 
-def count_shards(count: int | None, plan: Plan) -> int:
-    """Return the number of shards to make of a plan; raise if it cannot have so many."""
+def edges_of(plan: Plan, count: int | None) -> np.ndarray:
+    """Return the bounds of `count` shards of rows, as even as possible: (count + 1,) int64.
+
+    Raises if the plan cannot have so many.
+    """
     if not len(plan):
         raise nothing_left(plan.counts)
-    if count is None:
-        return min(len(plan), count_by_tokens(plan.lengths))
-    if count > len(plan):
+    if count is not None and count > len(plan):
         raise ValueError(f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}")
-    return int(count)
+    count = count or min(len(plan), count_by_tokens(plan.lengths))
+    return np.arange(count + 1, dtype=np.int64) * len(plan) // count
+
+
+class Work(NamedTuple):
+    """Rows of a shard: `plan`, of documents that have `planned` tokens in the plan of all, and these
+    `numbers` in the data."""
+
+    plan: Plan
+    planned: np.ndarray
+    numbers: np.ndarray
+
+    @classmethod
+    def of_rows(cls, plan: Plan, planned: np.ndarray, first: int, end: int) -> Work:
+        """Return these rows of a plan of all documents, which have `planned` tokens in it."""
+        part = plan[first:end]
+        numbers = np.unique(part.documents)
+        return cls(replace(part, documents=np.searchsorted(numbers, part.documents)), planned[numbers], numbers)
+
+    @classmethod
+    def of_part(cls, packing: Packing, lengths: np.ndarray, first: int) -> Work:
+        """Return all rows of documents of these lengths, the `first` and those that follow it,
+        planned by themselves."""
+        numbers = np.arange(first, first + len(lengths))
+        with in_the_whole(numbers):
+            plan = packing.plan(lengths)
+        return cls(plan, tokens_of(plan, len(lengths)), numbers)
+
+    def tables(self, take: Taker, first_position: int, dataset: Any = None) -> Iterator[pa.Table]:
+        """Yield the rows, a million tokens at a time, from documents that are taken for them.
+
+        `take` has them in the order of their numbers. Columns are like those of the `dataset`, if
+        any.
+        """
+        features = None
+        if not len(self.plan):
+            raise nothing_left(self.plan.counts)
+        for first, end in spans(len(self.plan), self.plan.max_length):
+            part = Work.of_rows(self.plan, self.planned, first, end)
+            with in_the_whole(self.numbers[part.numbers]):
+                documents = Documents(take(part.numbers))
+                check_lengths(self.plan, documents.lengths, part.planned)
+                rows = Rows(documents, part.plan, first_position)
+                table = rows.table()
+                if dataset is not None:
+                    from datasets.table import table_cast
+
+                    features = features or features_of(dataset, rows)
+                    table = table_cast(table, features.arrow_schema)
+            yield table
 
 
 def count_by_tokens(lengths: np.ndarray) -> int:
@@ -226,51 +270,23 @@ def total(counts: list[Counts]) -> Counts:
     return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
 
 
-def edges_of(count: int, shards: int) -> np.ndarray:
-    """Return the bounds of so many shards of rows, as even as possible: (shards + 1,) int64."""
-    return np.arange(shards + 1, dtype=np.int64) * count // shards
+def tokens_of(plan: Plan, documents: int) -> np.ndarray:
+    """Return tokens of each of so many documents in the plan, (documents,) int64: 0 for those that
+    it leaves out.
 
-
-def check_sizes(plan: Plan, edges: np.ndarray) -> None:
-    """Raise `ValueError` if a shard's documents, which one task holds, are too many for lists of
-    arrow."""
-    tokens = int(np.diff(bounds_of(plan.lengths)[plan.bounds[edges]]).max())
-    if tokens >= LONGEST:
-        least = -(-int(plan.lengths.sum()) // (LONGEST // 2))
-        raise ValueError(f"num_shards={len(edges) - 1}: found {tokens:,} tokens in a shard; ask for {least} or more")
-
-
-def spans(rows: int, max_length: int) -> list[tuple[int, int]]:
-    """Return the first and end of runs of rows of about a million tokens each."""
-    width = max(1, BLOCK // max_length)
-    return [(first, min(first + width, rows)) for first in range(0, rows, width)]
-
-
-def tables(rows: Rows) -> Iterator[pa.Table]:
-    """Yield the rows of a plan, about a million tokens at a time."""
-    return (rows.table(*span) for span in spans(len(rows.plan), rows.plan.max_length))
-
-
-def check_count(plan: Plan, documents: int) -> None:
-    """Raise `InvalidPacking` unless a plan is of so many documents."""
+    Raises `InvalidPacking` if the plan is of another number of documents.
+    """
     if plan.counts.documents != documents:
         found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
-        raise InvalidPacking(f"{found}; make the plan of the same data again", code="other-data")
+        raise other_data(f"{found}; make the plan of the same data again")
+    tokens = np.zeros(documents, np.int64)
+    np.maximum.at(tokens, plan.documents, plan.offsets + plan.lengths)
+    return tokens
 
 
-def planned_lengths(plan: Plan) -> np.ndarray:
-    """Return tokens of each document in the plan, (documents,) int64: 0 for those that it leaves
-    out."""
-    found = np.zeros(plan.counts.documents, np.int64)
-    np.maximum.at(found, plan.documents, plan.offsets + plan.lengths)
-    return found
-
-
-def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: np.ndarray | None = None) -> None:
-    """Raise `InvalidPacking` unless a plan is of documents of these lengths.
-
-    `found` and `planned`, as of `planned_lengths`, are of documents `numbers`, or of all.
-    """
+def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray) -> None:
+    """Raise `InvalidPacking` unless documents of the lengths `found` have `planned` tokens in the
+    plan."""
     same = found == planned
     if plan.counts.truncated:
         same |= (planned == plan.max_length) & (found > plan.max_length)
@@ -278,25 +294,8 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: n
         same |= (planned == 0) & (found > plan.max_length)
     if not same.all():
         index = int(same.argmin())
-        number = index if numbers is None else int(numbers[index])
-        reason = f"example {number} has {found[index]} tokens, of which the plan has {planned[index]}"
-        raise InvalidPacking(
-            f"wanted a plan of these documents: {reason}; make the plan of the same data again", code="other-data"
-        )
-
-
-@contextmanager
-def in_the_whole(numbers: np.ndarray) -> Iterator[None]:
-    """Name an example of a part by its number in the whole, in errors about it."""
-    try:
-        yield
-    except InvalidPacking as error:
-        raise InvalidPacking(renumbered(error.message, numbers), code=error.code) from error
-
-
-def renumbered(message: str, numbers: Any) -> str:
-    """Return an error's message about an example of a part, with its number in the whole."""
-    return re.sub(r"^example (\[?)(\d+)", lambda found: f"example {found[1]}{numbers[int(found[2])]}", message)
+        reason = f"has {found[index]} tokens, of which the plan has {planned[index]}"
+        raise other_data(f"example {index} {reason}; make the plan of the same data again")
 
 
 def pack_own(
@@ -304,57 +303,37 @@ def pack_own(
 ) -> Shards:
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
+
+    def lengths_of(part: Any) -> np.ndarray:
+        return Documents.of_dataset(part, packing.drop_columns).lengths
+
     if not len(dataset):
-        raise InvalidPacking("wanted at least one example, found an empty dataset", code="no-examples")
-    if plan == "all":
-        plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
-    if isinstance(plan, Plan):
-        check_count(plan, len(dataset))
-        count = count_shards(num_shards, plan)
-        marked, edges = mark_of(packing, count, plan), edges_of(len(plan), count).tolist()
+        raise nothing_left(Counts(0, 0))
+    plan = packing.plan(lengths_of(dataset)) if plan == "all" else plan
+    whole = plan if isinstance(plan, Plan) else None
+    if whole is not None:
+        planned, edges = tokens_of(whole, len(dataset)), edges_of(whole, num_shards)
+        count = len(edges) - 1
     else:
-        count = num_shards or count_by_tokens(Documents.of_dataset(dataset, **packing.carried).lengths)
+        count = num_shards or count_by_tokens(lengths_of(dataset))
         if count > len(dataset):
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
-        marked = mark_of(packing, count, None)
+    marked = mark_of(packing, count, whole)
     folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
-    written, counts = [], []
+    table = dataset.data.table.select(carried(dataset.column_names, packing.drop_columns))
+    rows, written, counts = rows_of(dataset), [], []
     with folder.undone(marked) if shard is None else nullcontext():
         for number in range(count) if shard is None else [shard]:
-            if isinstance(plan, Plan):
-                part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
+            if whole is not None:
+                work = Work.of_rows(whole, planned, *edges[number : number + 2])
             else:
                 part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
-                counts.append(whole.counts)
-            made = _gathered(part, whole, chosen, packing)
+                first = number * (len(dataset) // count) + min(number, len(dataset) % count)
+                with in_the_whole(range(first, first + len(part))):
+                    lengths = lengths_of(part)
+                work = Work.of_part(packing, lengths, first)
+                counts.append(work.plan.counts)
+            take = Taker(table, work.numbers if rows is None else rows[work.numbers])
+            made = work.tables(take, packing.first_position, dataset)
             written.append(folder.write(made, marked, NAME.format(number, count)))
-    names, rows, tokens = zip(*written, strict=True)
-    files = tuple(folder.address(name) for name in names)
-    found = plan.counts if isinstance(plan, Plan) else total(counts)
-    return Shards(files, sum(rows), sum(tokens), packing.max_length, found)
-
-
-def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Packing) -> Iterator[Any]:
-    """Yield tables of the rows `chosen` of a plan of the `whole` dataset, a million tokens at a
-    time.
-
-    Only the documents that they need are read.
-    """
-    from datasets.table import table_cast
-
-    if not len(chosen):
-        raise nothing_left(whole.counts)
-    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
-    planned, features = planned_lengths(whole), None
-    for first, end in spans(len(chosen), chosen.max_length):
-        part = chosen[first:end]
-        numbers = np.unique(part.documents)
-        with in_the_whole(numbers):
-            documents = Documents(take(numbers), None, None, ())
-            check_lengths(whole, documents.lengths, planned[numbers], numbers)
-            here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them
-            rows = Rows(documents, here, **packing.added)
-            features = features or features_of(dataset, rows)
-            table = table_cast(rows.table(), features.arrow_schema)
-        yield table
+    return folder.shards(written, packing.max_length, whole.counts if whole is not None else total(counts))

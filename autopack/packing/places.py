@@ -9,7 +9,6 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import POSITIONS, invalid
-from autopack.packing.examples import Example
 from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.strategies import next_fit
 
@@ -52,9 +51,23 @@ class Places:
         bounds[: (~again).sum()] = starts[~again]
         return bounds, columns
 
+    def check_positions(self, positions: np.ndarray) -> None:
+        """Raise `InvalidPacking` if the `positions`, (columns of all rows,), of an example run on
+        into the next document."""
+        last, width = self.tokens[self.ends - 1], self.real.shape[1]
+        following = np.append(self.starts, self.real.size)[np.searchsorted(self.starts, last, side="right")]
+        inside = np.flatnonzero(following // width == last // width)  # examples that something follows in their row
+        step = positions[following[inside]] - positions[last[inside]]
+        runs_on = inside[(step == 1) | (step == (following - last)[inside])]
+        if runs_on.size:
+            at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
+            found = f"end at {at}, and the next document of the row starts at {start}: no boundary is left"
+            raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")
+
 
 def place(
-    examples: list[Example],
+    lengths: np.ndarray,
+    documents: np.ndarray,
     max_length: int | None,
     multiple: int,
     align: int,
@@ -63,15 +76,14 @@ def place(
 ) -> Places:
     """Put the examples into rows, in order; start a new row if the next does not fit (next-fit).
 
-    Options have the names of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
+    of `PackingCollator`; rows are padded to a `multiple` of so many columns.
     """
-    lengths = np.concatenate([e.lengths for e in examples])
-    taken = aligned(lengths, align)
-    documents = bounds_of([len(e.starts) for e in examples])  # of the documents of each example
+    taken, count = aligned(lengths, align), len(documents) - 1
     columns = np.add.reduceat(taken, documents[:-1])
-    most: int | np.ndarray = len(examples)  # of a row that begins with each example
+    most: int | np.ndarray = count  # of a row that begins with each example
     if max_documents is not None:
-        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(len(examples))
+        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(count)
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
@@ -100,7 +112,7 @@ def place(
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
-    ends = np.cumsum([len(e) for e in examples])
+    ends = np.cumsum(lengths)[documents[1:] - 1]
     return Places(real, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
 
 
@@ -112,22 +124,3 @@ def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
     """
     before = bounds_of(aligned(lengths, align))[:-1]
     return int(np.clip(columns - before, 0, lengths).sum())
-
-
-def keep_positions(examples: list[Example], positions: np.ndarray, placed: Places) -> None:
-    """Write the examples' own positions into the positions of the rows."""
-    if not any(POSITIONS in e.columns for e in examples):
-        return
-    flat, width = positions.reshape(-1), positions.shape[1]
-    for example, end in zip(examples, placed.ends, strict=True):
-        if POSITIONS in example.columns:
-            flat[placed.tokens[end - len(example) : end]] = example.columns[POSITIONS]
-    last = placed.tokens[placed.ends - 1]
-    following = np.append(placed.starts, flat.size)[np.searchsorted(placed.starts, last, side="right")]
-    inside = np.flatnonzero(following // width == last // width)  # examples that something follows in their row
-    step = flat[following[inside]] - flat[last[inside]]
-    runs_on = inside[(step == 1) | (step == (following - last)[inside])]
-    if runs_on.size:
-        at, start = int(flat[last[runs_on[0]]]), int(flat[following[runs_on[0]]])
-        found = f"end at {at}, and the next document of the row starts at {start}: no boundary is left"
-        raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")

@@ -20,7 +20,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_int
+from autopack.packing.checks import check_in, check_int, other_data
 from autopack.packing.groups import check_groups, read_groups, together, units_of
 from autopack.packing.lengths import (
     LONGEST,
@@ -43,7 +43,10 @@ _LENGTH = "capacity"
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 OPTIONAL = ("squares", "shared")
 """Arrays of a plan that may be None."""
-_BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+_BROKEN = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, EOFError),
+    *(RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+)
 """Errors of reading a file that is no plan."""
 
 
@@ -181,16 +184,10 @@ class Plan:
         """Return the cost of each row, (rows,) float64, in the units of the model."""
         return cost.of_rows(self._computed, self.bounds, self.squares) if len(self) else np.zeros(0)
 
-    def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
+    def position_ids(self, row: int) -> np.ndarray:
         """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
-        of `align`.
-
-        They restart at every piece. With `restart=False` they run through the row as if it were one
-        document: the baseline *without PosID* of arXiv 2407.09105, in which documents see each
-        other.
-        """
-        lengths = aligned(self.lengths[self.pieces(row)], self.align)
-        return numbered(lengths) if restart else np.arange(lengths.sum())
+        of `align`; they restart at every piece."""
+        return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
         """Return a histogram of rows by computed tokens: (bins,) int64, and edges (bins + 1,)
@@ -229,15 +226,8 @@ class Plan:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
                 arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
-        except (*_BROKEN, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}", code="other-data"
-            ) from error
-        if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again", code="other-data"
-            )
-        try:
+            if meta.pop("format", None) != FORMAT:
+                raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
             length = meta.pop(_LENGTH)
             check_int("max_length", length, 1, most=LONGEST)
@@ -249,14 +239,12 @@ class Plan:
             whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
             whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
             whole = whole and bool((found.columns_per_row <= found.max_length).all())
+        except InvalidPacking:
+            raise
         except _BROKEN as error:
-            raise InvalidPacking(
-                f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}", code="other-data"
-            ) from error
+            raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
         if not whole:
-            raise InvalidPacking(
-                f"{Path(path)}: the arrays of this plan contradict each other; make the plan again", code="other-data"
-            )
+            raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 
 
@@ -313,8 +301,8 @@ def plan(
             `max_length`, fill and costs count computed tokens (`enable(model, share=...)`): a
             group's common beginning counts once in each row, so that rows may have more tokens than
             that.
-        prefixes: an int for each document: how many tokens its group begins with in common, the
-            same in all of it. Or, of documents that are several sequences, how many these do.
+        prefixes: an int for each document: how many tokens its group begins with in common; the
+            least of a group counts. Or, of documents that are several sequences, how many these do.
 
     Every document (or every one of its tokens, if documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for

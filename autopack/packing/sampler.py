@@ -15,7 +15,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
-from autopack.packing.checks import check_int
+from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import fit, read
 from autopack.packing.plans import Plan, Strategy, plan
@@ -61,7 +61,7 @@ class PackedBatchSampler:
         seed: with the epoch, determines all that is random.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out;
             `"truncate"` yields them for a collator that cuts off their end
-            (`PackingCollator(max_length=..., overlong="truncate")`).
+            (`PackingCollator(max_length=..., overflow="truncate")`).
         max_documents: the most documents of a row.
         cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`,
@@ -252,27 +252,18 @@ class PackedBatchSampler:
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidPacking(
-                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}", code="other-data"
-            ) from error
+            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
-            raise InvalidPacking(
-                f"the state is of another sampler: {'; '.join(differ)}; make this one with the same", code="other-data"
-            )
+            raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
         try:
             check_int("step", step, 0)
             self.set_epoch(epoch)
         except ValueError as error:
-            raise InvalidPacking(
-                f"wanted what PackedBatchSampler.state_dict gave: {error}", code="other-data"
-            ) from error
+            raise other_data(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
         if step > len(self._rows):
-            raise InvalidPacking(
-                f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them",
-                code="other-data",
-            )
+            raise other_data(f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them")
         self._start = self._step = int(step)
 
     @cached_property

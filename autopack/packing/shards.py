@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import Weighing, check_int
+from autopack.packing.checks import check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
+from autopack.packing.plans import plan as make
 
 if TYPE_CHECKING:
     from autopack.packing.parts import Shards
+    from autopack.packing.rows import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +43,8 @@ def pack_shards(
     cost: CostModel | None = None,
     ranks: int = 1,
     align: int = 1,
-    columns: Collection[str] | None = None,
     drop_columns: Collection[str] = (),
-    mask_first_label: bool = True,
-    position_ids: bool = True,
     first_position: int = 0,
-    loss_weights: Weighing | None = None,
 ) -> Shards:
     """Write packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and
     so on.
@@ -59,7 +57,7 @@ def pack_shards(
     `ray.data.Dataset` is packed by the workers of Ray: its examples are numbered in their order,
     their lengths gathered, planned by this process, and brought to the task that writes their
     shard. Ray keeps them meanwhile, on disk when memory ends. A task holds the documents of a
-    shard, or of a few.
+    shard.
 
     Args:
         dataset: a `datasets.Dataset` or a `ray.data.Dataset`, of documents as `autopack.pack` takes
@@ -75,8 +73,7 @@ def pack_shards(
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
         strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`;
             not beside a `Plan`.
-        columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see
-            `autopack.pack`.
+        drop_columns, first_position: see `autopack.pack`.
 
     Returns a `Shards`: the files that were written, their rows, tokens and fill.
 
@@ -88,11 +85,17 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    packing = prepare("autopack.packing.pack_shards", dict(locals()))
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    planned |= {"cost": cost, "ranks": ranks, "align": align}
+    packing = prepare("autopack.packing.pack_shards", max_length, planned, drop_columns, first_position)
     from autopack.packing.parts import Folder, pack_own
 
-    _check(packing, plan, num_shards, shard)
+    check_int("num_shards", num_shards, 1, optional=True)
+    check_int("shard", shard, 0, optional=True)
+    if shard is not None and (num_shards is None or shard >= num_shards):
+        raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
+    _check(packing, plan)
     folder = Folder(path)
     if is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
@@ -108,7 +111,7 @@ def pack_shards(
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
         if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
-        raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}", code="no-examples")
+        raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
     lost = made.counts.truncated or made.counts.dropped
     logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
     return made
@@ -139,38 +142,26 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
             f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those",
             code="bad-file",
         )
-    marks, own = zip(*map(folder.marks, wanted), strict=True)
+    marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
         raise InvalidPacking(
             f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew", code="bad-file"
         )
-    seen: set[str] = set()
-    for name, its in zip(wanted, own, strict=True):
-        if its is not None and (its in seen or (NAMED.fullmatch(its) and its != name)):
-            raise InvalidPacking(
-                f"{folder.path}: {name!r} is a copy of another shard; delete it, and write it anew", code="bad-file"
-            )
-        seen.add(its)
     return [folder.address(name) for name in wanted]
 
 
-def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
-    """Raise `ValueError` for options of `pack_shards` that contradict each other."""
-    from autopack.packing.plans import plan as make
-
-    check_int("num_shards", num_shards, 1, optional=True)
-    check_int("shard", shard, 0, optional=True)
-    if shard is not None and (num_shards is None or shard >= num_shards):
-        raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
-    make([1], packing.max_length, **packing.planned)  # checks its options
+def _check(packing: Packing, plan: Any) -> None:
+    """Raise `ValueError` for options of a plan that are out of range, or contradict a given
+    `plan`."""
+    make([1], packing.max_length, **packing.planned)
     if not isinstance(plan, Plan):
         if not isinstance(plan, str) or plan not in ("all", "shard"):
             raise ValueError(
                 f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
             )
         return
-    left_out = signature(make).parameters
-    if changed := [name for name, value in packing.planned.items() if value != left_out[name].default]:
+    defaults = signature(make).parameters
+    if changed := [name for name, value in packing.planned.items() if value != defaults[name].default]:
         raise ValueError(
             f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
         )

@@ -14,12 +14,8 @@ from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
 
-COLLATOR: dict[str, dict[str, Any]] = {
-    "flash": {"return_flash_kwargs": True},
-    "seq_idx": {"return_seq_idx": True},
-    "multiple": {"pad_to_multiple_of": 8},
-}
-"""Options of the collator, by the names that a call has them by."""
+COLLATOR: dict[str, Any] = {"flash": "cu_seq_lens", "seq_idx": "seq_idx", "multiple": 8}
+"""What the collator declares beside positions, and the multiple of its rows, by the names that a call has them by."""
 
 
 def chosen(pool: Case, picks: list[int]) -> Case:
@@ -98,11 +94,14 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
 
 def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Call]:
     """The same, labels included, by autopack's collator: one row of all documents."""
-    options = {name: value for key in arranged.collator for name, value in COLLATOR[key].items()}
+    chosen_options = {COLLATOR[key] for key in arranged.collator}
+    options: dict[str, Any] = {"declare": ("attention_mask", *sorted(chosen_options - {COLLATOR["multiple"]}))}
+    if "multiple" in arranged.collator:
+        options["pad_to_multiple_of"] = COLLATOR["multiple"]
     if labels is None:
         options["labels"] = "none"
     elif labels.per_token and not labels.shifts:
-        options["mask_first_label"] = False
+        options["labels"] = "unshifted"
     examples: list[dict[str, Any]] = []
     for place, number in enumerate(arranged.picks):
         example: dict[str, Any] = {"input_ids": pool.documents[number].tolist()}

@@ -82,7 +82,7 @@ def _fixed_batches(model, steps):
     """Batches of one shape with random layouts, as the collator makes them of a token budget, and their documents."""
     draw = random.Random(0)
     collate = autopack.PackingCollator.for_model(
-        model, rows=2, max_length=COLUMNS, max_documents=5, return_flash_kwargs=True
+        model, rows=2, max_length=COLUMNS, max_documents=5, declare=("attention_mask", "cu_seq_lens")
     )
     for step in range(steps):
         lengths = [draw.randint(2, 9) for _ in range(draw.randint(2, 5))]

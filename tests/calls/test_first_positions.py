@@ -58,7 +58,7 @@ def test_the_collator_of_a_model_begins_where_its_documents_do(model_type):
     model = build(model_type)
     expected = alone(model)
     documents = [{"input_ids": IDS[0, a:b], "labels": IDS[0, a:b]} for a, b in spans(LENGTHS)]
-    plain = autopack.PackingCollator(mask_first_label=False)(documents)
+    plain = autopack.PackingCollator(labels="unshifted")(documents)
     fitting = autopack.PackingCollator.for_model(model)(documents)
     with autopack.enable(model):
         with refused("first-position"):

@@ -58,7 +58,7 @@ RECIPES = {
     "endless stream": ("dataset.repeat(None)",),
     "weights": ("class WeighedTrainer(Trainer)",),
     "weights in a loop": ("for batch in batches:", "autopack.packing.weighted_loss("),
-    "groups": ("groups=True", "completions=True"),
+    "groups": ("groups=True", 'labels="completions"'),
     "shards": ("SLURM_ARRAY_TASK_ID",),
     "files of shards": ("autopack.packing.shard_files(",),
 }

@@ -16,10 +16,6 @@ from autopack.packing import PackingCollator
 ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
 
 
-def starts_of(positions: np.ndarray) -> list[int]:
-    return [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist()]
-
-
 def refused(examples: Any, *parts: str, **options: Any) -> str:
     """The message of the refusal, which has all of `parts`."""
     with pytest.raises(InvalidPacking) as error:

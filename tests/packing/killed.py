@@ -26,7 +26,7 @@ def stopping(stage: str) -> type:
     from autopack.packing import parts
 
     class Stopping(parts.Folder):
-        def wait(self, name: str | None) -> None:
+        def wait(self, name: str) -> None:
             about = Path(self.base).parent
             flag = about / f"at-{name}"
             if not flag.exists():
@@ -36,7 +36,7 @@ def stopping(stage: str) -> type:
                 while not (about / "go").exists():
                     time.sleep(0.01)
 
-        def write(self, tables: Any, marked: str, name: str | None = None) -> Any:
+        def write(self, tables: Any, marked: str, name: str) -> Any:
             def with_a_stop() -> Iterator[Any]:
                 for number, table in enumerate(tables):
                     yield table
@@ -87,11 +87,11 @@ def drive(plan: Any, count: int, folder: str) -> None:
 
 def main(kind: str, *arguments: str) -> None:
     """Run a program, its folder one that stops where a stage is named."""
-    from autopack.packing import parts
+    from autopack.packing import parts, rows
 
     if len(arguments) > 3:
         parts.Folder = stopping(arguments[3])  # type: ignore[misc]
-    parts.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
+    rows.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
     if kind == "job":
         job(int(arguments[0]), int(arguments[1]), arguments[2])
     else:

@@ -10,43 +10,7 @@ from hypothesis import strategies as st
 
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, CONTAINERS, refused
-
-# Padding inside the examples
-
-
-@pytest.mark.parametrize("kind", ["list", "numpy", "tensor", "row tensor"])
-@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
-def test_padding_tokens_are_removed_in_step(kind, mask):
-    made = CONTAINERS[kind]
-    example = {
-        "input_ids": made([1, 2, 3, 4, 5]),
-        "attention_mask": made(mask),
-        "labels": made([11, 12, 13, 14, 15]),
-        "token_type_ids": made([21, 22, 23, 24, 25]),
-    }
-    kept = [i for i, m in zip([1, 2, 3, 4, 5], mask, strict=True) if m]
-    batch = PackingCollator()([example, {"input_ids": [7], "labels": [8], "token_type_ids": [9]}])
-    assert "attention_mask" not in batch
-    assert batch["input_ids"].tolist() == [[*kept, 7]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
-    assert batch["labels"].tolist() == [[-100, kept[1] + 10, kept[2] + 10, -100]]
-    assert batch["token_type_ids"].tolist() == [[*(k + 20 for k in kept), 9]]
-
-
-@pytest.mark.parametrize(
-    ("mask", "parts"),
-    [
-        ([0, 0, 0], ["one token or more"]),
-        ([1, 0, 1], ["token 1", "take such tokens out"]),
-        ([1, 1], ["shape (2,)", "3 tokens"]),
-        ([0.0, float("-inf"), 0.0], ["-inf"]),
-        ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
-    ],
-)
-def test_refused_masks_name_the_example(mask, parts):
-    refused([ABC[0], {"input_ids": [1, 2, 3], "attention_mask": mask}], "example 1, 'attention_mask'", *parts)
-
+from tests.packing.batches import ABC, refused
 
 # Examples that are packed already
 
@@ -60,7 +24,7 @@ PACKED = {
 
 @pytest.mark.parametrize("keys", [[k] for k in PACKED] + [list(PACKED)])
 def test_inner_documents_are_kept_apart(keys):
-    batch = PackingCollator(return_flash_kwargs=True)(
+    batch = PackingCollator(declare=("attention_mask", "cu_seq_lens"))(
         [{"input_ids": [1, 2, 3, 4, 5]} | {k: PACKED[k] for k in keys}, {"input_ids": [6, 7]}]
     )
     assert list(batch)[:3] == ["input_ids", "position_ids", "labels"]
@@ -95,20 +59,6 @@ def test_own_positions_are_kept():
     batch = PackingCollator()([{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}])
     assert batch["position_ids"].tolist() == [[5, 6, 7, 0, 1, 0, 1]]
     assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
-
-
-@pytest.mark.parametrize(
-    ("positions", "parts"),
-    [
-        ([0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
-        ([0, 1, -1], ["-1"]),
-        ([0.0, 1.0, 2.0], ["float32"]),
-        ([[0, 1, 2]] * 3, ["shape (3, 3)"]),
-        ([0, 1], ["shape (2,)", "3 tokens"]),
-    ],
-)
-def test_refused_positions(positions, parts):
-    refused([ABC[1], {"input_ids": [1, 2, 3], "position_ids": positions}], "example 1, 'position_ids'", *parts)
 
 
 def test_positions_that_run_on_into_the_next_document_are_refused():
@@ -182,21 +132,31 @@ def test_keys_that_only_some_examples_have_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("ids", "parts"),
+    ("key", "value", "parts"),
     [
-        ([], ["no tokens"]),
-        (torch.zeros(1, 0), ["no tokens"]),
-        ([1.0, 2.0], ["float32"]),
-        ([True, False][:0] or np.array([True]), ["bool"]),
-        ([1, -100], ["from -100"]),
-        ([[1, 2], [3, 4]], ["(2, 2)"]),
-        (5, ["shape ()"]),
-        ("a b", ["<U3"]),
-        ([1, 2**63], ["int too big"]),
+        ("attention_mask", [0, 0, 0], ["one token or more"]),
+        ("attention_mask", [1, 0, 1], ["token 1", "take such tokens out"]),
+        ("attention_mask", [1, 1], ["shape (2,)", "3 tokens"]),
+        ("attention_mask", [0.0, float("-inf"), 0.0], ["-inf"]),
+        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
+        ("position_ids", [0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
+        ("position_ids", [0, 1, -1], ["-1"]),
+        ("position_ids", [0.0, 1.0, 2.0], ["float32"]),
+        ("position_ids", [[0, 1, 2]] * 3, ["shape (3, 3)"]),
+        ("position_ids", [0, 1], ["shape (2,)", "3 tokens"]),
+        ("input_ids", [], ["no tokens"]),
+        ("input_ids", torch.zeros(1, 0), ["no tokens"]),
+        ("input_ids", [1.0, 2.0], ["float32"]),
+        ("input_ids", np.array([True]), ["bool"]),
+        ("input_ids", [1, -100], ["from -100"]),
+        ("input_ids", [[1, 2], [3, 4]], ["(2, 2)"]),
+        ("input_ids", 5, ["shape ()"]),
+        ("input_ids", "a b", ["<U3"]),
+        ("input_ids", [1, 2**63], ["int too big"]),
     ],
 )
-def test_refused_ids_name_the_example(ids, parts):
-    refused([ABC[0], {"input_ids": ids}], "example 1, 'input_ids'", *parts)
+def test_refused_values_name_the_example_and_the_key(key, value, parts):
+    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", *parts)
 
 
 def test_refused_batches():
@@ -226,7 +186,7 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, what, 
         if what in ("mask", "all"):
             example["attention_mask"] = kind([1] * len(ids))
         examples.append(example)
-    collator = PackingCollator(labels=labels, return_seq_idx=True)
+    collator = PackingCollator(labels=labels, declare=("attention_mask", "seq_idx"))
     found = collator(examples)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autopack.packing.collator.merge", lambda *_: None)

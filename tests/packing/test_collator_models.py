@@ -36,7 +36,7 @@ def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
     reason="stock Llama is exact on packed rows from 4.53 on, without a cache",
 )
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("options", [{}, {"max_length": 16, "return_attention_mask": False, "pad_to_multiple_of": 8}])
+@pytest.mark.parametrize("options", [{}, {"max_length": 16, "declare": (), "pad_to_multiple_of": 8}])
 def test_the_packed_loss_is_the_token_mean_over_separate_documents(attention, options):
     model = tiny_llama(attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(1)
@@ -141,18 +141,18 @@ def test_for_model_starts_where_the_model_itself_starts(model_type):
 
 def test_for_model_reads_the_head_and_lets_options_win():
     bert = transformers.BertConfig(**TINY)
-    assert PackingCollator.for_model(bert) == PackingCollator(pad_token_id=3)
+    assert PackingCollator.for_model(bert) == PackingCollator()
     for head in (transformers.BertForMaskedLM, transformers.BertForTokenClassification):
         model = head(bert)
-        assert PackingCollator.for_model(model) == PackingCollator(pad_token_id=3, mask_first_label=False)
-        assert PackingCollator.for_model(torch.nn.DataParallel(model)).mask_first_label is False
-    assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).mask_first_label
-    assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2, pad_token_id=1)
+        assert PackingCollator.for_model(model) == PackingCollator(labels="unshifted")
+        assert PackingCollator.for_model(torch.nn.DataParallel(model)).labels == "unshifted"
+    assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).labels == "given"
+    assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2)
     llama = tiny_llama()
     assert PackingCollator.for_model(llama, max_length=8) == PackingCollator(max_length=8)
     roberta = transformers.RobertaConfig(**TINY)
-    wanted = PackingCollator(first_position=7, pad_token_id=9)
-    assert PackingCollator.for_model(roberta, first_position=7, pad_token_id=9) == wanted
+    wanted = PackingCollator(first_position=7, labels="none")
+    assert PackingCollator.for_model(roberta, first_position=7, labels="none") == wanted
     roberta.pad_token_id = None
     with pytest.raises(ValueError, match=r"roberta: wanted config\.pad_token_id"):
         PackingCollator.for_model(roberta)
@@ -164,7 +164,7 @@ def test_for_model_sees_through_peft():
     peft = pytest.importorskip("peft")
     model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**TINY))
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"]))
-    wanted = PackingCollator(first_position=4, pad_token_id=3, mask_first_label=False)
+    wanted = PackingCollator(first_position=4, labels="unshifted")
     assert PackingCollator.for_model(wrapped) == wanted
 
 

@@ -123,10 +123,6 @@ class TestRows:
             autopack.packing.plan(LENGTHS, 64, rows=least - 1)
         with refused("does-not-fit", match="no more than documents"):
             autopack.packing.plan(LENGTHS, 64, rows=601)
-        with pytest.raises(ValueError, match="wanted a multiple of ranks=4"):
-            autopack.packing.plan(LENGTHS, 64, ranks=4, rows=601)
-        with pytest.raises(ValueError, match="cuts rows where they are full"):
-            autopack.packing.plan(LENGTHS, 64, "fixed_length", rows=600)
 
 
 def test_options_of_numpy_make_the_state_of_those_of_python():

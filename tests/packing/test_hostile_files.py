@@ -11,8 +11,8 @@ import torch
 
 import autopack
 from autopack import InvalidPacking
+from autopack.bench.sources import FILES
 from autopack.packing.plans import FORMAT, Plan
-from autopack.packing.sources import FILES
 from tests.support.refusals import refused
 
 RAN = []
@@ -108,6 +108,8 @@ BROKEN = {
     "too many axes": {"lengths": np.ones((4, 1), np.int64)},
     "no bounds": {"bounds": np.zeros(0, np.int64)},
     "bounds beyond": {"bounds": np.array([0, 1 << 40])},
+    "rows over their length": {"bounds": np.array([0, 4])},
+    "lengths over their rows": {"lengths": np.array([9, 9, 9, 9])},
     "capacity": {"capacity": "a lot"},
     "capacity below": {"capacity": -1},
     "capacity above": {"capacity": 1 << 70},

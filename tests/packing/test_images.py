@@ -235,7 +235,7 @@ def test_media_with_as_many_numbers_as_the_document_has_tokens():
 
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
-    batch = PackingCollator(return_tensors="np")(
+    batch = PackingCollator()(
         [{"input_ids": [1, 2], "pixel_values": one}, {"input_ids": [3]}, {"input_ids": [4], "pixel_values": other}]
     )
     assert batch["pixel_values"].shape == (3, 3, 6, 5)
@@ -285,7 +285,7 @@ def test_documents_that_are_cut_keep_no_pictures(overflow):
         autopack.pack(examples, 8, overflow=overflow)
     assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
     with refused("unusable-data", match="9 tokens and \\['images'\\], which are not cut with them"):
-        PackingCollator(max_length=8, overlong="truncate", image_processor=PROCESSOR)(examples)
+        PackingCollator(max_length=8, overflow="truncate", image_processor=PROCESSOR)(examples)
 
 
 def test_the_collator_is_shown_by_what_its_processor_is():

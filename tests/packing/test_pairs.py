@@ -63,16 +63,6 @@ def test_a_plan_of_pairs_is_kept_whole(tmp_path):
     assert made != autopack.packing.plan(LENGTHS[:50].sum(axis=1), 4096)
 
 
-def test_what_cuts_documents_is_refused_for_pairs():
-    for options in ({"strategy": "fixed_length"}, {"overflow": "truncate"}, {"overflow": "split"}):
-        with pytest.raises(ValueError, match="cuts documents, and lengths"):
-            autopack.packing.plan(LENGTHS, 4096, **options)
-    with pytest.raises(ValueError, match="cuts documents, and lengths"):
-        PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
-    with refused("does-not-fit", match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"):
-        autopack.packing.plan([[60, 60], [1, 1]], 100)
-
-
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
@@ -119,49 +109,38 @@ def test_lengths_are_those_of_batches(most, tmp_path):
     assert (pair_lengths(transformed, trainer.data_collator) == found).all()
 
 
-class TestRefusedLengths:
-    def test_text(self, tmp_path):
-        with refused("no-examples", match="make the trainer first and pass its train_dataset"):
-            pair_lengths(pairs(), dpo(tmp_path).data_collator)
+def test_a_collator_may_hide_where_it_cuts(tmp_path):
+    trainer = dpo(tmp_path)
+    trainer.data_collator.max_length = 15
+    found = pair_lengths(trainer.train_dataset, lambda examples: trainer.data_collator(examples))
+    assert (found == pair_lengths(trainer.train_dataset, trainer.data_collator)).all()
+    assert found.max() == 15
 
-    def test_images(self):
-        with refused("no-examples", match="have no lengths before"):
-            pair_lengths([{"images": [], "prompt": "a", "chosen": "b", "rejected": "c"}], len)
 
-    def test_no_pairs(self):
-        with refused("no-examples", match="these are no pairs"):
-            pair_lengths([{"prompt_ids": [1], "completion_ids": [2], "label": True}], len)
+REWARDS = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
 
-    def test_a_stream(self, tmp_path):
-        with refused("no-examples", match="found IterableDataset"):
-            pair_lengths(dpo(tmp_path).train_dataset.to_iterable_dataset(), len)
 
-    def test_a_collator_that_cuts_elsewhere(self, tmp_path):
-        """It may hide where it cuts; said, it is right."""
-        trainer = dpo(tmp_path)
-        data, inner = trainer.train_dataset, trainer.data_collator
-        inner.max_length = 15
-        hidden = lambda examples: inner(examples)  # noqa: E731
-        with refused("pair-sequences", match=r"<lambda> makes sequences of \[\d+, 15\]"):
-            pair_lengths(data, hidden)
-        assert (pair_lengths(data, hidden, max_length=15) == pair_lengths(data, inner)).all()
-        with refused("pair-sequences", match="max_length=9 say"):
-            pair_lengths(data, inner, max_length=9)
-
-    def test_a_collator_of_something_else(self, tmp_path):
-        data = dpo(tmp_path).train_dataset
-        with refused("pair-sequences", match="PackingCollator makes no batch of it"):
-            pair_lengths(data, autopack.PackingCollator())
-        with refused("pair-sequences", match="makes sequences of None"):
-            pair_lengths(data, lambda examples: {"input_ids": examples})
-        # A reward model would be trained on answers without their prompts.
-        with refused("pair-sequences", match="makes sequences of"):
-            pair_lengths(data, trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
-
-    def test_sequences_without_tokens(self):
-        collator = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
-        with refused("unusable-data", match="pair 1: found no tokens in 'rejected_ids'"):
-            pair_lengths([{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}], collator)
+@pytest.mark.parametrize(
+    ("data", "collator", "code", "words"),
+    [
+        (lambda data: pairs(), None, "pair-sequences", "pairs 0 to .* makes no batch of them .*train_dataset"),
+        (lambda data: [{"images": [], "prompt": "a"}], len, "pair-sequences", "makes 0 sequences of 1 pairs"),
+        (lambda data: data.to_iterable_dataset(), None, "no-examples", "found IterableDataset"),
+        (lambda data: data.select([]), None, "no-examples", "found an empty data set"),
+        (lambda data: data, autopack.PackingCollator(), "pair-sequences", "PackingCollator makes no batch of them"),
+        (lambda data: data, lambda examples: {"input_ids": examples}, "pair-sequences", "<lambda> makes 0 sequences"),
+        (
+            lambda data: [{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}],
+            REWARDS,
+            "unusable-data",
+            "pair 1: found no tokens in its rejected sequence",
+        ),
+    ],
+)
+def test_refused_lengths(data, collator, code, words, tmp_path):
+    trainer = dpo(tmp_path)
+    with refused(code, match=words):
+        pair_lengths(data(trainer.train_dataset), collator or trainer.data_collator)
 
 
 # Pairs are no documents
@@ -194,5 +173,4 @@ class TestRefused:
                 autopack.pack(examples, 8, drop_columns=names)
             return
         assert autopack.PackingCollator(drop_keys=names)(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]
-        for chosen in ({"drop_columns": names}, {"columns": ()}):
-            assert autopack.pack(examples, 8, **chosen)[0]["input_ids"] == [5, 6, 5, 6]
+        assert autopack.pack(examples, 8, drop_columns=names)[0]["input_ids"] == [5, 6, 5, 6]

@@ -176,10 +176,9 @@ def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
     assert found.counts.split == sum(np.bincount(found.documents) > 1)
 
 
-def test_positions_restart_at_documents_or_run_through_the_row():
+def test_positions_restart_at_documents():
     found = plan([5, 4, 3], 6, "fixed_length")
     assert [found.position_ids(r).tolist() for r in range(2)] == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1, 2]]
-    assert found.position_ids(1, restart=False).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 # Balance
@@ -276,22 +275,6 @@ def test_save_and_load(small, tmp_path):
         assert Plan.load(tmp_path / f"{index}.plan") == made
 
 
-def test_what_is_no_plan_is_refused(small, tmp_path):
-    path = tmp_path / "file"
-    for content in (b"", b"text", pickle.dumps(small)):
-        path.write_bytes(content)
-        with refused("other-data", match=r"file: wanted a plan"):
-            Plan.load(path)
-    small.save(path)
-    with np.load(path) as file:
-        arrays = dict(file)
-    for change in ({"bounds": np.array([0, 2, 6])}, {"lengths": arrays["lengths"] + 1}):
-        with open(path, "wb") as file:
-            np.savez(file, **{**arrays, **change})
-        with refused("other-data", match="contradict each other"):
-            Plan.load(path)
-
-
 def test_plot(small, tmp_path, monkeypatch):
     figure = small.plot()
     assert len(figure.axes) == 2
@@ -343,26 +326,3 @@ def test_lengths_in_any_container(lengths):
 def test_lengths_in_a_column_of_a_dataset():
     column = pytest.importorskip("datasets").Dataset.from_dict({"length": [3, 1]})["length"]
     assert plan(column, 8) == plan([3, 1], 8)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_length": 0}, "max_length=0: wanted an int of at least 1"),
-        ({"max_length": -3}, "max_length=-3"),
-        ({"max_length": 2**40}, "max_length=1099511627776: wanted at most 2,147,483,648"),
-        ({"max_length": 8.0}, "max_length=8.0"),
-        ({"strategy": "bfd"}, "strategy='bfd': wanted one of 'best_fit', 'sequential'"),
-        ({"overflow": "wrap"}, "overflow='wrap': wanted one of 'error', 'truncate'"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": None}, "seed=None"),
-        ({"max_documents": 0}, "max_documents=0"),
-        ({"ranks": True}, "ranks=True"),
-        ({"cost": 1.0}, "cost=1.0: wanted an autopack.packing.CostModel"),
-        ({"strategy": "sequential", "cost": CostModel()}, "has an order"),
-        ({"strategy": "fixed_length", "max_documents": 2}, "fills all rows"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        plan([3, 1], **{"max_length": 8, **options})

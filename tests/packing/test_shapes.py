@@ -68,74 +68,6 @@ def test_plans_with_padded_documents_are_saved_and_say_so(tmp_path):
     assert plan([5, 6, 7], 16) != made
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"align": 0}, "align=0: wanted an int of at least 1"),
-        ({"align": 5}, "align=5: wanted it to divide max_length=16"),
-        ({"align": 8, "strategy": "fixed_length"}, "align=8: strategy='fixed_length' cuts documents anywhere"),
-    ],
-)
-def test_options_that_no_plan_can_keep_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        plan([3, 4], 16, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
-        ({"align": 8, "return_attention_mask": False}, "only the attention mask tells padding inside documents"),
-        ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
-        ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
-        ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),
-    ],
-)
-def test_options_that_no_batch_can_keep_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PackingCollator(**options)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=12),
-    align=st.sampled_from([1, 2, 4, 8]),
-    rows=st.none() | st.just(12),
-    limit=st.none() | st.integers(1, 4),
-)
-def test_every_way_of_declaring_says_the_same_documents(lengths, align, rows, limit):
-    examples = Documents(lengths)
-    options: dict[str, Any] = {"align": align, "rows": rows, "max_documents": limit, "max_length": 24}
-    batch = PackingCollator(**options, return_flash_kwargs=True, return_seq_idx=True, return_tensors="np")(
-        [examples[i] for i in range(len(lengths))]
-    )
-    ids, positions, seq_idx = batch["input_ids"], batch["position_ids"], batch["seq_idx"]
-    real = batch.get("attention_mask", np.ones_like(ids)).astype(bool)
-    bounds = batch["cu_seq_lens_q"]
-    if rows:
-        assert ids.shape == (12, 24)
-    if rows and limit:
-        assert len(bounds) == 12 * (limit + 1) + 1
-        assert batch["max_length_q"] == 24
-    found = []
-    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        here = real.flat[first:end]
-        if end == first or not here.any():
-            continue
-        tokens = int(here.sum())
-        assert (end - first) % align == 0
-        assert end - first == -(-tokens // align) * align
-        assert here[:tokens].all()
-        assert positions.flat[first:end].tolist() == list(range(end - first))
-        assert len({*seq_idx.flat[first:end].tolist()}) == 1
-        assert batch["labels"].flat[first] == -100
-        assert (batch["labels"].flat[first + tokens : end] == -100).all()
-        found.append(ids.flat[first : first + tokens].tolist())
-    assert found == [examples[i]["input_ids"] for i in range(len(lengths))]
-    if limit:
-        begins = np.concatenate([real[:, :1], real[:, 1:] & (seq_idx[:, 1:] != seq_idx[:, :-1])], axis=1)
-        assert begins.sum(axis=1).max() <= limit
-
-
 @pytest.mark.parametrize("flash_kwargs", [False, True])
 @pytest.mark.parametrize(
     ("model_type", "task"),
@@ -157,7 +89,8 @@ def test_documents_padded_inside_a_row_are_exact(model_type, task, flash_kwargs)
     masked = task == "masked-lm"
     documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in LENGTHS]
     examples = [{"input_ids": d, **({"labels": d} if masked else {})} for d in documents]
-    collate = PackingCollator.for_model(model, align=8, max_length=24, rows=3, return_flash_kwargs=flash_kwargs)
+    declare = ("attention_mask", *["cu_seq_lens"] * flash_kwargs)
+    collate = PackingCollator.for_model(model, align=8, max_length=24, rows=3, declare=declare)
     batch = collate(examples)
     if "cu_seq_lens_q" in batch and not autopack_takes(model, "cu_seq_lens_q"):
         pytest.skip("its forward has no place for cu_seq_lens")
@@ -191,7 +124,7 @@ def autopack_takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def test_without_the_mask_padding_inside_documents_is_seen():
-    """Negative control: what the refusal of `return_attention_mask=False` is for."""
+    """Negative control: what the refusal of `declare=()` is for."""
     model = tiny.build("bert", task="masked-lm").eval()
     stock = copy.deepcopy(model)
     document = tiny.tokens(model.config, 1, 5)[0]
@@ -220,7 +153,8 @@ def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
 def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
     lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
     documents = Documents(lengths)
-    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, return_flash_kwargs=True)
+    declare = ("attention_mask", "cu_seq_lens")
+    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, declare=declare)
     shapes, tokens = set(), 0
     for rank in range(ranks):
         sampler = PackedBatchSampler(
@@ -252,7 +186,7 @@ def test_a_packed_row_is_as_long_as_its_padded_documents():
     too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
     with refused("unusable-data", match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
         collate([too_long])
-    cut = PackingCollator(max_length=24, align=8, overlong="truncate")([too_long])
+    cut = PackingCollator(max_length=24, align=8, overflow="truncate")([too_long])
     assert int(cut["attention_mask"].sum()) == 16
     with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
         PackingCollator(max_length=24, max_documents=2)([too_long])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -21,14 +20,13 @@ from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import documents, parts
+from autopack.packing import CostModel, Plan, documents, pack_shards, parts, plan, rows, shard_files
+from tests.packing.engines import LENGTHS, load, visible
 from tests.packing.test_pack import examples
 from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
-
-LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
 
 
 @pytest.fixture
@@ -36,45 +34,36 @@ def dataset() -> Any:
     return datasets.Dataset.from_list(examples(LENGTHS))
 
 
-def load(files: Any) -> Any:
-    """Shards, one after the other, as a dataset."""
-    return datasets.load_dataset("parquet", data_files=list(files), split="train")
-
-
-def visible(path: Path) -> list[str]:
-    return sorted(name for name in os.listdir(path) if not name.startswith("."))
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "count", "cuts"),
     [
-        {},
-        {"strategy": "random", "seed": 3, "position_ids": False, "mask_first_label": False},
-        {"max_length": 16, "overflow": "split"},
-        {"max_length": 16, "overflow": "truncate", "columns": ("kind",), "first_position": 2},
-        {"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")},
-        {"strategy": "fixed_length", "loss_weights": "document"},
-        {"ranks": 2, "cost": autopack.packing.CostModel(0, 1), "max_documents": 3},
+        ({}, 4, (20, 21, 21, 50)),
+        ({"strategy": "random", "seed": 3}, 7, ()),
+        ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30)),
+        ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,)),
+        ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60)),
+        ({"strategy": "fixed_length"}, 22, tuple(range(0, 60, 3))),
+        ({"ranks": 2, "cost": CostModel(0, 1), "max_documents": 3}, 2, (7,)),
     ],
 )
-def test_shards_hold_the_rows_of_pack(dataset, count, options, tmp_path):
+def test_shards_hold_the_rows_of_pack(engine, options, count, cuts, tmp_path):
     options = {"max_length": 32, **options}
-    if options.get("overflow") == "split" or options.get("strategy") == "fixed_length":
-        options["columns"] = tuple(name for name in dataset.column_names if name != "input_ids")
-    wanted = autopack.pack(dataset, **options)
-    made = autopack.packing.pack_shards(dataset, path=tmp_path / "rows", num_shards=count, **options)
-    assert made.files == tuple(autopack.packing.shard_files(tmp_path / "rows"))
-    assert visible(tmp_path / "rows") == [f"rows-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+    wanted = autopack.pack(datasets.Dataset.from_list(examples(LENGTHS)), **options)
+    data = engine(examples(LENGTHS), *cuts)
+    made = pack_shards(data, path=tmp_path / "rows", num_shards=count, **options)
+    assert made.files == tuple(shard_files(tmp_path / "rows"))
+    names = [f"rows-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+    assert visible(tmp_path / "rows") == sorted(os.listdir(tmp_path / "rows")) == names
     found = load(made.files)
     assert found.features == wanted.features
     assert found[:] == wanted[:]
-    assert made.rows == len(wanted)
-    assert made.tokens == sum(map(len, wanted["input_ids"]))
+    assert (made.rows, made.tokens) == (len(wanted), sum(map(len, wanted["input_ids"])))
     assert made.padding == len(wanted) * options["max_length"] - made.tokens
     assert made.fill == pytest.approx(made.tokens / (made.tokens + made.padding))
     sizes = [pq.read_metadata(file).num_rows for file in made.files]
     assert max(sizes) - min(sizes) <= 1
+    if not isinstance(data, datasets.Dataset):
+        assert not data.context.execution_options.preserve_order
 
 
 @given(
@@ -89,66 +78,96 @@ def test_shards_hold_the_rows_of_pack(dataset, count, options, tmp_path):
 def test_jobs_of_an_array_write_what_one_process_packs(
     lengths, count, block, overflow, strategy, picked, monkeypatch, tmp_path_factory
 ):
-    monkeypatch.setattr(parts, "BLOCK", block)
+    monkeypatch.setattr(rows, "BLOCK", block)
     folder = tmp_path_factory.mktemp("job")
     cuts = [0, len(lengths) // 3, len(lengths)]
     every = [{"input_ids": [1000 * i + t for t in range(n)], "text": f"t{i}"} for i, n in enumerate(lengths)]
     data = datasets.concatenate_datasets([datasets.Dataset.from_list(every[a:b]) for a, b in pairwise(cuts) if b > a])
     if picked:
         data = data.select(np.random.default_rng(1).permutation(len(data)))
-    plan = autopack.packing.plan([len(ids) for ids in data["input_ids"]], 16, strategy, overflow=overflow)
+    made = plan([len(ids) for ids in data["input_ids"]], 16, strategy, overflow=overflow)
     options = {"strategy": strategy, "overflow": overflow}
-    if not len(plan):
+    if not len(made):
         with refused("does-not-fit", match="no document is left"):
-            autopack.packing.pack_shards(data, 16, folder / "rows", num_shards=1, **options)
+            pack_shards(data, 16, folder / "rows", num_shards=1, **options)
         return
-    plan.save(folder / "plan")
-    count = min(count, len(plan))
+    made.save(folder / "plan")
+    count = min(count, len(made))
     for shard in np.random.default_rng(len(lengths)).permutation(count).tolist():
-        loaded = autopack.packing.Plan.load(folder / "plan")
-        given = {"plan": loaded} if shard % 2 else options  # jobs that plan, and jobs that are given the plan
-        made = autopack.packing.pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
-        assert made.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
-    found = load(autopack.packing.shard_files(folder / "rows"))
+        given = {"plan": Plan.load(folder / "plan")} if shard % 2 else options  # jobs that plan, and that are given it
+        written = pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
+        assert written.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
+    found = load(shard_files(folder / "rows"))
     assert found[:] == autopack.pack(data, 16, **options)[:]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_of_any_documents_are_kept(engine, seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 40, int(rng.integers(1, 40))).tolist()
+    every = [{"input_ids": [1000 * i + t for t in range(n)], "text": f"t{i}"} for i, n in enumerate(lengths)]
+    strategy, overflow = str(rng.choice(["best_fit", "fixed_length", "random"])), str(rng.choice(["split", "truncate"]))
+    made = plan(lengths, 16, strategy, overflow=overflow, seed=seed)
+    data = engine(every, *sorted(rng.integers(0, len(lengths) + 1, 3).tolist()))
+    written = pack_shards(data, 16, tmp_path, plan=made, num_shards=int(rng.integers(1, min(len(made), 6) + 1)))
+    wanted = autopack.pack(datasets.Dataset.from_list(every), 16, strategy, overflow=overflow, seed=seed)
+    assert load(written.files)[:] == wanted[:]
+    other = plan([lengths[0] % 16 + 1, *lengths[1:]], 16, overflow="truncate")
+    with refused("other-data", match="^example 0 has"):
+        pack_shards(data, 16, tmp_path / "other", plan=other)
+
+
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
-    plan = autopack.packing.plan(LENGTHS, 32)
+    made = plan(LENGTHS, 32)
     read: list[int] = []
 
     class Spied(documents.Taker):
         def __call__(self, numbers: np.ndarray) -> Any:
-            read.extend(numbers.tolist())
+            read.extend(self.chosen[numbers].tolist())
             return super().__call__(numbers)
 
     monkeypatch.setattr(parts, "Taker", Spied)
     monkeypatch.setattr(documents.Documents, "of_dataset", None)
-    autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=4, shard=1)
-    edges = np.arange(5) * len(plan) // 4
-    assert sorted(read) == sorted(plan[edges[1] : edges[2]].documents.tolist())
+    pack_shards(dataset, 32, tmp_path, plan=made, num_shards=4, shard=1)
+    edges = np.arange(5) * len(made) // 4
+    assert sorted(read) == sorted(made[edges[1] : edges[2]].documents.tolist())
 
 
-def test_a_plan_per_shard_is_that_of_the_shard_alone(dataset, tmp_path):
-    made = autopack.packing.pack_shards(dataset, 32, tmp_path / "all", plan="shard", num_shards=4)
-    one = autopack.packing.pack_shards(dataset, 32, tmp_path / "one", plan="shard", num_shards=4, shard=2)
-    alone = [autopack.pack(dataset.shard(4, i, contiguous=True), 32) for i in range(4)]
+def test_a_plan_per_shard_is_that_of_the_shard_alone(engine, dataset, tmp_path):
+    is_own = isinstance(engine(examples(LENGTHS)), datasets.Dataset)
+    cuts = [0, 15, 30, 45, 60] if is_own else [0, 20, 21, 60]
+    alone = [autopack.pack(dataset.select(range(a, b)), 32) for a, b in pairwise(cuts)]
+    options = {"plan": "shard", "num_shards": 4 if is_own else None}
+    made = pack_shards(engine(examples(LENGTHS), *cuts[:-1]), 32, tmp_path / "all", **options)
+    assert list(made.files) == shard_files(tmp_path / "all")
+    assert sorted(os.listdir(tmp_path / "all")) == [Path(file).name for file in made.files]
     assert load(made.files)[:] == datasets.concatenate_datasets(alone)[:]
-    assert load(one.files)[:] == alone[2][:]
-    assert (made.counts.documents, one.counts.documents) == (60, 15)
-    assert one.rows == len(alone[2])
-    assert made.fill <= autopack.packing.plan(LENGTHS, 32).fill
-    long = datasets.Dataset.from_list(examples([5] * 8))
-    with refused("does-not-fit", match="no document is left of 2"):
-        autopack.packing.pack_shards(long, 4, tmp_path / "none", plan="shard", num_shards=4, shard=2, overflow="drop")
-    assert not visible(tmp_path / "none")
+    assert made.counts == plan(LENGTHS, 32).counts
+    assert made.rows == sum(map(len, alone))
+    assert made.fill <= plan(LENGTHS, 32).fill
+    if is_own:
+        one = pack_shards(dataset, 32, tmp_path / "one", shard=2, **options)
+        assert load(one.files)[:] == alone[2][:]
+        assert (one.counts.documents, one.rows) == (15, len(alone[2]))
+    else:
+        files = pack_shards(engine(examples(LENGTHS), 20), 32, tmp_path / "b", plan="shard", num_shards=4).files
+        assert len(files) == 4
+        short = engine(examples([9, 9, 3]), 2)
+        dropped = pack_shards(short, 4, tmp_path / "c", plan="shard", overflow="drop")
+        assert (len(dropped.files), dropped.counts.dropped, dropped.rows) == (1, 2, 1)
+        with pytest.raises(ValueError, match="num_shards=9: only 3 of so many blocks have documents"):
+            pack_shards(engine(examples([9, 9, 3])), 9, tmp_path / "e", plan="shard", num_shards=9)
+    nothing = engine(examples([5] * 60), 30)
+    with refused("does-not-fit", match=f"no document is left of {15 if is_own else 60}"):
+        pack_shards(nothing, 4, tmp_path / "d", overflow="drop", **options)
+    assert not visible(tmp_path / "d")
 
 
 def test_classes_keep_their_names_and_images_stay_images(tmp_path):
     pictures = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(3)]
     data = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "image": pictures})
     data = data.cast_column("label", datasets.ClassLabel(names=["no", "yes"])).cast_column("image", datasets.Image())
-    found = load(autopack.packing.pack_shards(data, 2, tmp_path, num_shards=2).files)
+    found = load(pack_shards(data, 2, tmp_path, num_shards=2).files)
     assert found.features == autopack.pack(data, 2).features
     assert found.features["label"].feature.names == ["no", "yes"]
     assert sorted(sorted(p.getpixel((0, 0))[0] for p in row["image"]) for row in found) == [[0], [1, 2]]
@@ -160,51 +179,57 @@ def test_padding_is_removed_and_formats_are_of_documents(tmp_path):
     )
     wanted = autopack.pack(data, 4)
     for number, form in enumerate((None, "torch", "numpy")):
-        found = load(autopack.packing.pack_shards(data.with_format(form), 4, tmp_path / str(number)).files)
-        assert found[:] == wanted[:]
+        assert load(pack_shards(data.with_format(form), 4, tmp_path / str(number)).files)[:] == wanted[:]
     with refused("other-data", match="example 0 has 2 tokens, of which the plan has 3"):
-        autopack.packing.pack_shards(data, 4, tmp_path / "padded", plan=autopack.packing.plan([3, 3], 4))
+        pack_shards(data, 4, tmp_path / "padded", plan=plan([3, 3], 4))
 
 
 def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch):
-    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "few").files) == 1
+    assert len(pack_shards(dataset, 32, tmp_path / "few").files) == 1
     monkeypatch.setattr(parts, "SHARD_TOKENS", 100)
-    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "many").files) == round(sum(LENGTHS) / 100)
-    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "own", plan="shard").files) == round(
-        sum(LENGTHS) / 100
-    )
+    for of in ("all", "shard"):
+        assert len(pack_shards(dataset, 32, tmp_path / of, plan=of).files) == round(sum(LENGTHS) / 100)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"shard": 0}, "shard=0: wanted one below num_shards=None"),
-        ({"shard": 3, "num_shards": 3}, "shard=3: wanted one below num_shards=3"),
-        ({"shard": True, "num_shards": 3}, "shard=True"),
-        ({"num_shards": 0}, "num_shards=0"),
-        ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
-        ({"num_shards": 61, "plan": "shard"}, "num_shards=61: wanted at most as many as there are examples, 60"),
-        ({"plan": "each"}, "plan='each': wanted 'all', 'shard' or an autopack.packing.Plan"),
-        ({"plan": LENGTHS}, "wanted 'all', 'shard' or an autopack.packing.Plan"),
-        ({"plan": autopack.packing.plan(LENGTHS, 32), "seed": 1}, "seed=1: a plan is given"),
-        ({"plan": autopack.packing.plan(LENGTHS, 40)}, "max_length=32: the plan is of rows of 40 tokens"),
-        ({"plan": autopack.packing.plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
-        ({"plan": autopack.packing.plan(LENGTHS[::-1], 32)}, "wanted a plan of these documents: example"),
-        ({"plan": autopack.packing.plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
-        ({"strategy": "best"}, "strategy='best'"),
-        ({"loss_weights": "tokens"}, "loss_weights"),
-        ({"columns": "labels"}, "columns='labels': wanted several"),
-        ({"columns": ("none",)}, "found no column 'none'"),
-        ({"max_length": 8}, "over the 8 tokens of a row"),
-        ({"path": ""}, "wanted a folder"),
-        ({"path": "nothing://here"}, "wanted a folder"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(dataset, options, words, tmp_path):
-    with pytest.raises(ValueError, match=".") as refusal:
-        autopack.packing.pack_shards(dataset, **{"max_length": 32, "path": tmp_path / "rows", **options})
-    assert words in str(refusal.value)
-    assert not (tmp_path / "rows").exists() or not visible(tmp_path / "rows")
+REFUSED = [
+    ({"shard": 0}, "shard=0: wanted one below num_shards=None"),
+    ({"shard": 3, "num_shards": 3}, "shard=3: wanted one below num_shards=3"),
+    ({"shard": True, "num_shards": 3}, "shard=True"),
+    ({"num_shards": 0}, "num_shards=0"),
+    ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
+    ({"plan": "each"}, "plan='each': wanted 'all', 'shard' or an autopack.packing.Plan"),
+    ({"plan": LENGTHS}, "wanted 'all', 'shard' or an autopack.packing.Plan"),
+    ({"plan": plan(LENGTHS, 32), "seed": 1}, "seed=1: a plan is given"),
+    ({"plan": plan(LENGTHS, 40)}, "max_length=32: the plan is of rows of 40 tokens"),
+    ({"plan": plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
+    ({"plan": plan(LENGTHS[::-1], 32)}, ", of which the plan has"),
+    ({"plan": plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
+    ({"strategy": "best"}, "strategy='best'"),
+    ({"drop_columns": "labels"}, "drop_columns='labels': wanted several"),
+    ({"drop_columns": ("none",)}, "found no column 'none'"),
+    ({"max_length": 8}, "over the 8 tokens of a row"),
+    ({"path": ""}, "wanted a folder"),
+    ({"path": "nothing://here"}, "wanted a folder"),
+]
+OF_ONE_ENGINE = {
+    "datasets": (
+        {"num_shards": 61, "plan": "shard"},
+        "num_shards=61: wanted at most as many as there are examples, 60",
+    ),
+    "ray": ({"shard": 0, "num_shards": 2}, "shard=0: Ray shares the shards of its dataset out by itself"),
+}
+
+
+def test_what_cannot_be_written_is_refused(engine, tmp_path, request):
+    data = engine(examples(LENGTHS), 20, 21)
+    for options, words in (*REFUSED, OF_ONE_ENGINE[request.node.callspec.params["engine"]]):
+        with pytest.raises(ValueError, match=".") as refusal:
+            pack_shards(data, **{"max_length": 32, "path": tmp_path / "rows", **options})
+        assert words in str(refusal.value)
+        assert not (tmp_path / "rows").exists() or not visible(tmp_path / "rows")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="found 'file' in it"):
+        pack_shards(data, 32, tmp_path)
 
 
 def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
@@ -216,93 +241,93 @@ def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
         (dataset.remove_columns("input_ids"), "tokenize first"),
     ):
         with pytest.raises(InvalidPacking, match=words):
-            autopack.packing.pack_shards(data, 32, tmp_path)
+            pack_shards(data, 32, tmp_path)
 
 
-def test_errors_name_examples_by_their_number_in_the_whole(tmp_path):
+@pytest.mark.parametrize("of", ["all", "shard"])
+def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path):
     made = examples(LENGTHS)
-    made[41]["input_ids"][0] = -5
-    plan = autopack.packing.plan(LENGTHS, 32, "sequential")
-    for options in ({"plan": plan}, {"strategy": "sequential"}):
-        with refused("unusable-data", match="example 41, column 'input_ids': found a token id below 0"):
-            autopack.packing.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, num_shards=4, **options)
-        for file in tmp_path.iterdir():
-            file.unlink()
-    made[41] = {**made[41], **{key: [] for key in ("input_ids", "labels", "score", "word", "pair")}}
-    with refused("unusable-data", match="example 41, column 'input_ids': found no tokens"):
-        autopack.packing.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, plan=plan, num_shards=4)
+    is_own = isinstance(engine(made), datasets.Dataset)
+    classed = [{"input_ids": [1] * 9, "label": 1}] * 30
+    negative, empty = made[41]["input_ids"], {key: [] for key in ("input_ids", "labels", "score", "word", "pair")}
+    cases = [
+        ([*made[:41], {**made[41], "input_ids": [-5, *negative[1:]]}, *made[42:]], {}, "unusable-data",
+         "^example 41, column 'input_ids': found a token id below 0"),
+        ([*made[:41], {**made[41], **empty}, *made[42:]], {}, "unusable-data",
+         "^example 41, column 'input_ids': found no tokens"),
+        (examples([*[1] * 25, 30, *LENGTHS[26:]]), {"max_length": 20}, "does-not-fit",
+         "^example \\[25\\] is .*, over the 20 tokens of a row.*; raise max_length"),
+        (classed, {"overflow": "split", "max_length": 4}, "unusable-data",
+         "are cut into pieces, and 'label' is one per document"),
+        ([{"text": "a"}] * 30, {}, "unusable-data", "tokenize first"),
+    ]  # fmt: skip
+    for wrong, options, code, words in cases:
+        with refused(code, match=words):
+            pack_shards(
+                engine(wrong, 20, 21), **{"max_length": 32, "path": tmp_path, "plan": of, "num_shards": 3, **options}
+            )
+        assert visible(tmp_path) == []
+    if is_own:  # where documents are read that were planned elsewhere
+        with refused("unusable-data", match="example 41, column 'input_ids': found no tokens"):
+            pack_shards(engine(cases[1][0]), 32, tmp_path, plan=plan(LENGTHS, 32, "sequential"), num_shards=4)
 
 
 def test_a_folder_holds_one_set(dataset, tmp_path):
     def write(**options: Any) -> Any:
-        return autopack.packing.pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
+        return pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
 
     write(shard=1)
     with refused("bad-file", match="found no 'rows-00000-of-00003.parquet'; 2 of 3 shards are missing"):
-        autopack.packing.shard_files(tmp_path)
-    with pytest.raises(ValueError, match="found 'rows-00001-of-00003.parquet', which is whole; delete it"):
-        write(shard=1)
-    with pytest.raises(ValueError, match="wanted a new folder, or an empty one"):
-        write()
-    for other in ({"seed": 1}, {"position_ids": False}, {"max_length": 40}, {"plan": "shard"}, {"columns": ()}):
-        with pytest.raises(ValueError, match="of another plan or other options"):
-            write(shard=0, **other)
-    with pytest.raises(ValueError, match="wanted a new folder"):
-        write(shard=0, num_shards=4)
+        shard_files(tmp_path)
+    of_another = "of another plan or other options"
+    others = ({"seed": 1}, {"first_position": 2}, {"max_length": 40}, {"plan": "shard"}, {"drop_columns": ("kind",)})
+    for options, words in (
+        ({"shard": 1}, "found 'rows-00001-of-00003.parquet', which is whole; delete it"),
+        ({}, "wanted a new folder, or an empty one"),
+        *(({"shard": 0, **other}, of_another) for other in others),
+        ({"shard": 0, "num_shards": 4}, "wanted a new folder"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            write(**options)
     write(shard=0, max_length=np.int64(32), num_shards=np.int32(3))
-    write(shard=2, plan=autopack.packing.plan(LENGTHS, 32))
-    assert len(autopack.packing.shard_files(tmp_path)) == 3
+    write(shard=2, plan=plan(LENGTHS, 32))
     (tmp_path / ".hidden").touch()
-    assert len(autopack.packing.shard_files(str(tmp_path))) == 3
+    assert len(shard_files(str(tmp_path))) == 3
 
-    other = tmp_path / "other"
-    autopack.packing.pack_shards(dataset, 32, other, num_shards=3, seed=1)
-    os.replace(other / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet")
+    pack_shards(dataset, 32, tmp_path / "other", num_shards=3, seed=1)
+    os.replace(tmp_path / "other" / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet")
     with refused("bad-file", match="'rows-00002-of-00003.parquet' is of another plan"):
-        autopack.packing.shard_files(tmp_path)
+        shard_files(tmp_path)
     (tmp_path / "rows-00000-of-00002.parquet").touch()
     with refused("bad-file", match="several sets"):
-        autopack.packing.shard_files(tmp_path)
+        shard_files(tmp_path)
     with refused("bad-file", match="found no shards"):
-        autopack.packing.shard_files(tmp_path / "nowhere")
+        shard_files(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="found a file"):
         write(path=tmp_path / "file")
     with pytest.raises(ValueError, match="found 'file' in it"):
-        write(path=tmp_path, shard=0, num_shards=9)
+        write(shard=0, num_shards=9)
 
 
-@pytest.mark.parametrize("plan", ["all", "shard"])
-def test_a_copied_shard_is_not_another_one(dataset, plan, tmp_path):
-    shutil.copy(
-        autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=3, plan=plan).files[1], tmp_path / "copy"
-    )
-    os.replace(tmp_path / "copy", tmp_path / "rows-00002-of-00003.parquet")
-    with refused("bad-file", match="'rows-00002-of-00003.parquet' is a copy of another shard; delete it"):
-        autopack.packing.shard_files(tmp_path)
-    (tmp_path / "rows-00002-of-00003.parquet").unlink()
-    autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=3, plan=plan, shard=2)
-    assert len(autopack.packing.shard_files(tmp_path)) == 3
-
-
-@pytest.mark.parametrize("plan", ["all", "shard"])
-def test_a_set_that_fails_midway_can_be_written_again(plan, tmp_path):
+@pytest.mark.parametrize("of", ["all", "shard"])
+def test_a_set_that_fails_midway_can_be_written_again(of, tmp_path):
     made = examples(LENGTHS)
     for key in ("input_ids", "labels", "score", "word", "pair"):
         made[-1][key] = made[-1][key] * 2
     whole = datasets.Dataset.from_list(made)
-    planned = autopack.packing.plan(LENGTHS, 32, "sequential") if plan == "all" else plan
-    options = {} if plan == "all" else {"strategy": "sequential", "max_documents": 3}
+    planned = plan(LENGTHS, 32, "sequential") if of == "all" else of
+    options = {} if of == "all" else {"strategy": "sequential", "max_documents": 3}
     with pytest.raises(InvalidPacking):
-        autopack.packing.pack_shards(whole, 32, tmp_path, plan=planned, num_shards=4, **options)
+        pack_shards(whole, 32, tmp_path, plan=planned, num_shards=4, **options)
     assert os.listdir(tmp_path) == []
-    autopack.packing.pack_shards(whole.select(range(59)), 64, tmp_path, num_shards=4, **options)
-    assert len(autopack.packing.shard_files(tmp_path)) == 4
+    pack_shards(whole.select(range(59)), 64, tmp_path, num_shards=4, **options)
+    assert len(shard_files(tmp_path)) == 4
 
 
 def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "BLOCK", 64)
-    plan, calls = autopack.packing.plan(LENGTHS, 32), []
+    monkeypatch.setattr(rows, "BLOCK", 64)
+    made, calls = plan(LENGTHS, 32), []
     written = pq.ParquetWriter.write_table
 
     def interrupted(self: Any, table: Any, *rest: Any, **options: Any) -> None:
@@ -315,35 +340,31 @@ def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, 
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=0)
+        pack_shards(dataset, 32, tmp_path, plan=made, num_shards=2, shard=0)
     assert os.listdir(tmp_path) == []
     for shard in range(2):
-        autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=shard)
-    assert load(autopack.packing.shard_files(tmp_path))[:] == autopack.pack(dataset, 32)[:]
+        pack_shards(dataset, 32, tmp_path, plan=made, num_shards=2, shard=shard)
+    assert load(shard_files(tmp_path))[:] == autopack.pack(dataset, 32)[:]
 
 
 def test_addresses_are_taken_as_paths_are(dataset, tmp_path, monkeypatch):
-    made = autopack.packing.pack_shards(dataset, 32, f"file://{tmp_path}/a", num_shards=2)
+    made = pack_shards(dataset, 32, f"file://{tmp_path}/a", num_shards=2)
     assert made.files[0] == f"file://{tmp_path}/a/rows-00000-of-00002.parquet"
     assert visible(tmp_path / "a") == [Path(file).name for file in made.files]
-    assert list(made.files) == autopack.packing.shard_files(f"file://{tmp_path}/a/")
+    assert list(made.files) == shard_files(f"file://{tmp_path}/a/")
     monkeypatch.chdir(tmp_path)
-    made = autopack.packing.pack_shards(dataset, 32, "deep/b/", num_shards=2)
+    made = pack_shards(dataset, 32, "deep/b/", num_shards=2)
     assert made.files[0] == str(tmp_path / "deep" / "b" / "rows-00000-of-00002.parquet")
-
-
-@pytest.mark.parametrize("name", ["x[1]", "x*", "x?/rows"])
-def test_a_folder_whose_name_datasets_takes_for_a_pattern_is_refused(dataset, name, tmp_path):
-    """Its files would be written, and not found."""
-    for call in (lambda path: autopack.packing.pack_shards(dataset, 32, path), autopack.packing.shard_files):
-        with pytest.raises(ValueError, match="which datasets reads as a pattern of names; rename the folder"):
-            call(tmp_path / name)
-    assert os.listdir(tmp_path) == []
+    for name in ("x[1]", "x*", "x?/rows"):  # files would be written there, and not found by datasets
+        for call in (lambda path: pack_shards(dataset, 32, path), shard_files):
+            with pytest.raises(ValueError, match="which datasets reads as a pattern of names; rename the folder"):
+                call(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["a", "deep"]
 
 
 def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "autopack"):
-        made = autopack.packing.pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
+        made = pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
     assert "truncated=" in caplog.text
     assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
     assert pickle.loads(pickle.dumps(made)) == made
@@ -351,7 +372,7 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
 
 def test_streams_of_shards_go_to_workers(dataset, tmp_path):
     """What is said of `datasets.load_dataset`: every file is a shard of a stream."""
-    files = autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=4).files
+    files = pack_shards(dataset, 32, tmp_path, num_shards=4).files
     stream = datasets.load_dataset("parquet", data_files=list(files), split="train", streaming=True)
     assert stream.num_shards == 4
     assert list(stream) == list(autopack.pack(dataset, 32))

@@ -18,7 +18,7 @@ def loader(workers, strategy, epoch, rank):
     sampler.set_epoch(epoch)
     documents = Documents(LENGTHS)
     return stateful.StatefulDataLoader(
-        documents, batch_sampler=sampler, collate_fn=PackingCollator(return_tensors="np"), num_workers=workers
+        documents, batch_sampler=sampler, collate_fn=PackingCollator(), num_workers=workers
     )
 
 

@@ -203,12 +203,6 @@ def test_what_cannot_be_packed_is_refused_when_it_is_drawn(examples, options, wo
     assert words in str(refusal.value)
 
 
-def test_options_are_refused_before_anything_is_drawn():
-    for option in ({"cost": autopack.packing.CostModel()}, {"ranks": 2}, {"strategy": "best"}, {"buffer_size": 0}):
-        with pytest.raises(ValueError, match=next(iter(option))):
-            rows_of(stream(), **option)
-
-
 def test_documents_that_are_dropped_leave_a_buffer_empty_and_the_stream_goes_on(caplog):
     made = [{"input_ids": [n] * (99 if n < 5 else 2), "kind": 0} for n in range(9)]
     rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2)

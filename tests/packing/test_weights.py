@@ -74,7 +74,7 @@ def test_a_mean_over_tokens_is_another_loss():
 
 
 def test_weights_are_of_targets_alone_and_padding_has_none():
-    batch = PackingCollator(loss_weights="document", max_length=24, return_tensors="np")(examples(weighted=True))
+    batch = PackingCollator(loss_weights="document", max_length=24)(examples(weighted=True), "np")
     assert batch["loss_weights"].dtype == np.float32
     assert ((batch["loss_weights"] > 0) <= (batch["labels"] != -100)).all()
     found = [w for row in batch["loss_weights"] for w in row[row > 0]]
@@ -86,7 +86,7 @@ def test_weights_are_of_targets_alone_and_padding_has_none():
 def test_losses_that_do_not_shift_count_every_label():
     logits = torch.randn(1, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     documents = [{"input_ids": [1, 2], "labels": [3, -100]}, {"input_ids": [4, 5, 6], "labels": [1, 2, 6]}]
-    batch = PackingCollator(loss_weights="document", mask_first_label=False)(documents)
+    batch = PackingCollator(loss_weights="document", labels="unshifted")(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
     found = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
@@ -157,17 +157,3 @@ def test_what_cannot_be_weighed_is_refused(change, words):
         PackingCollator(loss_weights="document")([example])
     with refused("unusable-data", match="not found, but example 0 has it"):
         PackingCollator(loss_weights="document")([{"input_ids": [1], "document_weight": 1.0}, {"input_ids": [1]}])
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ([1.0, None], "example 1, column 'document_weight': found no value"),
-        (["a", "b"], "column 'document_weight': wanted a number for each document"),
-    ],
-)
-def test_rows_are_not_weighed_by_what_is_no_number(weights, words):
-    pytest.importorskip("pyarrow")
-    made = [{"input_ids": [1, 2], "document_weight": weight} for weight in weights]
-    with refused("unusable-data", match=words):
-        autopack.pack(made, 8, loss_weights="document")

@@ -101,16 +101,16 @@ class TestAgreement:
                 agree(stock, model, packed(tree()))
                 assert handle.tally.training.shared > 40
 
-    @pytest.mark.parametrize("how", ["return_flash_kwargs", "return_seq_idx"])
+    @pytest.mark.parametrize("how", ["cu_seq_lens", "seq_idx"])
     def test_documents_declared_in_other_ways(self, how):
         stock, model = twins(build("llama").eval())
         with autopack.enable(model) as handle:
-            agree(stock, model, packed(tree(), **{how: True}))
+            agree(stock, model, packed(tree(), declare=("attention_mask", how)))
             assert handle.tally.training.shared > 40
 
     def test_no_positions(self):
         stock, model = twins(build("llama").eval())
-        batch = packed(tree(), return_seq_idx=True)
+        batch = packed(tree(), declare=("attention_mask", "seq_idx"))
         given = {name: batch[name] for name in ("input_ids", "seq_idx")}
         with autopack.enable(model) as handle, torch.no_grad():
             found = model(**given, use_cache=False).logits
@@ -223,7 +223,7 @@ class TestWhen:
     def test_rows_of_fixed_shape(self):
         """Whoever compiles for one number of documents gets rows of that shape."""
         model = build("llama").eval()
-        batch = packed(group(), max_length=256, rows=1, max_documents=8, return_flash_kwargs=True)
+        batch = packed(group(), max_length=256, rows=1, max_documents=8, declare=("attention_mask", "cu_seq_lens"))
         with autopack.enable(model) as handle, torch.no_grad():
             model(**batch, use_cache=False)
             assert handle.tally.evaluation.shared == 0

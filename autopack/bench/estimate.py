@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from autopack.bench.sources import documents_of, lengths_of
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
-from autopack.packing.sources import documents_of, lengths_of
 from autopack.pages import figure as drawing
 from autopack.pages import parts
 from autopack.pages.figure import Bar, Bars, Chart, Columns, Histogram

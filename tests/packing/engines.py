@@ -1,0 +1,39 @@
+"""Data of either engine that writes shards, and what is asked of the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
+Engine = Callable[..., Any]
+
+
+def dataset_of(made: list[dict[str, Any]], *cuts: int) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_list(made)
+
+
+def blocks_of(ray: Any) -> Engine:
+    def blocks(made: list[dict[str, Any]], *cuts: int) -> Any:
+        table = dataset_of(made).data.table
+        return ray.data.from_arrow([table.slice(a, b - a) for a, b in pairwise([0, *cuts, len(made)])])
+
+    return blocks
+
+
+def load(files: Any) -> Any:
+    """Shards, one after the other, as a dataset."""
+    import datasets
+
+    return datasets.load_dataset("parquet", data_files=list(files), split="train")
+
+
+def visible(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path) if not name.startswith("."))

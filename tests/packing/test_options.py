@@ -1,0 +1,125 @@
+"""Options that are out of range, unknown, or contradict each other are refused by name, whoever is given them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import pytest
+
+from autopack import InvalidPacking, PackedBatchSampler, PackingCollator, pack
+from autopack.packing import CostModel, plan
+
+EXAMPLES = [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}]
+STREAM = datasets.Dataset.from_list(EXAMPLES).to_iterable_dataset()
+GROUPS = {"lengths": [7, 8, 9], "max_length": 20, "groups": [0, 0, 1]}
+PAIRS = {"lengths": [[7, 8], [9, 3]], "max_length": 20}
+PLAN = {"lengths": [3, 1], "max_length": 8}
+ALIKE = {"lengths": [7, 7], "max_length": 20, "groups": [0, 0], "prefixes": [3, 3]}
+
+REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+    "plan": (
+        PLAN,
+        [
+            ({"max_length": 0}, "max_length=0: wanted an int of at least 1"),
+            ({"max_length": -3}, "max_length=-3"),
+            ({"max_length": 2**40}, "max_length=1099511627776: wanted at most 2,147,483,648"),
+            ({"max_length": 8.0}, "max_length=8.0"),
+            ({"strategy": "bfd"}, "strategy='bfd': wanted one of 'best_fit', 'sequential'"),
+            ({"overflow": "wrap"}, "overflow='wrap': wanted one of 'error', 'truncate'"),
+            ({"seed": -1}, "seed=-1"),
+            ({"seed": None}, "seed=None"),
+            ({"max_documents": 0}, "max_documents=0"),
+            ({"ranks": True}, "ranks=True"),
+            ({"cost": 1.0}, "cost=1.0: wanted an autopack.packing.CostModel"),
+            ({"strategy": "sequential", "cost": CostModel()}, "has an order"),
+            ({"strategy": "fixed_length", "max_documents": 2}, "fills all rows"),
+            ({"align": 0}, "align=0: wanted an int of at least 1"),
+            ({"align": 5}, "align=5: wanted it to divide max_length=8"),
+            ({"align": 8, "strategy": "fixed_length"}, "align=8: strategy='fixed_length' cuts documents anywhere"),
+            ({"ranks": 4, "rows": 6}, "wanted a multiple of ranks=4"),
+            ({"strategy": "fixed_length", "rows": 2}, "cuts rows where they are full"),
+            ({"prefixes": [1, 1]}, "pass groups=, too"),
+            (GROUPS | {"groups": [0, 0]}, "wanted 3 ints, one per document"),
+            (GROUPS | {"groups": [0, 0, -2]}, r"groups\[2\] is -2: wanted an int of at least -1"),
+            (GROUPS | {"groups": ["a", "b", "a"]}, "groups: wanted an int per document"),
+            (GROUPS | {"prefixes": [3, 3, 99]}, r"prefixes\[2\] is 99, over the 9 tokens"),
+            (GROUPS | {"strategy": "fixed_length"}, "cuts documents"),
+            (GROUPS | {"overflow": "split"}, "cuts documents"),
+            (GROUPS | {"align": 2}, "align=2"),
+            (GROUPS | {"max_documents": 2}, "max_documents= is not kept"),
+            (PAIRS | {"groups": [0, 0]}, "groups= is for documents of one sequence each"),
+            (PAIRS | {"strategy": "fixed_length"}, "cuts documents, and lengths"),
+            (PAIRS | {"overflow": "truncate"}, "cuts documents, and lengths"),
+            (PAIRS | {"overflow": "split"}, "cuts documents, and lengths"),
+            (PAIRS | {"max_length": 14}, r"lengths\[0\] sum to 15, over the 14 of a row; raise max_length to 15"),
+        ],
+    ),
+    "sampler": (
+        PLAN,
+        [
+            ({"lengths": [3, 0]}, r"lengths\[1\] is 0"),
+            ({"lengths": [3, 31]}, r"lengths\[1\] is 31, over the 8"),
+            ({"max_length": 0}, "max_length=0"),
+            ({"strategy": "fixed_length"}, r"strategy='fixed_length' cuts documents.*autopack\.pack"),
+            ({"overflow": "split"}, "overflow='split' cuts documents"),
+            ({"strategy": "bfd"}, "strategy='bfd': wanted one of"),
+            ({"rows_per_batch": 0}, "rows_per_batch=0"),
+            ({"seed": "a"}, "seed='a'"),
+            ({"cost": "quadratic"}, "cost='quadratic': wanted 'auto'"),
+            ({"num_replicas": 2}, "wanted both or neither"),
+            ({"num_replicas": 2, "rank": 2}, "rank=2: wanted an int below num_replicas=2"),
+            ({"num_replicas": 2, "rank": -1}, "rank=-1"),
+            (PAIRS | {"overflow": "truncate"}, "cuts documents, and lengths"),
+            (ALIKE | {"strategy": "random"}, "with groups, use 'best_fit'"),
+        ],
+    ),
+    "collator": (
+        {},
+        [
+            ({"labels": "yes"}, "labels='yes'"),
+            ({"overflow": "drop"}, "overflow='drop'"),
+            ({"declare": ("segments",)}, "declare='segments': wanted one of"),
+            ({"declare": "seq_idx"}, "declare='seq_idx': wanted several forms"),
+            ({"max_length": 0}, "max_length=0"),
+            ({"max_length": True}, "max_length=True"),
+            ({"pad_to_multiple_of": 1.5}, "pad_to_multiple_of=1.5"),
+            ({"first_position": -1}, "first_position=-1"),
+            ({"drop_keys": "text"}, "drop_keys='text'"),
+            ({"max_length": 10, "pad_to_multiple_of": 4}, "multiple"),
+            ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
+            ({"align": 8, "declare": ()}, "only 'attention_mask' tells padding inside documents"),
+            ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
+            ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
+            ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),
+        ],
+    ),
+    "pack": (
+        {"dataset": EXAMPLES, "max_length": 8},
+        [
+            ({"first_position": -1}, "first_position=-1"),
+            ({"buffer_size": 0}, "buffer_size=0"),
+            ({"drop_columns": "pair"}, "drop_columns='pair': wanted several"),
+            ({"groups": 3}, "groups=3: wanted the name of a column, True or False"),
+            ({"dataset": STREAM, "cost": CostModel()}, "cost= and ranks= arrange all rows"),
+            ({"dataset": STREAM, "ranks": 2}, "cost= and ranks= arrange all rows"),
+            ({"dataset": STREAM, "strategy": "best"}, "strategy='best'"),
+            ({"dataset": STREAM, "buffer_size": 0}, "buffer_size=0"),
+        ],
+    ),
+}
+CALLS = {"plan": plan, "sampler": PackedBatchSampler, "collator": PackingCollator, "pack": pack}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [(name, plain | changed, message) for name, (plain, rows) in REFUSED.items() for changed, message in rows],
+)
+def test_bad_options_are_named(name, options, message):
+    with pytest.raises((ValueError, InvalidPacking), match=message):
+        CALLS[name](**options)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_them_nothing_is_refused(name):
+    CALLS[name](**REFUSED[name][0])
