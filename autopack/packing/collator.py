@@ -188,8 +188,9 @@ class PackingCollator:
         `model` is anything that `autopack.enable` takes for one model. A warning is given if it is
         not enabled when the first batch is made. Sets `first_position` (RoBERTa-like models do not
         start at 0) and `images_by_row` from the config. From the class of the model, which a config
-        alone does not tell, sets `labels="unshifted"` for masked language models and token
-        classification, and `labels="given"` for heads with one result per document. `options` are
+        alone does not tell, sets `labels="unshifted"` for masked language models, token
+        classification and decoders whose loss stays in one column (BART, XLNet), and
+        `labels="given"` for heads with one result per document. `options` are
         those of the class and win. Raises `ValueError` if there is no model or config, or a
         RoBERTa-like one without the `pad_token_id` to start after, and for encoder-decoders, whose
         padded batches run without padding as they are.
@@ -210,10 +211,10 @@ class PackingCollator:
         found: dict[str, Any] = {}
         if "first_position" not in options:
             found["first_position"] = first_position(config)
-        if type(model).__name__.endswith(UNSHIFTED_HEADS):
-            found["labels"] = "unshifted"
-        elif row_head(model) is not None:
+        if row_head(model) is not None:
             found["labels"] = "given"
+        elif type(model).__name__.endswith(UNSHIFTED_HEADS) or _keeps_columns(model):
+            found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
         by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
@@ -354,6 +355,16 @@ def _model_in(model: Any) -> Any:
     except UnsupportedModel as error:
         found = f"found {type(model).__name__}: {error.message}"
         raise ValueError(f"wanted a transformers model or config, {found}") from None
+
+
+def _keeps_columns(model: Any) -> bool:
+    """Return True if transformers' own loss compares a label with the logits of its own column."""
+    forward = getattr(type(model), "forward", None)
+    if forward is None or not forward.__module__.startswith("transformers.models."):
+        return False  # the names of a third-party class tell nothing, and an enabled model asks its loss
+    from autopack.inspection.source import shifts_labels
+
+    return "labels" in inspect.signature(forward).parameters and not shifts_labels(model)
 
 
 def _say_if_plain(model: Any) -> None:

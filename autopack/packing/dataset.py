@@ -12,7 +12,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int, check_names, no_examples
+from autopack.packing.checks import check_in, check_int, check_names, no_examples
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 from autopack.version import __version__
@@ -34,6 +34,7 @@ def pack(
     align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
+    mask_first_label: bool = True,
     groups: str | bool = False,
     buffer_size: int = 4096,
     num_proc: int | None = None,
@@ -52,8 +53,8 @@ def pack(
 
     * `input_ids` and all other columns with one value, or one list, per token. `attention_mask` is
       left out: padding that it marks at either end of an example is removed.
-    * labels per token as they are, under their own name. `PackingCollator` sets the first of every
-      document to -100, and makes labels if rows have none.
+    * labels per token, under their own name, the first of every document -100: no token of the
+      document predicts it. `PackingCollator` makes labels if rows have none.
     * `position_ids`, int32, which restart at `first_position` in every document, unless the
       examples have their own.
     * `seq_lengths`, int32, tokens of each document, by which `PackingCollator` and TRL tell
@@ -73,6 +74,8 @@ def pack(
         drop_columns: columns to leave out.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
+        mask_first_label: `False` keeps the first label of every document, for losses that do not
+            shift (masked language models, token classifiers).
         groups: `True` puts documents of the same first tokens into one row, or as few as hold them.
             The name of a column does so for documents of the same value in it, such as completions
             of one prompt; rows leave that column out. Common first tokens count once in
@@ -94,7 +97,8 @@ def pack(
     check_int("buffer_size", buffer_size, 1)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, groups)
+    marks = first_position, mask_first_label
+    packing = prepare("autopack.pack", max_length, planned, drop_columns, marks, groups)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
@@ -111,19 +115,21 @@ def prepare(
     max_length: int,
     planned: dict[str, Any],
     drop_columns: Collection[str],
-    first_position: int,
+    marks: tuple[int, bool],
     groups: str | bool = False,
 ) -> Packing:
     """Return the options of the public function `name`; raise as `pack` does."""
     try:
-        from autopack.packing.rows import Packing
+        from autopack.packing.rows import Marks, Packing
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
     check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
+    first_position, mask_first_label = marks
     check_int("first_position", first_position, 0)
+    check_in("mask_first_label", mask_first_label, (True, False))
     check_names("drop_columns", drop_columns, "columns")
-    return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), groups)
+    return Packing(int(max_length), planned, tuple(drop_columns), Marks(int(first_position), mask_first_label), groups)
 
 
 def is_of(module: str, name: str, dataset: Any) -> bool:

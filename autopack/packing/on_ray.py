@@ -21,7 +21,7 @@ from autopack.packing.checks import in_the_whole, unusable
 from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import Counts, bounds_of
 from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
-from autopack.packing.rows import Packing, nothing_left
+from autopack.packing.rows import Marks, Packing, nothing_left
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
@@ -50,7 +50,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         marked = mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
-    about = folder, marked, packing.first_position, schema
+    about = folder, marked, packing.marks, schema
     with folder.undone(marked):
         tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
         del parts
@@ -147,7 +147,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: str, first_position: int, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder, marked: str, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
 ) -> Written:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
@@ -160,7 +160,7 @@ def write_shard(
             known = field.name in part.column_names
             columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
         tables.append(pa.table(columns, schema))
-    return folder.write(work.tables(Taker(pa.concat_tables(tables)), first_position), marked, name)
+    return folder.write(work.tables(Taker(pa.concat_tables(tables)), marks), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -23,7 +23,7 @@ from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents, Taker, carried, rows_of
 from autopack.packing.lengths import Counts
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, Rows, nothing_left, spans
+from autopack.packing.rows import Marks, Packing, Rows, nothing_left, spans
 from autopack.version import __version__
 
 SHARD_TOKENS = 1 << 25
@@ -192,7 +192,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
     It covers the plan, and everything else that determines the contents of rows.
     """
     planned = packing.planned if plan is None else None
-    options = packing.max_length, sorted(packing.drop_columns), packing.first_position
+    options = packing.max_length, sorted(packing.drop_columns), packing.marks
     found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
@@ -236,7 +236,7 @@ class Work(NamedTuple):
             plan = packing.plan(lengths)
         return cls(plan, tokens_of(plan, len(lengths)), numbers)
 
-    def tables(self, take: Taker, first_position: int, dataset: Any = None) -> Iterator[pa.Table]:
+    def tables(self, take: Taker, marks: Marks, dataset: Any = None) -> Iterator[pa.Table]:
         """Yield the rows, a million tokens at a time, from documents that are taken for them.
 
         `take` has them in the order of their numbers. Columns are like those of the `dataset`, if
@@ -250,7 +250,7 @@ class Work(NamedTuple):
             with in_the_whole(self.numbers[part.numbers]):
                 documents = Documents(take(part.numbers))
                 check_lengths(self.plan, documents.lengths, part.planned)
-                rows = Rows(documents, part.plan, first_position)
+                rows = Rows(documents, part.plan, marks)
                 table = rows.table()
                 if dataset is not None:
                     from datasets.table import table_cast
@@ -334,6 +334,6 @@ def pack_own(
                 work = Work.of_part(packing, lengths, first)
                 counts.append(work.plan.counts)
             take = Taker(table, work.numbers if rows is None else rows[work.numbers])
-            made = work.tables(take, packing.first_position, dataset)
+            made = work.tables(take, packing.marks, dataset)
             written.append(folder.write(made, marked, NAME.format(number, count)))
     return folder.shards(written, packing.max_length, whole.counts if whole is not None else total(counts))

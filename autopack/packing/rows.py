@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,13 @@ BLOCK = 1 << 20
 """Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
 
 
+class Marks(NamedTuple):
+    """What rows say of their documents: the first position of each, and that no token predicts the first label."""
+
+    first_position: int = 0
+    mask_first_label: bool = True
+
+
 @dataclass
 class Rows:
     """Rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map`
@@ -37,7 +44,7 @@ class Rows:
 
     documents: Documents
     plan: Plan
-    first_position: int = 0
+    marks: Marks
 
     def __post_init__(self) -> None:
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
@@ -69,6 +76,9 @@ class Rows:
         if masks:  # trainers drop columns that they do not know
             kept = np.logical_and.reduce([np.asarray(mask) for mask in masks])
             values["labels"] = np.where(kept, values[IDS].astype(np.int64), IGNORED_LABEL)
+        key = documents.label_key or "labels"
+        if self.marks.mask_first_label and key in values:
+            values[key] = _without_first(values[key], starts, key)
         if POSITIONS in values:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
@@ -76,7 +86,7 @@ class Rows:
             way = "pack the documents themselves, or name the column in drop_columns"
             self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
         else:
-            positions = np.repeat((self.first_position - starts).astype(np.int32), lengths)
+            positions = np.repeat((self.marks.first_position - starts).astype(np.int32), lengths)
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         for name in documents.per_document:
@@ -113,6 +123,17 @@ def _ways(documents: Documents) -> str:
     return "'truncate' or 'drop'" if documents.label_key in documents.per_document else ANY_WAY
 
 
+def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
+    """Return labels per token in which those at `starts` are no targets."""
+    if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
+        kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
+        found = f"found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no target"
+        raise unusable(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
+    masked = labels.copy()
+    masked[starts] = IGNORED_LABEL
+    return masked
+
+
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
     """Return values cut at these offsets, as one list each."""
     return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
@@ -132,7 +153,7 @@ class Packing:
     max_length: int
     planned: dict[str, Any]
     drop_columns: tuple[str, ...]
-    first_position: int
+    marks: Marks
     groups: str | bool = False
     warned: bool = False
     kinds: dict[str, str] | None = None
@@ -141,7 +162,7 @@ class Packing:
     @property
     def told(self) -> tuple[Any, ...]:
         """All that determines rows, beside the documents."""
-        return self.max_length, self.planned, sorted(self.drop_columns), self.first_position, self.groups
+        return self.max_length, self.planned, sorted(self.drop_columns), self.marks, self.groups
 
     def plan(self, lengths: np.ndarray, ways: str = ANY_WAY, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the option of
@@ -172,7 +193,7 @@ class Packing:
         made = self.planned_rows(documents)
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
-        return Rows(documents, made, self.first_position)
+        return Rows(documents, made, self.marks)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
@@ -198,7 +219,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return put_back(Rows(documents, made, self.first_position).table().to_pydict(), pictures)
+            return put_back(Rows(documents, made, self.marks).table().to_pydict(), pictures)
         except InvalidPacking as error:
             raise InvalidPacking(
                 f"in a buffer of {count} examples, counted from its start: {error.message}", code=error.code

@@ -45,6 +45,7 @@ def pack_shards(
     align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
+    mask_first_label: bool = True,
 ) -> Shards:
     """Write packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and
     so on.
@@ -73,7 +74,7 @@ def pack_shards(
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
         strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`;
             not beside a `Plan`.
-        drop_columns, first_position: see `autopack.pack`.
+        drop_columns, first_position, mask_first_label: see `autopack.pack`.
 
     Returns a `Shards`: the files that were written, their rows, tokens and fill.
 
@@ -87,7 +88,9 @@ def pack_shards(
     """
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
     planned |= {"cost": cost, "ranks": ranks, "align": align}
-    packing = prepare("autopack.packing.pack_shards", max_length, planned, drop_columns, first_position)
+    packing = prepare(
+        "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
+    )
     from autopack.packing.parts import Folder, pack_own
 
     check_int("num_shards", num_shards, 1, optional=True)

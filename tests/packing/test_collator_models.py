@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import autopack
-from autopack import registry
+from autopack import registry, tiny
 from autopack.packing import PackingCollator
 from tests.packing.batches import Documents
 
@@ -121,6 +121,23 @@ LATER_STARTS = {
     for model_type, numbering in family.numbering.items()
     if numbering.start or numbering.after_pad_token
 } - {"colpali", "paligemma"}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "xlnet", "bart", "whisper", "cpmant", "xlm"])
+def test_batches_of_for_model_have_the_loss_of_their_documents(model_type):
+    """A decoder's loss shifts labels, or compares each with the logits of its own column."""
+    model = tiny.build(model_type)
+    documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in (7, 12, 9)]
+    with torch.no_grad():
+        losses = [model(input_ids=each[None], labels=each[None]).loss for each in documents]
+        collator = PackingCollator.for_model(model)
+        first = 0 if collator.labels == "unshifted" else 1
+        counts = [len(each) - first for each in documents]
+        expected = sum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
+        with autopack.enable(model):
+            batch = collator([{"input_ids": each.tolist(), "labels": each.tolist()} for each in documents])
+            packed = model(**batch).loss
+    torch.testing.assert_close(packed, expected, rtol=1e-5, atol=1e-5)  # float32, of one sum instead of three
 
 
 @pytest.mark.parametrize("model_type", sorted(LATER_STARTS))

@@ -73,12 +73,15 @@ def approximately(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     made = examples()
-    rows = autopack.pack(made if kind == "list" else datasets.Dataset.from_list(made), 10, strategy)
+    dataset = made if kind == "list" else datasets.Dataset.from_list(made)
+    rows = autopack.pack(dataset, 10, strategy, mask_first_label=False)
     assert isinstance(rows, list if kind == "list" else datasets.Dataset)
     assert all(len(row["input_ids"]) <= 10 for row in rows)
     assert by_first(as_examples(rows)) == approximately(made)
     if strategy == "sequential":
         assert as_examples(rows) == approximately(made)
+    masked = as_examples(autopack.pack(dataset, 10, strategy))
+    assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in as_examples(rows)]
 
 
 @given(
@@ -115,7 +118,7 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut(
         assert pieces(row, "input_ids") == [documents[d][o : o + n] for d, o, n in wanted]
         assert row["seq_lengths"] == plan.lengths[piece].tolist()
         assert row["position_ids"] == plan.position_ids(number).tolist()
-        assert row["labels"] == row["input_ids"]
+        assert pieces(row, "labels") == [[-100, *part[1:]] for part in pieces(row, "input_ids")]
     assert dataset["labels"][:] == documents, "what was packed has not been written to"
 
 
@@ -128,7 +131,7 @@ def test_padding_of_the_examples_is_removed(kind):
     ]
     (row,) = autopack.pack(made if kind == "list" else datasets.Dataset.from_list(made), 7, "sequential")
     assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
-    assert row["labels"] == [1, 2, 3, 4, 5, 6, 7]
+    assert row["labels"] == [-100, 2, -100, 4, 5, -100, 7]
     assert row["seq_lengths"] == [2, 3, 2]
     assert "attention_mask" not in row
 
@@ -393,4 +396,4 @@ def test_masks_of_targets_become_labels():
     assert row["labels"] == [-100, 6, 7, -100, 9]
     assert "completion_mask" not in row
     (row,) = autopack.pack([{**each, "labels": each["input_ids"]} for each in made], 5, "sequential")
-    assert (row["labels"], row["completion_mask"]) == ([5, 6, 7, 8, 9], [0, 1, 1, 0, 1])
+    assert (row["labels"], row["completion_mask"]) == ([-100, 6, 7, -100, 9], [0, 1, 1, 0, 1])

@@ -259,7 +259,10 @@ class TestTargets:
         rows = _rows(completion_mask=self._last_two, labels=list)
         assert "completion_mask" in rows.column_names
         for row in rows:
-            assert row["labels"] == row["input_ids"]
+            starts = np.cumsum(row["seq_lengths"]) - row["seq_lengths"]
+            wanted = np.array(row["input_ids"])
+            wanted[starts] = -100
+            assert row["labels"] == wanted.tolist()
 
     @pytest.mark.parametrize("key", KEYS)
     def test_a_trainer_that_drops_them(self, key, tmp_path):
