@@ -52,7 +52,6 @@ def test_it_runs_at_small_sizes(tmp_path, capsys, backward):
     assert [line.startswith("stock, dense mask, 256 tokens: needs about") for line in found["left out"]] == [True]
     assert set(found["exponents"][scaling.PACKED]) == {"squares", "tokens"}
     assert file.with_suffix(".txt").read_text() in capsys.readouterr().out
-    assert file.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_one_size_has_no_slope(capsys):
