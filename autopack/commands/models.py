@@ -123,5 +123,5 @@ def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None
 
     found = [task for task in tasks if model_type in tiny.types_for(task)]
     masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
-    first = "masked-lm" if masked.endswith("ForMaskedLM") else "seq2seq" if "causal-lm" in found else ""
+    first = "masked-lm" if masked.endswith("ForMaskedLM") else "seq2seq"
     return first if first in found else next(iter(found), None)
