@@ -13,13 +13,8 @@ from typing import Any
 
 from autopack.bench import machine
 from autopack.bench.race import Entrant, Lap, race, summary
+from autopack.commands import keep_freed_memory
 
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-"""Keep freed memory in the process. Else page faults of large fp32 tensors cost more than some of the arithmetic."""
 STATISTICS = ("median", "min", "cpu median")
 NOT_SETTINGS = ("json", "plot", "folder", "part", "page", "minutes")
 """Options that no result depends on."""
@@ -38,12 +33,8 @@ def parser(about: str | None, rounds: int | None = None, threads: int | None = 2
 
 
 def begin(options: argparse.Namespace) -> dict[str, Any]:
-    """Start this program again with `MALLOC`, which glibc reads at the start alone; return the origin of the result.
-
-    The threads are those of the options, one where they have none.
-    """
-    if any(os.environ.get(name) != value for name, value in MALLOC.items()):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **MALLOC})
+    """Keep freed memory, set the threads of the options, or one, and return the origin of the result."""
+    keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     import torch
 
@@ -83,8 +74,7 @@ def elsewhere(program: str, *part: Any, options: argparse.Namespace, keep: Itera
     command = [sys.executable, "-m", program, "--part", *map(str, part)]
     for name in keep:
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    clean = {name: value for name, value in os.environ.items() if name not in MALLOC}
-    output = subprocess.run(command, env=clean, check=True, stdout=subprocess.PIPE, text=True)
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(output.stdout.splitlines()[-1])
 
 
@@ -99,11 +89,7 @@ def resident() -> int:
 
 def origin() -> dict[str, Any]:
     """Return when, where and with what: to be taken at the start, so that the load is not one's own."""
-    return {
-        **machine.origin(),
-        "malloc": {name: os.environ.get(name) for name in MALLOC},
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
-    }
+    return {**machine.origin(), "command": " ".join(["python", *sys.orig_argv[1:]])}
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

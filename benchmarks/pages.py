@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import paper_table, web_laws
 from benchmarks.paper_arms import ARMS, FIXED, PADDING
+from benchmarks.pretrained import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -76,6 +78,24 @@ def _waits(record: Record) -> Iterator[str]:
         yield _row([arm, *cells])
 
 
+def _pretrained(record: Record) -> Iterator[str]:
+    """The table of `benchmarks.pretrained`, with what was measured on."""
+    arms = ("enabled", "packed", "alone")
+    yield _row(["real tokens per second, relative to stock on padded batches", "enabled", "packed row", "alone"])
+    yield "|---|---|---|---|"
+    for task, speed in record["speed of stock"].items():
+        yield _row([task, *(f"{speed[arm]['median']:.1f} ×" if arm in speed else "" for arm in arms)])
+    where, rounds = record["origin"], record["settings"]["rounds"]
+    off = max(max(found.values()) for found in record["largest differences"].values())
+    versions = [f"{name} {where[name]}" for name in ("torch", "transformers", *PACKAGES)]
+    said = (
+        f"Medians of {rounds} interleaved rounds on {where['cores']} cores ({where['device']}), load at start "
+        f"{where['load at start']:.1f}, float32; embeddings and losses of all arms are those of each text alone within "
+        f"{off:.0e}. {', '.join(versions)} ([record](../benchmarks/results/pretrained.txt))."
+    )
+    yield from ("", *textwrap.wrap(said, 130, break_long_words=False, break_on_hyphens=False))
+
+
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -89,6 +109,7 @@ BLOCKS: tuple[Block, ...] = (
     ("docs/paper.md", "paper_full", "paper_full", _paper),
     ("docs/paper.md", "waits", "paper_full", _waits),
     ("docs/paper.md", "paper", "paper", _paper),
+    ("docs/pretrained.md", "pretrained", "pretrained", _pretrained),
     ("docs/scale.md", "web_scale", "web_scale", web_laws.page),
 )
 """The page, the name of the block in it, the record, and what makes its lines."""

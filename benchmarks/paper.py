@@ -2,7 +2,6 @@
 
     python -m benchmarks.paper                                       both length distributions, about ten minutes
     python -m benchmarks.paper --data flan --documents 200 --rounds 1            a first look
-    python -m benchmarks.paper --text corpus.jsonl --tokenizer words             text of one's own
     python -m benchmarks.paper --device cuda --model 1b                          a Llama of 1B in bfloat16, full lengths
     python -m benchmarks.paper --json benchmarks/results/paper.json
     python -m benchmarks.paper --full --json benchmarks/results/paper_full.json    undivided lengths, half an hour
@@ -68,9 +67,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options, with what depends on the device and the model filled in."""
     parser = interleave.parser(__doc__)
     parser.add_argument("--data", nargs="+", choices=list(DISTRIBUTIONS), default=list(DISTRIBUTIONS))
-    parser.add_argument("--text", type=Path, help="train on this .jsonl or .txt file, or all in this folder, instead")
-    parser.add_argument("--tokenizer", choices=("bytes", "words"), default="bytes", help="of --text (bytes)")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="of --tokenizer words (4096)")
     parser.add_argument("--scale", type=int, help="divide all lengths by this (8; on CUDA and full 1)")
     about = "for training, an eighth more for validation (800; on CUDA 2000; full 240)"
     parser.add_argument("--documents", type=int, help=about)
@@ -100,10 +96,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')}: wanted at least 1")
     options.max_length = options.max_length or max(LONGEST // options.scale, 2)
     options.learning_rate = options.learning_rate or LEARNING_RATES[options.model]
-    if options.text is not None:
-        options.data = ["text"]
-        if not options.text.exists():
-            parser.error(f"--text: there is no {options.text}")
     return options
 
 
@@ -146,8 +138,8 @@ def run(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any] | 
 
 def begun(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier call has measured, or nothing yet; raise `ValueError` where that was something else."""
-    own = interleave.settings(options) | {"text": None if options.text is None else options.text.name}
-    new = {"benchmark": "paper", "origin": where, "settings": json.loads(json.dumps(own)), "seconds": 0.0, "data": {}}
+    own = json.loads(json.dumps(interleave.settings(options)))
+    new = {"benchmark": "paper", "origin": where, "settings": own, "seconds": 0.0, "data": {}}
     path = options.json
     if path is None or not path.exists():
         return new

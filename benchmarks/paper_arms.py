@@ -1,9 +1,8 @@
 """What `benchmarks.paper` trains on, and its arms: which documents make a step, and what a model is called with.
 
-The documents are text of a small grammar in lengths like the paper's, or files of one's own. The grammar can be learned
-in a few hundred steps, and other documents are of no help with it: every document has one of a few topics, which says
-what may follow what, and repeats phrases of its own. So whoever sees the documents before it in a row must first find
-out where it begins.
+The documents are text of a small grammar in lengths like the paper's. It can be learned in a few hundred steps, and
+other documents are of no help with it: every document has one of a few topics, which says what may follow what, and
+repeats phrases of its own. So whoever sees the documents before it in a row must first find out where it begins.
 
 A step is a list of pieces, in the order of the rows; only `FixedLength` cuts documents. Every arm has every token once
 in an epoch, and takes documents in the same random order, as far as it keeps an order at all.
@@ -12,13 +11,9 @@ in an epoch, and takes documents in the same random order, as far as it keeps an
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +23,8 @@ from autopack.bench.batches import Batch
 from autopack.bench.subjects import DISTRIBUTIONS, draw
 
 IGNORED = -100
-END, UNKNOWN = 0, 1
-"""The token that ends every document, and the one for words that are not in the vocabulary."""
+END = 0
+"""The token that ends every document."""
 TOPICS, SYMBOLS = 6, 48
 SUCCESSORS = np.array([0.6, 0.25, 0.1, 0.05])
 REPEATED, PHRASE = 0.06, 8
@@ -53,10 +48,8 @@ class Corpus:
 
 
 def load(name: str, options: argparse.Namespace) -> Corpus:
-    """The documents of a distribution, or of `--text` files where `name` is `text`."""
+    """Return the documents of a distribution."""
     count = options.documents + held_out(options.documents)
-    if name == "text":
-        return from_files(options.text, count, options)
     lengths = draw(DISTRIBUTIONS[name], count, options.max_length, options.seed, options.scale)
     documents = write_grammar(lengths, options.seed)
     spread = f"lengths like {name}'s over {options.scale}: mean {lengths.mean():.0f}, deviation {lengths.std():.0f}"
@@ -95,64 +88,6 @@ def _write(follows: np.ndarray, length: int, rng: np.random.Generator) -> np.nda
         else:
             text.append(int(follows[text[-1], chosen[at]]))
     return np.array([*(symbol + 1 for symbol in text[: length - 1]), END])
-
-
-def from_files(path: Path, count: int, options: argparse.Namespace) -> Corpus:
-    """At most `count` documents of text files, in random order, a ninth of them for validation."""
-    texts = list(read_texts(path))
-    held = held_out(min(options.documents, len(texts) * 8 // 9))
-    if len(texts) < 2 * held:
-        raise ValueError(f"{path}: wanted at least {2 * held} documents, found {len(texts)}")
-    order = np.random.default_rng(options.seed).permutation(len(texts))[:count]
-    train, validation = [texts[i] for i in order[held:]], [texts[i] for i in order[:held]]
-    if options.tokenizer == "bytes":
-        known: dict[str, int] = {}
-        vocabulary = 256 + 2
-    else:
-        counted = Counter(word for text in train for word in words(text))
-        known = {word: i + 2 for i, (word, _) in enumerate(counted.most_common(options.vocabulary - 2))}
-        vocabulary = len(known) + 2
-
-    def encode(text: str) -> np.ndarray:
-        ids = [known.get(w, UNKNOWN) for w in words(text)] if known else [byte + 2 for byte in text.encode()]
-        return np.array([*ids, END])
-
-    encoded = [[encode(text) for text in part] for part in (train, validation)]
-    over = sum(len(document) > options.max_length for part in encoded for document in part)
-    cut = [[document[: options.max_length] for document in part] for part in encoded]
-    origin = f"{path.name}, {options.tokenizer}, {over} documents cut after {options.max_length} tokens"
-    return Corpus("text", origin, cut[0], cut[1], vocabulary)
-
-
-def words(text: str) -> list[str]:
-    """Words and single other characters; runs of white space count as one."""
-    return re.findall(r"\w+|[^\w\s]|\s+", text)
-
-
-def read_texts(path: Path) -> Iterator[str]:
-    """The documents of a `.jsonl` file (a line each), of a `.txt` file (between blank lines), or of all in a folder."""
-    if path.is_dir():
-        for file in sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".txt")):
-            yield from read_texts(file)
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _text_of(json.loads(line), f"{path}:{number}")
-    else:
-        yield from (part.strip() for part in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")) if part.strip())
-
-
-def _text_of(record: Any, where: str) -> str:
-    """`text` of a record, or all of its strings, line by line."""
-    if isinstance(record, str) and record:
-        return record
-    values = record if isinstance(record, dict) else {}
-    strings = [values["text"]] if "text" in values else list(values.values())
-    found = "\n".join(value for value in strings if isinstance(value, str) and value)
-    if not found:
-        raise ValueError(f"{where}: wanted a string, or an object with strings, found {type(record).__name__} without")
-    return found
 
 
 class Piece(NamedTuple):

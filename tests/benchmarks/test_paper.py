@@ -17,7 +17,7 @@ import torch
 
 from autopack.bench.machine import peak_memory
 from autopack.bench.subjects import DISTRIBUTIONS, draw
-from benchmarks import interleave, paper, paper_arms, paper_table, paper_training
+from benchmarks import paper, paper_arms, paper_table, paper_training
 from benchmarks.paper_arms import (
     ARMS,
     FIXED,
@@ -225,47 +225,6 @@ def test_lengths_are_like_those_of_the_paper(name, ratio):
     assert 4 * batches.max(axis=1).sum() / lengths.sum() == pytest.approx(ratio, rel=0.1)
 
 
-def test_texts_of_a_folder(tmp_path):
-    lines = [{"text": "one"}, {"question": "two?", "id": 7, "answer": "2"}, "three"]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    (tmp_path / "b.txt").write_text("four\nlines\n\n \nfive\n")
-    (tmp_path / "c.md").write_text("no")
-    assert list(paper_arms.read_texts(tmp_path)) == ["one", "two?\n2", "three", "four\nlines", "five"]
-    assert list(paper_arms.read_texts(tmp_path / "b.txt")) == ["four\nlines", "five"]
-
-
-@pytest.mark.parametrize("record", [7, {"id": 7}, {"text": ""}, []])
-def test_a_record_without_text_is_named(tmp_path, record):
-    path = tmp_path / "a.jsonl"
-    path.write_text('"fine"\n' + json.dumps(record))
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: wanted a string"):
-        list(paper_arms.read_texts(path))
-
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
-def test_files_become_documents(tmp_path, tokenizer):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(f"Text {i} of 30, größer. " + "more " * i for i in range(30)))
-    chosen = options("--text", str(path), "--tokenizer", tokenizer, "--vocabulary", "12")
-    assert chosen.data == ["text"]
-    found = paper_arms.load("text", chosen)
-    assert (len(found.train), len(found.validation)) == (20, 8)
-    every = [*found.train, *found.validation]
-    assert max(map(len, every)) == chosen.max_length
-    assert all(document[-1] == paper_arms.END or len(document) == chosen.max_length for document in every)
-    assert max(document.max() for document in every) < found.vocabulary == (258 if tokenizer == "bytes" else 12)
-    assert any((document == paper_arms.UNKNOWN).any() for document in every) == (tokenizer == "words")
-    if tokenizer == "bytes":
-        assert bytes((found.train[0][:5] - 2).tolist()) == b"Text "
-
-
-def test_too_few_documents_are_refused(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\n\ntwo")
-    with pytest.raises(ValueError, match="wanted at least 16 documents, found 2"):
-        paper_arms.load("text", options("--text", str(path)))
-
-
 # Options
 
 
@@ -277,7 +236,7 @@ def test_defaults_depend_on_the_device_and_the_model():
     assert paper.parse(["--scale", "4", "--max-length", "100", "--device", "cuda:1"]).max_length == 100
 
 
-@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--data", "stack"], ["--text", "nowhere"], ["--model", "7b"]])
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--data", "stack"], ["--model", "7b"]])
 def test_wrong_options_are_refused(wrong, capsys):
     with pytest.raises(SystemExit):
         paper.parse(wrong)
@@ -308,15 +267,12 @@ def result(tmp_path_factory) -> dict[str, Any]:
 
 
 def command(path: Path, arguments: list[str]) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in interleave.MALLOC.items():
-            patch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            paper.main([*arguments, "--json", str(path), "--minutes", "0"])
-        assert ended.value.code == paper.UNFINISHED
-        assert json.loads(path.read_text())["data"]["flan"]["trained"] == {}
-        with contextlib.suppress(SystemExit):  # so few documents need not validate better
-            paper.main([*arguments, "--json", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        paper.main([*arguments, "--json", str(path), "--minutes", "0"])
+    assert ended.value.code == paper.UNFINISHED
+    assert json.loads(path.read_text())["data"]["flan"]["trained"] == {}
+    with contextlib.suppress(SystemExit):  # so few documents need not validate better
+        paper.main([*arguments, "--json", str(path)])
     return json.loads(path.read_text())
 
 

@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 
 from autopack.bench.subjects import DISTRIBUTIONS, draw
-from benchmarks import interleave, paper, paper_table, paper_training
+from benchmarks import paper, paper_table, paper_training
 from benchmarks.paper_arms import ARMS, FIXED, MINI_BATCH, OFFLINE, PADDING, Shape
 from tests.benchmarks.test_paper import command
 
 TRIAL = ["--full", "--trial", "--data", "flan", "--threads", "1"]
-
-
-@pytest.fixture(autouse=True)
-def stay_in_this_process(monkeypatch):
-    for name, value in interleave.MALLOC.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")

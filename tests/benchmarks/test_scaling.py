@@ -6,13 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import interleave, scaling
-
-
-@pytest.fixture(autouse=True)
-def stay_in_this_process(monkeypatch):
-    for name, value in interleave.MALLOC.items():
-        monkeypatch.setenv(name, value)
+from benchmarks import scaling
 
 
 def points(power: float) -> list[dict]:
