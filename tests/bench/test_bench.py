@@ -230,28 +230,6 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     assert "fewer than 6 rounds cannot tell a difference from noise" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["llamma"], "did you mean llama"),
-        (["no/such-model"], "nothing is downloaded here"),
-        (["--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (["--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for lengths that are drawn"),
-        (["--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
-        (["--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
-        (["--plot", "a.xyz"], "wanted a file name that ends with"),
-        (["llama", "--attn", "no_such_attention"], "no_such_attention"),
-    ],
-)
-def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
-    assert bench(*arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("autopack bench: ")
-    assert said in printed.err
-    assert "Traceback" not in printed.err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said(capsys):
     assert bench("llama", "--device", "cuda") == 2
