@@ -59,9 +59,6 @@ def _environment(parts: dict[str, Any]) -> Iterator[str]:
 def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
     if name == "waits":
         yield from _waits(found)
-    elif name == "tests" and "counts" in found:
-        yield ", ".join(f"{count} {outcome.lower()}" for outcome, count in found["counts"].items()) or "none ended"
-        yield from (f"  {test}" for test in found["failed"])
     elif "types" in found:
         yield from _types(found)
     elif "size" in found:
