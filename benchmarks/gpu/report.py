@@ -97,10 +97,7 @@ def _waits(found: dict[str, Any]) -> Iterator[str]:
 
 def _speed(found: dict[str, Any]) -> Iterator[str]:
     size, real = found["size"], found.get("real tokens")
-    yield (
-        f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {size['layers']} layers x {size['hidden']}, "
-        f"{found['dtype']}; {found.get('flash', 'not run')}"
-    )
+    yield (f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {found['dtype']}; {found.get('flash', 'not run')}")
     if real:
         ratio = f"padded / real: {found['padded tokens'] / real:.2f}"
         yield f"{size['batches']} batches of {size['documents']} documents, {real} tokens; {ratio}"

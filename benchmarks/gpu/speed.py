@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,25 +27,17 @@ The control, documents that see each other, is measured beside it."""
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama and its batches; `state` is what the optimizer keeps, in bytes per parameter.
+    """A Llama of a size of `autopack bench`, and its batches.
 
-    Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to bfloat16.
+    Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to bfloat16. One that is
+    `lean` has layers that are recomputed, an optimizer that keeps nothing, and no copy in float32 to be held against.
     """
 
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    key_heads: int
-    vocabulary: int
+    llama: str
     documents: int
-    batches: int
-    optimizer: str = "AdamW, fused"
-    state: int = 4
-    checkpointing: bool = False
-    reference: bool = True
-    warm_up: int = 2
+    batches: int = 4
     rounds: int = 10
+    lean: bool = False
     autocast: bool = False
     flex: bool = False
 
@@ -59,29 +51,26 @@ class Size:
         """That of the weights."""
         return torch.float32 if self.autocast else DTYPE
 
+    @property
+    def optimizer(self) -> str:
+        """The optimizer of training steps."""
+        return "SGD, one tensor at a time" if self.lean else "AdamW, fused"
+
 
 SIZES = {
-    "0.1B": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, flex=True),
-    "0.1B, autocast": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, state=8, autocast=True, flex=True),
-    "1B": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, rounds=6),
-    "1B, autocast": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, state=8, rounds=4, autocast=True),
-    "7B": Size(
-        32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
-        checkpointing=True, reference=False, warm_up=1, rounds=5,
-    ),
-    "7B, autocast": Size(
-        32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
-        checkpointing=True, reference=False, warm_up=1, rounds=3, autocast=True,
-    ),
-}  # fmt: skip
+    f"{name}{way}": replace(size, autocast=bool(way))
+    for name, size in {
+        "0.1B": Size("130M", documents=16, flex=True),
+        "1B": Size("1B", documents=8, rounds=6),
+        "7B": Size("7B", documents=8, rounds=5, lean=True),
+    }.items()
+    for way in ("", ", autocast")
+}
 SMALL = {
-    "0.1B": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=2, flex=True),
-    "0.1B, autocast": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=1, autocast=True),
-    "7B": Size(
-        2, 64, 128, 4, 4, 128, documents=2, batches=2, optimizer="SGD, one tensor at a time", state=0,
-        checkpointing=True, reference=False, warm_up=1, rounds=1,
-    ),
-}  # fmt: skip
+    "0.1B": Size("small", documents=3, batches=2, rounds=2, flex=True),
+    "0.1B, autocast": Size("small", documents=3, batches=2, rounds=1, autocast=True),
+    "7B": Size("small", documents=2, batches=2, rounds=1, lean=True),
+}
 SMALL_LONGEST = 40
 NO_MEMORY = "out of memory"
 
@@ -92,11 +81,12 @@ def measure_size(job: Job, name: str) -> None:
     if size is None:
         raise LeftOut("not among the tiny sizes")
     free = job.machine.free()
-    count = parameters(size)
+    count = sum(parameter.numel() for parameter in build(size, "meta", job.seed).parameters())
     dtype = "float32 under autocast to bfloat16" if size.autocast else "bfloat16"
     job.record(size=asdict(size), parameters=count, dtype=dtype, **{"free, GiB": free})
     each = size.dtype.itemsize
-    needed = {"forward": count * each / 2**30 * 1.1 + 4, "step": count * (2 * each + size.state) / 2**30 * 1.1 + 8}
+    states = 0 if size.lean else 2 * each  # of the optimizer, two for a weight
+    needed = {"forward": count * each / 2**30 * 1.1 + 4, "step": count * (2 * each + states) / 2**30 * 1.1 + 8}
     if free is not None and free < needed["forward"]:
         raise LeftOut(f"needs {needed['forward']:.0f} GiB of memory, and {free:.0f} are free")
     model = build(size, job.machine.device, job.seed)
@@ -116,25 +106,17 @@ def measure_size(job: Job, name: str) -> None:
             race(job, size, model, batches, kind, until)
 
 
-def parameters(size: Size) -> int:
-    """The number of parameters of a size's model."""
-    head = size.hidden // size.heads
-    attention = size.hidden * head * (2 * size.heads + 2 * size.key_heads)
-    layer = attention + 3 * size.hidden * size.inner + 2 * size.hidden
-    return size.layers * layer + 2 * size.vocabulary * size.hidden + size.hidden
-
-
 def build(size: Size, device: str, seed: int) -> Any:
     """Return a random Llama, made where it is to be and in its own precision: nothing of it is ever held twice."""
-    form: dict[str, Any] = {"intermediate_size": size.inner, "num_key_value_heads": size.key_heads, "dtype": size.dtype}
-    form |= {"max_position_embeddings": workload.LONGEST, "use_cache": False}
-    with torch.device(device):
-        return workload.llama(size.layers, size.hidden, size.heads, size.vocabulary, seed=seed, **form)
+    form: dict[str, Any] = {"attn": "sdpa", "dtype": size.dtype, "device": device, "seed": seed}
+    model = subjects.build("llama", size.llama, "causal-lm", workload.LONGEST, **form)
+    model.config.use_cache = False
+    return model
 
 
 def tokens_of(size: Size) -> torch.Tensor:
-    """The tokens that documents are drawn of."""
-    return torch.arange(1, size.vocabulary)
+    """Return the tokens that documents are drawn of."""
+    return torch.arange(1, subjects.SIZES[size.llama]["vocab_size"])
 
 
 def draw(size: Size, job: Job) -> list[list[int]]:
@@ -153,7 +135,7 @@ def check(job: Job, size: Size, model: Any, batch: Batch) -> dict[str, Any]:
         alone = [model(input_ids=ids[None]).logits[0] for ids in batch.documents]
     found: dict[str, Any] = {"measure": "relative error of the logits of the worst document"}
     wanted, bound = alone, WITHOUT_REFERENCE
-    if size.reference:
+    if not size.lean:
         exact = copy.deepcopy(model).float()
         with torch.autocast(model.device.type, enabled=False):
             wanted = [exact(input_ids=ids[None]).logits[0] for ids in batch.documents]
@@ -194,8 +176,8 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
     optimizer, more = None, {}
     if kind == "step":
         optimizer = make_optimizer(size, model)
-        more = {"optimizer": size.optimizer, "checkpointing": size.checkpointing}
-        if size.checkpointing:
+        more = {"optimizer": size.optimizer, "checkpointing": size.lean}
+        if size.lean:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train(kind == "step")
     contest = Contest(model, size.arms, batches, partial(on, model), optimizer, calls=calls)
@@ -203,7 +185,7 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
 
     def warm_up(outcome: Outcome) -> None:
         with contest.state(outcome.arm) as handle:
-            for _ in range(size.warm_up - 1):
+            for _ in range(0 if size.lean else 1):
                 contest.run(outcome.arm)
             contest.measure_peak(outcome)
             if handle is not None:
@@ -228,6 +210,6 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
 
 def make_optimizer(size: Size, model: Any) -> torch.optim.Optimizer:
     """Return the optimizer that a size names, of a rate that hardly moves a bfloat16 weight: all arms find the same."""
-    if size.optimizer.startswith("SGD"):
+    if size.lean:
         return torch.optim.SGD(model.parameters(), lr=1e-9, foreach=False)
     return torch.optim.AdamW(model.parameters(), lr=1e-9, weight_decay=0.0, fused=True)
