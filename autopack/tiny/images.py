@@ -119,7 +119,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     match form:
         case "grid" | "grid of squares":
             # grid: (patches, channels * pixels), and the grid of each image
-            # grid of squares: the same, (patches, channels, height, width)
+            # grid of squares: as grid, (patches, channels, height, width)
             merge = _merge(vision)
             depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
             of_patch = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
@@ -128,7 +128,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             merged = "image_merge_sizes" in inspect.signature(type(model).forward).parameters
             return {**found, "image_merge_sizes": torch.tensor([merge])} if merged else found
         case "grid of one frame":
-            # the same, where a grid has no time
+            # as grid, where a grid has no time
             return {"pixel_values": flat(8 * many), "image_grid_hw": one(2 * many, 4)}
         case "grid of tokens":
             # (tokens, height, width, channels), and the grid of each image
@@ -143,28 +143,28 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
         case "square" | "square after a prefix" | "square beside text":
             # square: (images, channels, height, width)
-            # square after a prefix: the same as square; token types tell the last run of text, which is learned
-            # square beside text: the same, one for each document, whose tokens have no places for it
+            # square after a prefix: as square; token types tell the last run of text, which is learned
+            # square beside text: as square, one for each document, whose tokens have no places for it
             return {"pixel_values": square(1)}
         case "square and instructions" | "frames and instructions":
-            # square and instructions: the same, and tokens for each image, with a mask of padding
-            # frames and instructions: the same of (videos, frames, channels, height, width)
+            # square and instructions: as square, and tokens for each image, with a mask of padding
+            # frames and instructions: the same, of (videos, frames, channels, height, width)
             frames = square(1, 2) if form == _FRAMES else square(1)
             ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
             mask = (torch.arange(4) < 2 + many).long()[None]
             return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
         case "square and crops" | "views":
-            # square and crops: the same as square, the crops of all images, and how many each image has
+            # square and crops: as square, the crops of all images, and how many each image has
             # views: (images, channels, height, width), and smaller views of each, one after the other
             of_local = size if form == "square and crops" else size // 2
             found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
             return {**found, "num_local_patches": torch.tensor([many])}
         case "square and grids of crops":
-            # the same, in lists, and how many crops lie side by side and below each other
+            # as square and crops, in lists, and how many crops lie side by side and below each other
             found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
             return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
         case "two resolutions":
-            # the same, and the same image at a higher resolution
+            # as square, and the same image at a higher resolution
             fine = model.config.high_res_vision_config.image_size
             return {"pixel_values": square(1), "high_res_pixel_values": pixels(1, channels, fine, fine)}
         case "sized":
@@ -176,7 +176,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # (images, tiles, channels, height, width), and the size of each image
             return {"pixel_values": square(1, 5), "image_sizes": one(size * (2 - odd), 2 * size)}
         case "tiles alone":
-            # the same without the size, equally many of every image
+            # as tiles, without the size, equally many of every image
             return {"pixel_values": square(1, 2)}
         case "tiles by row":
             # (rows, images, tiles, channels, height, width), and which tiles each token sees
@@ -189,7 +189,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # nested, seen: the same, and which images each token sees
             return {"pixel_values": square(1, 1)}
         case "nested, masked":
-            # the same, and which images a row has
+            # as nested, and which images a row has
             return {"pixel_values": square(1, 1), "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
         case "flat patches":
             # (1, patches, channels * pixels), of all images
@@ -213,7 +213,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
             return {**found, "image_num_crops": torch.tensor([crops])}
         case "spatial patches":
-            # the same, and how many patches lie side by side
+            # (images, patches, channels * pixels), which are none of padding, and how many lie side by side
             high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
             mask = (torch.arange(most) < high * wide).long()[None]
             return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}

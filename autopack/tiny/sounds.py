@@ -118,12 +118,12 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
             whole = _whole(length, 2 * part.n_window if form == "bins and frames in chunks" else 1)
             return {"input_features": values(1, bins, whole) * mask(whole)[:, None], mask_name: mask(whole).long()}
         case "frames without a mask":
-            # the same, and a mask of the features that a projection makes of them
+            # as frames, and a mask of the features that a projection makes of them
             kept = _whole(length, config.window_size) // config.downsample_rate
             features = values(1, length, part.input_dim)
             return {"input_features": features, mask_name: torch.ones(1, kept, dtype=torch.bool)}
         case "frames of ids":
-            # the same as frames, of ids of bins
+            # as frames, of ids of bins
             ids = torch.randint(part.mel_vocab_size, (1, length, bins), generator=generator)
             return {"audio_input_ids": ids, mask_name: mask(length).long()}
         case "frames" if "audio_input_features" in named:
