@@ -107,9 +107,16 @@ def write(path: Path | None, result: dict[str, Any], lines: Iterable[str]) -> No
     text = "\n".join([heading(result["origin"]), "", *lines])
     print(text)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".txt").write_text(text + "\n")
+        put(path, json.dumps(result, indent=1) + "\n")
+        put(path.with_suffix(".txt"), text + "\n")
+
+
+def put(path: Path, text: str) -> None:
+    """Write a text under its name when it is whole: whoever is killed in between leaves the file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def heading(where: dict[str, Any]) -> str:

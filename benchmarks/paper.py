@@ -37,11 +37,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from autopack.bench.subjects import DISTRIBUTIONS
@@ -111,7 +109,8 @@ def run(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any] | 
         nonlocal last
         result["seconds"] += time.monotonic() - last
         last = time.monotonic()
-        _keep(options.json, result)
+        if options.json is not None:
+            interleave.put(options.json, json.dumps(result, indent=1) + "\n")
 
     for name in options.data:
         corpus, shape = load(name, options), shape_of(options)
@@ -151,15 +150,6 @@ def begun(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any]:
             said = f"its {name} is {then.get(name)!r}, wanted {now.get(name)!r}"
             raise ValueError(f"{path}: {said}; delete it, or name another file")
     return found
-
-
-def _keep(path: Path | None, result: dict[str, Any]) -> None:
-    """Write a result under its name when it is whole."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(result, indent=1) + "\n")
-        beside.replace(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

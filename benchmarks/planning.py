@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, default=1_000_000)
     parser.add_argument("--many", type=int, default=10_000_000, help="lengths for time and memory; 0: leave out")
     parser.add_argument("--huge", type=int, default=100_000_000, help="the same, once, by best fit; 0: leave out")
-    parser.add_argument("--llamafactory", type=Path, help="its wheel, or the folder it is in, unless it is installed")
+    parser.add_argument("--llamafactory", type=Path, help="its wheel, unless it is installed")
     parser.add_argument("--trl", type=int, default=1_000_000, help="lengths for TRL as it is; 0: leave out")
     parser.add_argument("--trl-whole", type=int, default=100_000, help="lengths for TRL in one batch; 0: leave out")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autopack.bench.subjects import Lengths, draw
+from autopack.inspection.source import shifts_labels
 from benchmarks import interleave
 
 TYPES = {
@@ -96,7 +97,8 @@ def packed(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
     import autopack
 
     if not model.config.is_encoder_decoder:
-        return autopack.PackingCollator.for_model(model, **_labels(model))(examples)
+        masked = {} if shifts_labels(model) else {"mask_first_label": False}
+        return autopack.PackingCollator.for_model(model, **masked)(examples)
     row: dict[str, list[int]] = {"input_ids": [], "attention_mask": [], "labels": [], "decoder_attention_mask": []}
     for number, example in enumerate(examples, start=1):
         row["input_ids"] += example["input_ids"]
@@ -126,16 +128,9 @@ def padded(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def counted(model: Any, labels: Any) -> int:
-    """How many labels a document's loss is the mean of."""
-    from autopack.inspection.source import shifts_labels
-
-    return int((labels[:, 1:] if labels.ndim > 1 and shifts_labels(model) else labels).ne(-100).sum())
-
-
-def _labels(model: Any) -> dict[str, Any]:
-    from autopack.inspection.source import shifts_labels
-
-    return {} if shifts_labels(model) else {"mask_first_label": False}
+    """Return how many labels a document's loss is the mean of."""
+    shifts = labels.ndim > 1 and shifts_labels(model)
+    return int((labels[:, 1:] if shifts else labels).ne(-100).sum())
 
 
 def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]:

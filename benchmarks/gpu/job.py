@@ -12,6 +12,7 @@ from typing import Any
 
 from autopack.tiny import CannotBuild
 from benchmarks.gpu.machine import Machine
+from benchmarks.interleave import put
 
 OK, FAILED, LEFT_OUT = "ok", "failed", "left out"
 NO_TIME = "no time"
@@ -72,9 +73,7 @@ class Job:
     def save(self, outcome: dict[str, Any]) -> None:
         """Write an outcome where the process that started this one reads it."""
         if self.path is not None:
-            unfinished = self.path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(outcome, default=str))
-            unfinished.replace(self.path)
+            put(self.path, json.dumps(outcome, default=str))
 
     def _so_far(self) -> dict[str, Any]:
         return {"problems": self.problems, "seconds": time.monotonic() - self.started, "result": self.found}
