@@ -25,7 +25,6 @@ from typing import Any
 
 from autopack.commands import keep_freed_memory, positive
 from autopack.errors import AutopackError
-from autopack.layout import IGNORED_LABEL
 from autopack.version import __version__
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
@@ -185,17 +184,12 @@ def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) 
 
 
 def pad(examples: Sequence[Example]) -> dict[str, Any]:
-    """Stack examples in the ordinary way: one per row, padded on the right to the longest.
-
-    Returns `input_ids`, `attention_mask` and `labels` (-100 at padding), all (rows, longest) int64.
-    """
+    """Return a call with an example per row, padded on the right to the longest, as is ordinary."""
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    rows = [torch.tensor(example["input_ids"]) for example in examples]
-    labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
-    real = labels != IGNORED_LABEL
-    return {"input_ids": labels.where(real, END_OF_TEXT_ID), "attention_mask": real.long(), "labels": labels}
+    from autopack.bench.batches import Batch
+
+    return Batch([torch.tensor(example["input_ids"]) for example in examples]).padded(END_OF_TEXT_ID)
 
 
 def compare(

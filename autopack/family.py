@@ -36,9 +36,9 @@ class Tiny:
     stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
     """Types, with further fields, that stand in for parts that need a package beside transformers."""
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The types that take images, by the images' form (`autopack.tiny.images.FORMS`)."""
+    """The types that take images, by the images' form (a case of `autopack.tiny.images`)."""
     sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The types that take sounds, by the sounds' form (`autopack.tiny.sounds.FORMS`)."""
+    """The types that take sounds, by the sounds' form (a case of `autopack.tiny.sounds`)."""
     with_sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fields of the configuration of types that have an encoder of sounds only on request."""
     needs_images: frozenset[str] = frozenset()

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "backend": (
-        "auto",
-        *(m.name for m in pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "attention", "backends")])),
-    ),
-    "unpad": (True, False),
-    "share": (True, False),
-    "verify": (True, False, "strict"),
-}
-"""The values that each option takes, its default first."""
+from autopack.errors import AutopackError
+
+_BACKENDS = pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "attention", "backends")])
+_SWITCH = (True, False)
+_WORDS: dict[Any, tuple[str, ...]] = {True: ("yes", "1", "true", "on"), False: ("no", "0", "false", "off")}
 
 INSTEAD = {
     ("unpad", "always"): "unpad=True; evaluation without labels unpads with use_cache=False in the call",
@@ -31,16 +27,47 @@ INSTEAD = {
 }
 """What is written in place of values that options no longer take."""
 
+TASKS = {
+    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
+    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
+    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "multimodal-lm": "MODEL_FOR_MULTIMODAL_LM_MAPPING",
+}
+"""Tasks of models, with transformers' mapping of the types that have a class for each."""
+
+
+class BadSetting(AutopackError):
+    """An environment variable holds what its option would not take."""
+
+    code = "bad-option"
+
+
+def option(default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None) -> Any:
+    """Return the field of an option: one of some values, or a number, which `metavar` stands for in help."""
+    return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
+
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked for: see `autopack.enable`."""
 
-    backend: str = "auto"
-    unpad: bool = True
-    share: bool = True
-    verify: bool | Literal["strict"] = True
-    check_every: int | None = None
+    backend: str = option(
+        "auto", "what computes attention on packed rows", ("auto", *(module.name for module in _BACKENDS))
+    )
+    unpad: bool = option(True, "run padded batches as packed rows inside, where that gives the same")
+    share: bool = option(True, "compute once what rows of a batch begin with, where that is worth it")
+    verify: bool | Literal["strict"] = option(
+        True, "prove a model when it is enabled; strict leaves one as it is that no twin proves", (*_SWITCH, "strict")
+    )
+    check_every: int | None = option(
+        None, "check a document of every Nth training call; 0 checks no call, of third-party code neither", (), "N"
+    )
     sequence_parallel: Any = None
 
     def __post_init__(self) -> None:
@@ -55,6 +82,65 @@ class Options:
             raise ValueError(
                 f"check_every must be None or a number of training calls, 0 for no checks; found {every!r}"
             )
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line and its variable: one of some words, a switch, or a whole number."""
+
+    name: str
+    default: Any
+    help: str
+    values: tuple[Any, ...]
+    metavar: str | None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that the command line takes; none for a number and for a switch."""
+        return () if self.values == _SWITCH else tuple(_WORDS.get(value, (value,))[0] for value in self.values)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The values by the words that stand for them in the environment."""
+        return {word: value for value in self.values for word in _WORDS.get(value, (value,))}
+
+    @property
+    def flag(self) -> str:
+        """Name of the option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return f"AUTOPACK_{self.name.upper()}"
+
+    def read(self, environment: Mapping[str, str]) -> Any:
+        """Return the value in the environment; the default where the variable is unset or empty."""
+        text = environment.get(self.variable, "").strip()
+        word = text.lower()
+        if not text:
+            return self.default
+        if self.metavar is not None and text.isdecimal():
+            return int(text)
+        if word not in self.words:
+            instead = INSTEAD.get((self.name, word))
+            hint = "" if instead is None else f" (in Python {instead})"
+            wanted = f"one of {', '.join(self.words)}" if self.words else "a whole number of at least 0"
+            raise BadSetting(f"{self.variable} must be {wanted}; found {text!r}{hint}")
+        return self.words[word]
+
+    def write(self, value: Any) -> str:
+        """Return the text that stands for a value in the environment."""
+        return value if isinstance(value, str) else str(int(value))
+
+
+def options_of(settings: type) -> tuple[Option, ...]:
+    """Return the options of a dataclass whose fields `option` made."""
+    return tuple(Option(each.name, each.default, **each.metadata) for each in fields(settings) if each.metadata)
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {each.name: each.values for each in options_of(Options) if each.values}
+"""The values that each option of `enable` takes, its default first."""
 
 
 def _hint(name: str, value: Any) -> str:

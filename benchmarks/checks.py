@@ -10,18 +10,18 @@ else's class, so that its calls are checked closely. One copy is enabled as user
 
 from __future__ import annotations
 
-import argparse
 import copy
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack.bench.machine import origin
-from autopack.bench.race import Entrant, race
+from autopack.bench.batches import Batch
+from autopack.bench.race import Entrant
+from benchmarks import interleave, workload
 
-BLOCK = 10
+BLOCK, VOCABULARY = 10, 4096
 
 
 class SomebodysMLP(LlamaMLP):
@@ -31,25 +31,22 @@ class SomebodysMLP(LlamaMLP):
         return super().forward(states)
 
 
-def build(own_layers: bool) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 4096}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4))
+def build(own_layers: bool) -> Any:
+    """Return the model that is trained."""
+    model = workload.llama(4, 256, 4, VOCABULARY)
     for layer in model.model.layers if own_layers else ():
         layer.mlp = SomebodysMLP(model.config)
     return model.train()
 
 
 def batch(step: int) -> dict[str, torch.Tensor]:
-    """A packed row of two to eight documents of 16 to 200 tokens."""
+    """Return a packed row of two to eight documents of 16 to 200 tokens."""
     generator = torch.Generator().manual_seed(step)
     lengths = torch.randint(16, 201, (int(torch.randint(2, 9, (), generator=generator)),), generator=generator).tolist()
-    ids = torch.randint(3, 4096, (1, sum(lengths)), generator=generator)
-    where = torch.cat([torch.arange(length) for length in lengths])[None]
-    return {"input_ids": ids, "position_ids": where, "labels": ids}
+    return Batch.of(lengths, torch.arange(3, VOCABULARY), step, "cpu").row(autopack.PackingCollator())
 
 
-def entrant(model: LlamaForCausalLM, steps: int) -> Entrant:
+def entrant(model: Any, steps: int) -> Entrant:
     """An arm whose every run is the next block of steps."""
     optimizer, blocks, batches = torch.optim.SGD(model.parameters(), lr=1e-3), iter(range(0, steps, BLOCK)), []
 
@@ -67,26 +64,22 @@ def entrant(model: LlamaForCausalLM, steps: int) -> Entrant:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--own-layers", action="store_true", help="with layers that no twin has")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print(", ".join(f"{name} {value}" for name, value in origin().items()))
-    checked = build(arguments.own_layers)
+    options = parser.parse_args()
+    where = interleave.begin(options)
+    checked = build(options.own_layers)
     plain = copy.deepcopy(checked)
     handle = autopack.enable(checked)
     autopack.enable(plain, verify=False)
-    arms = {"checked": entrant(checked, arguments.steps), "not checked": entrant(plain, arguments.steps)}
-    laps = race(arms, -(-arguments.steps // BLOCK))
-    took = {name: sum(lap["wall"] for lap in of) for name, of in laps.items()}
-    print(f"python -m benchmarks.checks --steps {arguments.steps}{' --own-layers' if arguments.own_layers else ''}")
-    print(f"{'':12} {'seconds':>8} {'a step':>9}")
-    for name, total in took.items():
-        print(f"{name:12} {total:8.1f} {1000 * total / arguments.steps:6.1f} ms")
-    print(f"ratio        {took['checked'] / took['not checked']:8.4f}")
-    print(f"checks       {handle.checked}")
+    arms = {"checked": entrant(checked, options.steps), "not checked": entrant(plain, options.steps)}
+    times = interleave.interleave(arms, -(-options.steps // BLOCK), None)
+    took = {name: sum(of["wall"]) for name, of in times.items()}
+    lines = [f"{'':12} {'seconds':>8} {'a step':>9}"]
+    lines += [f"{name:12} {total:8.1f} {1000 * total / options.steps:6.1f} ms" for name, total in took.items()]
+    lines += [f"ratio        {took['checked'] / took['not checked']:8.4f}", f"checks       {handle.checked}"]
+    interleave.write(options.json, interleave.result_of("checks", options, where, seconds=times), lines)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ Before anything is timed, tokens, positions and labels must be equal.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from benchmarks import interleave
@@ -63,51 +64,36 @@ def check(collators: dict[str, Any], batch: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=11, threads=None)
     parser.add_argument("--tokens", type=int, default=16_384, help="tokens of a batch")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
-    interleave.keep_freed_memory()
-    where, collators = interleave.origin(), arms()
+    where, collators = interleave.begin(options), arms()
     times: dict[str, dict[str, Any]] = {}
-    for length in LENGTHS:
-        for kind in KINDS:
-            batch = examples(length, kind, options)
-            check(collators, batch)
+    for length, kind in product(LENGTHS, KINDS):
+        batch = examples(length, kind, options)
+        check(collators, batch)
 
-            def run(collate: Any, batch: list[dict[str, Any]] = batch) -> Any:
-                # TRL's takes values out of the examples.
-                return lambda: [collate([dict(example) for example in batch]) for _ in range(CALLS)]
+        def run(collate: Any, batch: list[dict[str, Any]] = batch) -> Any:
+            # TRL's takes values out of the examples.
+            return lambda: [collate([dict(example) for example in batch]) for _ in range(CALLS)]
 
-            found = interleave.interleave({n: run(c) for n, c in collators.items()}, options.rounds, report=None)
-            times[f"{length} {kind}"] = found
-    settings = {"tokens": options.tokens, "rounds": options.rounds, "seed": options.seed, "calls": CALLS}
-    result = {"benchmark": "collating", "origin": where, "settings": settings, "seconds": times}
+        runs = {name: run(collate) for name, collate in collators.items()}
+        times[f"{length} {kind}"] = interleave.interleave(runs, options.rounds, report=None)
+    result = interleave.result_of("collating", options, where, calls=CALLS, seconds=times)
     interleave.write(options.json, result, describe(result))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
     settings = result["settings"]
-    lines = [
-        interleave.heading(result["origin"]),
-        "",
-        f"Batches of {settings['tokens']:,} tokens with labels; medians of {settings['rounds']} interleaved rounds",
-        "",
-        f"{'tokens of a document':<22}{'values':<8}{'autopack, ms':>14}{'transformers':>14}{'TRL':>8}",
-    ]
+    yield f"Batches of {settings['tokens']:,} tokens with labels; medians of {settings['rounds']} interleaved rounds"
+    yield from ("", f"{'tokens of a document':<22}{'values':<8}{'autopack, ms':>14}{'transformers':>14}{'TRL':>8}")
     for name, found in result["seconds"].items():
         length, kind = name.split()
-        own = found["autopack"]["median"]
-        ratios = (found[other]["median"] / own for other in ("transformers", "trl"))
-        lines.append(
-            f"{length:<22}{kind:<8}{own * 1e3 / settings['calls']:>14.2f}"
-            + "".join(f"{r:>{w}.2f}" for r, w in zip(ratios, (14, 8), strict=True))
-        )
-    lines += ["", f"Times of the others are in units of autopack's. Goal: at least {GOAL}."]
-    return "\n".join(lines)
+        others = {arm: 1 / of["median"] for arm, of in interleave.speeds(found, "autopack").items()}
+        own = found["autopack"]["median"] * 1e3 / result["calls"]
+        yield f"{length:<22}{kind:<8}{own:>14.2f}{others['transformers']:>14.2f}{others['trl']:>8.2f}"
+    yield from ("", f"Times of the others are in units of autopack's. Goal: at least {GOAL}.")
 
 
 if __name__ == "__main__":

@@ -1,50 +1,51 @@
-"""What all benchmarks share: memory settings, the race of `autopack bench`, and what a result says of its origin."""
+"""What all benchmarks share: options, memory settings, the race of `autopack bench`, and how results are written."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autopack.bench import machine
 from autopack.bench.race import Entrant, Lap, race, summary
+from autopack.commands import keep_freed_memory
 
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-"""Keep freed memory in the process. Else page faults of large fp32 tensors cost more than some of the arithmetic."""
-
-GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
-"""Give every tensor above 64 KiB back as it is freed: else a peak is that of the heap and the holes in it."""
 STATISTICS = ("median", "min", "cpu median")
-STATUS = Path("/proc/self/status")
+NOT_SETTINGS = ("json", "plot", "folder", "part", "page", "minutes")
+"""Options that no result depends on."""
+Times = dict[str, dict[str, Any]]
 
 
-def keep_freed_memory() -> None:
-    """Start this program again with `MALLOC` set: glibc reads it only once, at the start of a process."""
-    if any(os.environ.get(name) != value for name, value in MALLOC.items()):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **MALLOC})
+def parser(about: str | None, rounds: int | None = None, threads: int | None = 2) -> argparse.ArgumentParser:
+    """Return a parser of the options that most benchmarks have: rounds, threads, a seed, and a file for the result."""
+    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--rounds", type=int, default=rounds, help="of all arms, by turns (%(default)s)")
+    if threads is not None:
+        found.add_argument("--threads", type=int, default=threads)
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    return found
 
 
-def begin(options: Any) -> dict[str, Any]:
-    """Start again with `MALLOC`, set the threads that options ask for, and return the origin of the result."""
+def begin(options: argparse.Namespace) -> dict[str, Any]:
+    """Keep freed memory, set the threads of the options, or one, and return the origin of the result."""
     keep_freed_memory()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     import torch
 
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(getattr(options, "threads", 1))
     return origin()
 
 
 def interleave(
     arms: Mapping[str, Callable[[], Any] | Entrant], rounds: int, report: Callable[[str], None] | None = print
-) -> dict[str, dict[str, Any]]:
-    """Race arms against each other; returns the summary of each."""
+) -> Times:
+    """Race arms against each other; return the summary of each."""
 
     def tell(number: int, laps: dict[str, list[Lap]]) -> None:
         if report is not None:
@@ -54,58 +55,72 @@ def interleave(
     return {name: summary(laps) for name, laps in race(arms, rounds, report=tell).items()}
 
 
-def once(function: Callable[[], Any]) -> dict[str, Any]:
-    """The summary of one call, which has no rival."""
-    return summary(race({"": function}, 1)[""])
-
-
-def speeds(times: dict[str, dict[str, Any]], arm: str) -> dict[str, dict[str, float]]:
-    """By all others, how many times as fast as one arm they are, in each statistic."""
+def speeds(times: Times, arm: str) -> dict[str, dict[str, float]]:
+    """Return, by all others, how many times as fast as one arm they are, in each statistic."""
     own = times[arm]
     return {name: {key: own[key] / of[key] for key in STATISTICS} for name, of in times.items() if name != arm}
 
 
 def cells(found: Mapping[str, float], form: str) -> str:
-    """The statistics of something in columns of a table."""
+    """Return the statistics of something in columns of a table."""
     return "".join(f"{found[key]:{form}}" for key in STATISTICS)
 
 
-def elsewhere(*arguments: str, **environment: str) -> Any:
-    """What this program with these arguments prints as JSON in a process of its own, without `MALLOC`."""
-    clean = {name: value for name, value in os.environ.items() if name not in MALLOC} | environment
-    output = subprocess.run([sys.executable, *arguments], env=clean, check=True, stdout=subprocess.PIPE, text=True)
+def elsewhere(program: str, *part: Any, options: argparse.Namespace, keep: Iterable[str] = ()) -> Any:
+    """Return what a part of a program prints as JSON in a process of its own, where freed memory is given back.
+
+    The options of these names are handed on.
+    """
+    command = [sys.executable, "-m", program, "--part", *map(str, part)]
+    for name in keep:
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(output.stdout.splitlines()[-1])
 
 
-def resident(field: str) -> float:
-    """A field of what Linux says of this process, in MiB: VmRSS is resident now, VmHWM was at most.
+def resident() -> int:
+    """Return the most bytes that were resident in this process, by what Linux says of it.
 
     Not `ru_maxrss`, which a process inherits from the one that started it.
     """
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) / 2**10
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) * 2**10
 
 
 def origin() -> dict[str, Any]:
-    """When, where and with what: to be taken at the start, so that the load is not one's own."""
-    return {
-        **machine.origin(),
-        "malloc": {name: os.environ.get(name) for name in MALLOC},
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
-    }
+    """Return when, where and with what: to be taken at the start, so that the load is not one's own."""
+    return {**machine.origin(), "command": " ".join(["python", *sys.orig_argv[1:]])}
 
 
-def write(path: Path | None, result: dict[str, Any], text: str) -> None:
-    """Print the text, and write it beside the JSON where a path is given."""
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a result depends on."""
+    return {name: value for name, value in vars(options).items() if name not in NOT_SETTINGS}
+
+
+def result_of(name: str, options: argparse.Namespace, where: dict[str, Any], **found: Any) -> dict[str, Any]:
+    """Return a result as it is written, with its origin and settings."""
+    return {"benchmark": name, "origin": where, "settings": settings(options), **found}
+
+
+def write(path: Path | None, result: dict[str, Any], lines: Iterable[str]) -> None:
+    """Print the result in words below its origin, and write both beside each other where a path is given."""
+    text = "\n".join([heading(result["origin"]), "", *lines])
     print(text)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".txt").write_text(text + "\n")
+        put(path, json.dumps(result, indent=1) + "\n")
+        put(path.with_suffix(".txt"), text + "\n")
+
+
+def put(path: Path, text: str) -> None:
+    """Write a text under its name when it is whole: whoever is killed in between leaves the file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def heading(where: dict[str, Any]) -> str:
-    """The origin in two lines."""
+    """Return the origin in three lines."""
     return (
         f"{where['date']}, {where['device']}, {where['cores']} cores, {where['threads']} threads, load at start "
         f"{where['load at start']:.1f}\ntorch {where['torch']}, transformers {where['transformers']}, Python "

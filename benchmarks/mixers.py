@@ -17,18 +17,16 @@ Before anything is timed, the last two must give the same output and gradients, 
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
-import random
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import interleave
+from autopack.bench.subjects import Lengths
+from benchmarks import interleave, workload
 
 TOLERANCE = 1e-4
 """Relative, for outputs and gradients: float32 sums over thousands of tokens in another order."""
 LEAK = 1e-2
+LENGTHS = Lengths(128, 0.7)
 
 MIXERS: dict[str, tuple[str, str, float | None, dict[str, Any]]] = {
     "Mamba": ("mamba", "MambaMixer", 2.0, {"state_size": 16, "expand": 2}),
@@ -68,14 +66,6 @@ MIXERS: dict[str, tuple[str, str, float | None, dict[str, Any]]] = {
     "mLSTM": ("xlstm", "xLSTMLayer", None, {"num_heads": 4}),
 }
 """Model type, class, goal for stock / autopack, and its dimensions beside hidden_size."""
-
-
-def documents_of(tokens: int, count: int, seed: int) -> list[int]:
-    """Lognormal lengths that add up to `tokens`."""
-    generator = random.Random(seed)
-    drawn = [generator.lognormvariate(0.0, 0.7) for _ in range(count)]
-    bounds = [round(tokens * sum(drawn[:i]) / sum(drawn)) for i in range(count + 1)]
-    return [end - start for start, end in itertools.pairwise(bounds)]
 
 
 def build(name: str, hidden: int) -> tuple[Any, Any]:
@@ -153,18 +143,13 @@ def check(found: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="model types")
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
     where = interleave.begin(options)
-    documents = documents_of(options.tokens, options.documents, options.seed)
+    documents = workload.filling(options.tokens, LENGTHS, options.seed)
     results = {}
     for name, (model_type, _, goal, dimensions) in MIXERS.items():
         if options.only and model_type not in options.only:
@@ -172,61 +157,33 @@ def main() -> None:
         found = arms(name, documents, options)
         errors = check(found)
         times = interleave.interleave(found, options.rounds, report=None)
-        ratios = {
-            key: {f"{arm} / autopack": times[arm][key] / times["autopack"][key] for arm in ("stock", "one by one")}
-            for key in interleave.STATISTICS
-        }
-        results[name] = {
-            "dimensions": dimensions,
-            "goal": goal,
-            "errors": errors,
-            "seconds": times,
-            "ratios": ratios,
-        }
+        ratios = {arm: 1 / of["median"] for arm, of in interleave.speeds(times, "autopack").items()}
+        results[name] = {"dimensions": dimensions, "goal": goal, "errors": errors, "seconds": times, "ratios": ratios}
         print(row(name, results[name]), flush=True)
-    settings = {name: value for name, value in vars(options).items() if name not in ("json", "only")}
-    result = {
-        "benchmark": "mixers",
-        "origin": where,
-        "settings": settings,
-        "documents": documents,
-        "mixers": results,
-    }
+    result = interleave.result_of("mixers", options, where, documents=documents, mixers=results)
     interleave.write(options.json, result, describe(result))
 
 
 def row(name: str, result: dict[str, Any]) -> str:
-    """One mixer in one line."""
-    ratios = result["ratios"]["median"]
+    """Return one mixer in one line."""
+    ratios, errors = result["ratios"], result["errors"]
     goal = "" if result["goal"] is None else f"{result['goal']:.2f}"
-    return (
-        f"{name:<22}"
-        + "".join(f"{1000 * result['seconds'][arm]['median']:>12.1f}" for arm in ("stock", "one by one", "autopack"))
-        + f"{ratios['stock / autopack']:>12.2f}{goal:>7}{ratios['one by one / autopack']:>12.2f}"
-        + f"{max(result['errors']['output'], result['errors']['gradients']):>10.0e}"
-    )
+    times = "".join(f"{1000 * result['seconds'][arm]['median']:>12.1f}" for arm in ("stock", "one by one", "autopack"))
+    compared = f"{ratios['stock']:>12.2f}{goal:>7}{ratios['one by one']:>12.2f}"
+    return f"{name:<22}{times}{compared}{max(errors['output'], errors['gradients']):>10.0e}"
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result as a table."""
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result as a table."""
     settings, documents = result["settings"], result["documents"]
-    assert math.isclose(sum(documents), settings["tokens"])
-    return "\n".join(
-        [
-            interleave.heading(result["origin"]),
-            "",
-            f"Forward and backward of one mixer, {settings['hidden']} channels, fp32; {sum(documents)} tokens in "
-            f"{len(documents)} documents of {min(documents)} to {max(documents)}; milliseconds, medians of "
-            f"{settings['rounds']} interleaved rounds",
-            "",
-            f"{'':<22}{'stock,':>12}{'one':>12}{'':>12}{'stock /':>12}{'':>7}{'one by one':>12}{'largest':>10}",
-            f"{'mixer':<22}{'leaking':>12}{'by one':>12}{'autopack':>12}{'autopack':>12}{'goal':>7}"
-            f"{'/ autopack':>12}{'error':>10}",
-            *(row(name, found) for name, found in result["mixers"].items()),
-            "",
-            "Goals: stock / autopack as given; one by one / autopack at least 1 for all.",
-        ]
-    )
+    lengths = f"{sum(documents)} tokens in {len(documents)} documents of {min(documents)} to {max(documents)}"
+    yield f"Forward and backward of one mixer, {settings['hidden']} channels, fp32; {lengths}"
+    yield from (f"Milliseconds, medians of {settings['rounds']} interleaved rounds", "")
+    yield f"{'':<22}{'stock,':>12}{'one':>12}{'':>12}{'stock /':>12}{'':>7}{'one by one':>12}{'largest':>10}"
+    head = f"{'mixer':<22}{'leaking':>12}{'by one':>12}{'autopack':>12}{'autopack':>12}{'goal':>7}"
+    yield f"{head}{'/ autopack':>12}{'error':>10}"
+    yield from (row(name, found) for name, found in result["mixers"].items())
+    yield from ("", "Goals: stock / autopack as given; one by one / autopack at least 1 for all.")
 
 
 if __name__ == "__main__":

@@ -19,19 +19,17 @@ percent. `beside` shows how far from 1 two arms come out that run the same code 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from autopack.bench.race import Entrant, Spread
-from benchmarks import interleave
+from benchmarks import interleave, workload
 
 MODELS = {"small": (4, 128), "medium": (8, 512)}
 """Layers and hidden size."""
@@ -39,20 +37,8 @@ ROWS, COLUMNS, VOCABULARY = 4, 256, 1024
 
 
 def build(layers: int, hidden: int) -> Any:
-    """A random Llama on sdpa."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=hidden * 43 // 16,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 64,
-        vocab_size=VOCABULARY,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
+    """Return a random Llama on sdpa."""
+    return workload.llama(layers, hidden, hidden // 64, VOCABULARY)
 
 
 def calls() -> dict[str, dict[str, Any]]:
@@ -115,9 +101,8 @@ def measure_tiny(rounds: int, calls_at_a_time: int = 100) -> dict[str, float]:
 
 
 def ratio(times: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
-    """The median of an arm's ratios to stock, round by round, and the interval that holds it."""
-    found = Spread.of([a / b for a, b in zip(times["wall"], stock["wall"], strict=True)])
-    return {"median": found.median, "low": found.low, "high": found.high}
+    """Return the median of an arm's ratios to stock, round by round, and the interval that holds it."""
+    return asdict(Spread.of([a / b for a, b in zip(times["wall"], stock["wall"], strict=True)]))
 
 
 def measure_enable(model: Any, rounds: int, verify: bool) -> dict[str, Any]:
@@ -154,71 +139,47 @@ def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of the medium model; small ones: 6 x")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    parser = interleave.parser(__doc__, rounds=20)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="small ones: 6 x the rounds")
     options = parser.parse_args()
     where = interleave.begin(options)
     build(1, 64)  # transformers' own imports
-    imports = interleave.once(lambda: import_module("autopack.enabling.enable"))
-    start = time.perf_counter()
+    imports = interleave.interleave({"": lambda: import_module("autopack.enabling.enable")}, 1, None)[""]
     enables = measure_enables(30)
     tiny_calls = measure_tiny(3 * options.rounds)
     found: dict[str, Any] = {}
     for name in options.models:
         model = build(*MODELS[name])
-        rounds = options.rounds if name == "medium" else 6 * options.rounds
         for kind, call in calls().items():
-            found[f"{name}, {kind}"] = measure_calls(model, call, rounds)
-            print(f"{time.perf_counter() - start:.0f} s: {name}, {kind}", flush=True)
-    result = {
-        "benchmark": "overhead",
-        "origin": where,
-        "settings": {"rows": ROWS, "columns": COLUMNS, "models": MODELS, "rounds": options.rounds},
-        "import": imports,
-        "enable": enables,
-        "calls of a tiny model": tiny_calls,
-        "calls": found,
-        "ratios": {
-            kind: {arm: ratio(times[arm], times["stock"]) for arm in ("enabled", "beside")}
-            for kind, times in found.items()
-        },
+            found[f"{name}, {kind}"] = measure_calls(model, call, options.rounds * (1 if name == "medium" else 6))
+            print(f"{name}, {kind}", flush=True)
+    ratios = {
+        kind: {arm: ratio(times[arm], times["stock"]) for arm in ("enabled", "beside")} for kind, times in found.items()
     }
+    measured = {"import": imports, "enable": enables, "calls of a tiny model": tiny_calls, "calls": found}
+    result = interleave.result_of("overhead", options, where, **measured, ratios=ratios)
     interleave.write(options.json, result, describe(result))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
-    lines = [
-        interleave.heading(result["origin"]),
-        "",
-        f"Imports of autopack.enable, beside torch and transformers: {result['import']['median'] * 1000:.0f} ms",
-        "",
-        "enable() and disable(), milliseconds",
-        f"{'model':<30}{'first':>9}{'median':>9}{'min':>9}{'disable':>9}",
-    ]
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
+    yield f"Imports of autopack.enable, beside torch and transformers: {result['import']['median'] * 1000:.0f} ms"
+    yield from ("", "enable() and disable(), milliseconds")
+    yield f"{'model':<30}{'first':>9}{'median':>9}{'min':>9}{'disable':>9}"
     for name, times in result["enable"].items():
         cells = (times[key] * 1000 for key in ("first", "median", "min", "disable median"))
-        lines.append(f"{name:<30}" + "".join(f"{cell:>9.1f}" for cell in cells))
+        yield f"{name:<30}" + "".join(f"{cell:>9.1f}" for cell in cells)
     tiny_calls = result["calls of a tiny model"]
-    lines += [
-        "",
-        f"Forward of a tiny model on 8 tokens: {tiny_calls['stock']:.0f} us; enabling adds {tiny_calls['added']:.0f}",
-        "",
-        f"Forward and backward of an unpacked batch, {ROWS} x {COLUMNS} tokens: milliseconds, and ratios to stock, "
-        "medians over rounds (95 % interval)",
-        f"{'model, call':<30}{'stock':>9}" + "".join(f"{arm:>24}" for arm in ("enabled", "beside")),
-    ]
+    yield ""
+    yield f"Forward of a tiny model on 8 tokens: {tiny_calls['stock']:.0f} us; enabling adds {tiny_calls['added']:.0f}"
+    said = "milliseconds, and ratios to stock, medians over rounds (95 % interval)"
+    yield from ("", f"Forward and backward of an unpacked batch, {ROWS} x {COLUMNS} tokens: {said}")
+    yield f"{'model, call':<30}{'stock':>9}" + "".join(f"{arm:>24}" for arm in ("enabled", "beside"))
     for kind, times in result["calls"].items():
-        line = f"{kind:<30}{times['stock']['median'] * 1000:>9.2f}"
-        for arm in ("enabled", "beside"):
-            found = result["ratios"][kind][arm]
-            line += f"{found['median']:>9.3f} ({found['low']:.3f}-{found['high']:.3f})"
-        lines.append(line)
-    lines += ["", "Goals: enabled at most 1.02; enable() without verification at most 50 ms."]
-    return "\n".join(lines)
+        found = result["ratios"][kind].values()
+        ratios = "".join(f"{of['median']:>9.3f} ({of['low']:.3f}-{of['high']:.3f})" for of in found)
+        yield f"{kind:<30}{times['stock']['median'] * 1000:>9.2f}{ratios}"
+    yield from ("", "Goals: enabled at most 1.02; enable() without verification at most 50 ms.")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ Arms, interleaved in one process, each writing anew every time:
 * `trl`: `trl.pack_dataset(dataset, max_length, strategy="bfd")`: best-fit decreasing of every 1000 documents.
 * `autopack, cached`: the call that finds its file.
 * `trl wrapped`: `strategy="wrapped"`: the documents of every 1000, end to end, cut every `max_length` tokens.
-* `fixed_length`: `autopack.pack(dataset, max_length, "fixed_length")`: of all, with `position_ids` and `seq_lengths`.
+* `fixed_length`: `autopack.pack(dataset, max_length, "fixed_length")`: of all, with `position_ids`, `seq_lengths`,
+  and the first label of each document masked.
 
 Before anything is timed, the rows of arms that are compared are shown to hold the same documents, each of them once,
 or the same tokens.
@@ -18,17 +19,16 @@ or the same tokens.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import interleave
 
-MEAN, SIGMA, LONGEST, VOCABULARY = 471, 1.0, 4096, 32000
+LONGEST, VOCABULARY = 4096, 32000
 GOAL = 1.0
 PEERS = {
     "autopack": "trl",
@@ -44,10 +44,8 @@ def build(folder: str, documents: int, seed: int) -> Any:
     import datasets
     import pyarrow as pa
 
-    rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, documents).astype(np.int64), 1, LONGEST)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = pa.array(rng.integers(0, VOCABULARY, offsets[-1], np.int32))
+    offsets = np.cumsum([0, *draw(DISTRIBUTIONS["flan"], documents, LONGEST, seed)])
+    values = pa.array(np.random.default_rng(seed).integers(0, VOCABULARY, offsets[-1], np.int32))
     lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
     datasets.Dataset(pa.table({"input_ids": lists, "labels": lists})).save_to_disk(folder)
     return datasets.load_from_disk(folder)
@@ -74,16 +72,12 @@ def facts(dataset: Any, max_length: int, documents: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=3, threads=None)
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--max-length", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where to put the dataset, which takes 2 GB (a temporary folder)")
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
     where = interleave.origin()
-
     import datasets
     import trl
 
@@ -115,33 +109,26 @@ def main() -> None:
             assert same[name] == same[PEERS.get(name, name)], f"the rows of {name} hold other documents than TRL's"
         arms["autopack, cached"] = lambda: autopack.pack(dataset, max_length)
         times = interleave.interleave(arms, options.rounds)
-    ratios = {name: {s: times[peer][s] / times[name][s] for s in interleave.STATISTICS} for name, peer in PEERS.items()}
+    ratios = {name: interleave.speeds(times, peer)[name] for name, peer in PEERS.items()}
     goals = {"autopack": ratios["autopack"]["median"] >= GOAL}
     lines = [
-        interleave.heading(where),
         f"datasets {where['datasets']}, trl {where['trl']}",
         "",
         f"{options.documents:,} documents, {same['trl']['tokens']:,} tokens, rows of {max_length:,}, from disk to disk",
         f"{'':<28}{'median':>9}{'min':>9}{'cpu':>9}{'rows':>9}{'fill':>8}{'x trl':>8}{'min':>8}{'cpu':>8}",
     ]
-    for name in arms:
-        timed, rows = times[name], found.get(name, found["autopack"])
-        lines.append(
-            f"{name:<28}{timed['median']:>7.2f} s{timed['min']:>7.2f} s{timed['cpu median']:>7.2f} s"
-            f"{rows['rows']:>9,}{rows['fill']:>8.4f}" + "".join(f"{r:>8.2f}" for r in ratios.get(name, {}).values())
-        )
+    for name, timed in times.items():
+        rows, ratio = found.get(name, found["autopack"]), ratios.get(name)
+        compared = "" if ratio is None else interleave.cells(ratio, ">8.2f")
+        lines.append(f"{name:<28}{interleave.cells(timed, '>9.2f')}{rows['rows']:>9,}{rows['fill']:>8.4f}{compared}")
     lines.append("")
     for name, reached in goals.items():
         lines.append(f"goal: {name} at least {GOAL} x {PEERS[name]}: {'reached' if reached else 'NOT reached'}")
-    result = {
-        "origin": where,
-        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "folder")},
-        "times": times,
-        "ratios": ratios,
-        "rows": found,
-        "goal": {"wanted": GOAL, "reached": goals},
-    }
-    interleave.write(options.json, result, "\n".join(lines))
+    measured: dict[str, Any] = {"times": times, "ratios": ratios, "rows": found}
+    result = interleave.result_of(
+        "packing_datasets", options, where, **measured, goal={"wanted": GOAL, "reached": goals}
+    )
+    interleave.write(options.json, result, lines)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paper_full, paper_table, web_laws
+from benchmarks import paper_table, web_laws
 from benchmarks.paper_arms import ARMS, FIXED, PADDING
+from benchmarks.pretrained import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,9 +36,9 @@ def _paper(record: Record) -> Iterator[str]:
     yield f"{where['device']}, {where['threads']} threads, {packages}, {where['date'][:10]}, load at start"
     yield f"{where['load at start']:.1f}; Llama `{settings['model']}`, {settings['dtype']}, rows of"
     yield f"{settings['max_length']}, mini-batches of {settings['batch_size']}, lengths over {settings['scale']}."
-    full = "seconds" in record
     for name, data in record["data"].items():
         arms, paper = data["arms"], paper_table.published(name)
+        full = bool(data.get("waits"))
         yield ""
         yield f"**{name}**, {data['documents']} documents, {data['tokens']:,} tokens; speed and memory over padding's:"
         yield ""
@@ -49,7 +51,7 @@ def _paper(record: Record) -> Iterator[str]:
             if full:
                 least, median, most = found["speed"]
                 cells = [f"{median:.2f}" if arm == PADDING else f"{median:.2f} ({least:.2f} to {most:.2f})"]
-                cells.append(f"{paper_full.in_step(data, arm):.2f}" if data["waits"] else "")
+                cells.append(f"{paper_table.in_step(data, arm):.2f}")
             else:
                 cells = [f"{found['tokens per second'] / base['tokens per second']:.2f}"]
             cells += [_range(speed, ".2f"), f"{found['peak bytes'] / base['peak bytes']:.2f}", _range(peak, ".2f")]
@@ -58,8 +60,7 @@ def _paper(record: Record) -> Iterator[str]:
             yield _row([f"{arm} (leaks)" if arm == FIXED else arm, str(found["steps"]), *cells])
     yield ""
     yield from (f"* {'holds' if passed else 'DOES NOT HOLD'}: {text}" for passed, text in record["checks"])
-    if full:
-        found = record["expected"]
+    if found := record.get("expected"):
         yield f"* took {record['seconds'] / 60:.0f} minutes; expected were {found['seconds'] / 60:.0f}, of"
         yield f"  {found['operations'] / 1e12:.0f} TFLOP at {found['operations per second'] / 1e9:.0f} GFLOP/s"
 
@@ -77,12 +78,30 @@ def _waits(record: Record) -> Iterator[str]:
         yield _row([arm, *cells])
 
 
+def _pretrained(record: Record) -> Iterator[str]:
+    """The table of `benchmarks.pretrained`, with what was measured on."""
+    arms = ("enabled", "packed", "alone")
+    yield _row(["real tokens per second, relative to stock on padded batches", "enabled", "packed row", "alone"])
+    yield "|---|---|---|---|"
+    for task, speed in record["speed of stock"].items():
+        yield _row([task, *(f"{speed[arm]['median']:.1f} ×" if arm in speed else "" for arm in arms)])
+    where, rounds = record["origin"], record["settings"]["rounds"]
+    off = max(max(found.values()) for found in record["largest differences"].values())
+    versions = [f"{name} {where[name]}" for name in ("torch", "transformers", *PACKAGES)]
+    said = (
+        f"Medians of {rounds} interleaved rounds on {where['cores']} cores ({where['device']}), load at start "
+        f"{where['load at start']:.1f}, float32; embeddings and losses of all arms are those of each text alone within "
+        f"{off:.0e}. {', '.join(versions)} ([record](../benchmarks/results/pretrained.txt))."
+    )
+    yield from ("", *textwrap.wrap(said, 130, break_long_words=False, break_on_hyphens=False))
+
+
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _range(bounds: tuple[float, float] | None, form: str) -> str:
-    return "" if bounds is None else " to ".join(dict.fromkeys(format(bound, form) for bound in bounds))
+    return paper_table.range_of(bounds, form, between=" to ", none="")
 
 
 Block = tuple[str, str, str, Callable[[Record], Iterator[str]]]
@@ -90,6 +109,7 @@ BLOCKS: tuple[Block, ...] = (
     ("docs/paper.md", "paper_full", "paper_full", _paper),
     ("docs/paper.md", "waits", "paper_full", _waits),
     ("docs/paper.md", "paper", "paper", _paper),
+    ("docs/pretrained.md", "pretrained", "pretrained", _pretrained),
     ("docs/scale.md", "web_scale", "web_scale", web_laws.page),
 )
 """The page, the name of the block in it, the record, and what makes its lines."""

@@ -1,4 +1,8 @@
-"""The arms of `benchmarks.paper`: which documents make an optimizer step, and what the model is called with.
+"""What `benchmarks.paper` trains on, and its arms: which documents make a step, and what a model is called with.
+
+The documents are text of a small grammar in lengths like the paper's. It can be learned in a few hundred steps, and
+other documents are of no help with it: every document has one of a few topics, which says what may follow what, and
+repeats phrases of its own. So whoever sees the documents before it in a row must first find out where it begins.
 
 A step is a list of pieces, in the order of the rows; only `FixedLength` cuts documents. Every arm has every token once
 in an epoch, and takes documents in the same random order, as far as it keeps an order at all.
@@ -6,6 +10,7 @@ in an epoch, and takes documents in the same random order, as far as it keeps an
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,9 +19,75 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autopack
-from benchmarks.paper_data import END
+from autopack.bench.batches import Batch
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 
 IGNORED = -100
+END = 0
+"""The token that ends every document."""
+TOPICS, SYMBOLS = 6, 48
+SUCCESSORS = np.array([0.6, 0.25, 0.1, 0.05])
+REPEATED, PHRASE = 0.06, 8
+"""How often a phrase of the document's own begins again, and its tokens."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents as arrays of token ids, (tokens,) int64 each, and where they are from."""
+
+    name: str
+    origin: str
+    train: list[np.ndarray]
+    validation: list[np.ndarray]
+    vocabulary: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document for training."""
+        return np.array([len(document) for document in self.train])
+
+
+def load(name: str, options: argparse.Namespace) -> Corpus:
+    """Return the documents of a distribution."""
+    count = options.documents + held_out(options.documents)
+    lengths = draw(DISTRIBUTIONS[name], count, options.max_length, options.seed, options.scale)
+    documents = write_grammar(lengths, options.seed)
+    spread = f"lengths like {name}'s over {options.scale}: mean {lengths.mean():.0f}, deviation {lengths.std():.0f}"
+    return Corpus(
+        name,
+        f"grammar of {TOPICS} topics, {spread}",
+        documents[: options.documents],
+        documents[options.documents :],
+        SYMBOLS + 1,
+    )
+
+
+def held_out(documents: int) -> int:
+    """How many documents are kept for validation."""
+    return max(8, documents // 8)
+
+
+def write_grammar(lengths: Sequence[int] | np.ndarray, seed: int) -> list[np.ndarray]:
+    """A document of each length, its last token `END`; the same seed gives the same documents."""
+    rng = np.random.default_rng([seed, 1])
+    follows = np.stack([
+        np.stack([rng.permutation(SYMBOLS)[: len(SUCCESSORS)] for _ in range(SYMBOLS)]) for _ in range(TOPICS)
+    ])  # fmt: skip
+    return [_write(follows[rng.integers(TOPICS)], int(length), rng) for length in lengths]
+
+
+def _write(follows: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
+    chosen = rng.choice(len(SUCCESSORS), length, p=SUCCESSORS).tolist()
+    again, where = rng.random(length).tolist(), rng.random(length).tolist()
+    text = [int(rng.integers(SYMBOLS))]
+    while len(text) < length - 1:
+        at = len(text)
+        if again[at] < REPEATED and at >= 2 * PHRASE:
+            begin = int(where[at] * (at - PHRASE))
+            text += text[begin : begin + PHRASE]
+        else:
+            text.append(int(follows[text[-1], chosen[at]]))
+    return np.array([*(symbol + 1 for symbol in text[: length - 1]), END])
 
 
 class Piece(NamedTuple):
@@ -129,21 +200,17 @@ def _ids(documents: Sequence[np.ndarray], pieces: list[Piece]) -> list[np.ndarra
 
 def _stacked(rows: list[np.ndarray]) -> dict[str, Any]:
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    labels = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=IGNORED)
-    real = labels != IGNORED
-    call = {"input_ids": labels.where(real, END), "labels": labels, "use_cache": False}
-    return call if real.all() else {**call, "attention_mask": real.long()}
+    return {**Batch([torch.from_numpy(row) for row in rows]).padded(END), "use_cache": False}
 
 
 def padded(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
-    """A document per row, padded on the right to the longest: a call of a stock model."""
+    """Return a document per row, padded on the right to the longest: a call of a stock model."""
     return _stacked(_ids(documents, pieces))
 
 
 def wrapped(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
-    """Rows of `max_length` tokens of which nothing says where documents begin: a call of a stock model."""
+    """Return rows of `max_length` tokens of which nothing says where documents begin: a call of a stock model."""
     tokens, size = np.concatenate(_ids(documents, pieces)), shape.max_length
     return _stacked([tokens[i : i + size] for i in range(0, len(tokens), size)])
 

@@ -3,15 +3,21 @@ beside them, and what has to hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from autopack.pages.figure import Bar, Bars, picture, save
-from autopack.pages.theme import PACKED, PADDED
-from benchmarks import interleave
-from benchmarks.paper_arms import ARMS, FIXED, FIXED_POSID, MINI_BATCH, OFFLINE, PADDING
+import numpy as np
 
+from autopack.bench.subjects import DISTRIBUTIONS, draw
+from benchmarks.paper_arms import ARMS, FIXED, FIXED_POSID, MINI_BATCH, OFFLINE, PADDING, SORTED, Piece
+from benchmarks.paper_training import shape_of
+
+DEVICES = 8
+"""GPUs of the paper, which wait for each other in every step."""
+COUNTED = 20_000
+"""Documents that are counted: as many as the paper has; in a trial a tenth."""
 TOLERANCES = {"float32": 5e-4, "float64": 5e-4, "bfloat16": 5e-3}
 """Largest difference of a loss that counts as the same: three digits, and in bfloat16 what the paper's own figures for
 padding and MiniBatchPacking differ by (Table 2: 0.000 to 0.004)."""
@@ -64,28 +70,62 @@ def published(data: str) -> Ratios:
     return found
 
 
-def _range(bounds: Range | None, form: str) -> str:
-    if bounds is None:
-        return "-"
-    low, high = (format(bound, form) for bound in bounds)
-    return low if low == high else f"{low}..{high}"
+def range_of(bounds: Range | None, form: str, between: str = "..", none: str = "-") -> str:
+    """Return a range in words, which is one number where its ends look alike."""
+    return none if bounds is None else between.join(dict.fromkeys(format(bound, form) for bound in bounds))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The whole result as text."""
-    lines = [interleave.heading(result["origin"]), ""]
+def columns_of(arm: str, pieces: list[Piece]) -> int:
+    """Return the columns that a step of an arm computes, as if rows of FixedLength were all full."""
+    lengths = [piece.length for piece in pieces]
+    return len(lengths) * max(lengths) if arm in (PADDING, SORTED) else sum(lengths)
+
+
+def waits(name: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return by arm columns per real token, and those of the largest of `DEVICES` mini-batches over their mean."""
+    shape, count = shape_of(options), COUNTED // 10 if options.trial else COUNTED
+    lengths = draw(DISTRIBUTIONS[name], count, shape.max_length, shape.seed, options.scale)
+    found = {}
+    for arm, way in ARMS.items():
+        columns = np.array([columns_of(arm, pieces) for pieces in way.choose(lengths, shape, 0)])
+        steps = columns[: len(columns) // DEVICES * DEVICES].reshape(-1, DEVICES)
+        waited = float(steps.max(axis=1).sum() / steps.mean(axis=1).sum())
+        found[arm] = {"columns": float(columns.sum() / lengths.sum()), "largest over mean": waited}
+    return found
+
+
+def in_step(data: dict[str, Any], arm: str) -> float:
+    """Return an arm's speed over padding's where `DEVICES` devices wait for the largest mini-batch of each step."""
+    waited = data["waits"]
+    return data["arms"][arm]["speed"][1] * waited[PADDING]["largest over mean"] / waited[arm]["largest over mean"]
+
+
+def speed_of(data: dict[str, Any], arm: str) -> dict[str, Any]:
+    """Return real tokens per second of an arm, and its speed over padding's: least, median and greatest of rounds."""
+    ratios, cpu = ([of[PADDING][key] / of[arm][key] for of in data["rounds"]] for key in ("wall", "cpu"))
+    return {
+        "tokens per second": data["timed tokens"] / statistics.median(of[arm]["wall"] for of in data["rounds"]),
+        "speed": [min(ratios), statistics.median(ratios), max(ratios)],
+        "cpu": statistics.median(cpu),
+    }
+
+
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the whole result in lines."""
     for name, data in result["data"].items():
-        lines += [*table(name, data, result["settings"]), ""]
-    lines += [
+        yield from (*table(name, data, result["settings"]), "")
+    yield from (
         "x: over padding's; +: less padding's. Paper: arXiv 2407.09105v6, smallest to largest of its models: FLAN of",
         "Table 2 (Mistral-7B, Llama-2-7B, Granite-8B-code), OrcaMath of section 4. Tokens are real ones, not padding.",
         "Peak memory holds parameters and the optimizer's states too. Training losses are those of the last tenth of",
         "the steps, over each arm's own targets; validation is document by document, by a stock model. At equal steps,",
-        "arms that fill their rows have seen several times the tokens of padding.",
+        "arms that fill their rows have seen several times the tokens of padding. In step: the speed where",
+        f"{DEVICES} devices wait for the largest of {DEVICES} mini-batches, counted over {COUNTED:,} documents.",
         "",
         *(f"{'PASS' if passed else 'FAIL'}  {text}" for passed, text in result["checks"]),
-    ]
-    return "\n".join(lines)
+        "",
+        f"It took {result['seconds'] / 60:.0f} minutes.",
+    )
 
 
 def table(name: str, data: dict[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
@@ -105,12 +145,17 @@ def table(name: str, data: dict[str, Any], settings: Mapping[str, Any]) -> Itera
         ratios = [found[key] / base[key] for key in ("tokens per second", "peak bytes")]
         yield (
             f"{arm:<22}{found['steps']:>6}{found['padding']:>9.1%}"
-            f"{found['tokens per second']:>10.0f}{ratios[0]:>6.2f}{_range(speed, '.2f'):>12}"
-            f"{found['peak bytes'] / 2**20:>10.1f}{ratios[1]:>6.2f}{_range(peak, '.2f'):>12}"
+            f"{found['tokens per second']:>10.0f}{ratios[0]:>6.2f}{range_of(speed, '.2f'):>12}"
+            f"{found['peak bytes'] / 2**20:>10.1f}{ratios[1]:>6.2f}{range_of(peak, '.2f'):>12}"
         )
-    common = base["common"]["steps"]
-    yield ""
-    yield f"{'':<22}{'after one epoch':^48}{f'after {common} steps':^27}"
+    yield from ("", f"{'':<22}{'x':>6}{'least':>7}{'most':>7}{'cpu':>7}{'columns':>9}{'waits':>7}{'in step':>9}")
+    for arm, found in arms.items():
+        least, median, most = found["speed"]
+        line = f"{arm:<22}{median:>6.2f}{least:>7.2f}{most:>7.2f}{found['cpu']:>7.2f}"
+        if wait := data["waits"].get(arm):
+            line += f"{wait['columns']:>9.2f}{wait['largest over mean']:>7.2f}{in_step(data, arm):>9.2f}"
+        yield line
+    yield from ("", f"{'':<22}{'after one epoch':^48}{'after ' + str(base['common']['steps']) + ' steps':^27}")
     yield f"{'':<22}{'train':>9}{'validation':>12}{'+':>9}{'paper':>18}{'train':>9}{'validation':>12}{'+':>9}"
     for arm, found in arms.items():
         cells = {
@@ -119,12 +164,23 @@ def table(name: str, data: dict[str, Any], settings: Mapping[str, Any]) -> Itera
             for when in ("epoch", "common")
         }
         loss = paper.get(arm, (None, None, None))[2]
-        yield f"{arm:<22}{cells['epoch']}{_range(loss, '+.3f'):>18}{cells['common']}"
+        yield f"{arm:<22}{cells['epoch']}{range_of(loss, '+.3f'):>18}{cells['common']}"
 
 
 def checks(result: dict[str, Any]) -> list[tuple[bool, str]]:
-    """What has to hold, and whether it does."""
-    return [*equal_losses(result), *no_worse(result)]
+    """Return what has to hold, and whether it does."""
+    more = step_by_step(result) if result["settings"]["full"] else no_worse(result)
+    return [*equal_losses(result), *more]
+
+
+def step_by_step(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Yield whether MiniBatchPacking's loss is padding's in every single step."""
+    tolerance = TOLERANCES[result["settings"]["dtype"]]
+    for name, data in result["data"].items():
+        losses = [np.array(data["arms"][arm]["losses"]) for arm in (PADDING, MINI_BATCH)]
+        most = float(np.abs(losses[0] - losses[1]).max())
+        what = f"{name}: in each of {len(losses[0])} steps the loss of {MINI_BATCH} is padding's within {tolerance:.0e}"
+        yield most <= tolerance, f"{what}: {most:.1e} at most"
 
 
 def equal_losses(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
@@ -153,20 +209,3 @@ def _asked(result: dict[str, Any], arm: str) -> Iterator[tuple[str, dict[str, An
     for name, data in result["data"].items():
         found = {data["arms"][arm][when]["steps"]: when for when in ("common", "epoch")}
         yield from ((name, data, when) for when in reversed(found.values()))
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Bars of speed, memory and validation loss after one epoch, a row of them for each data set; needs matplotlib."""
-    readings: dict[str, Callable[[dict[str, Any]], float]] = {
-        "real tokens per second": lambda arm: arm["tokens per second"],
-        "peak memory, MiB": lambda arm: arm["peak bytes"] / 2**20,
-        "validation loss, one epoch": lambda arm: arm["epoch"]["validation"],
-    }
-    charts = []
-    for name, data in result["data"].items():
-        for title, read in readings.items():
-            values = {arm: read(found) for arm, found in data["arms"].items()}
-            colors = {arm: PACKED if ARMS[arm].enabled else PADDED for arm in values}
-            bars = [Bar(arm, value, f"{value:,.{2 * (value < 10)}f}", colors[arm]) for arm, value in values.items()]
-            charts.append(Bars(f"{name}: {title}", bars))
-    save(picture(charts, rows=len(result["data"])), path)

@@ -5,39 +5,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import autopack
-from autopack.bench.machine import kept_by, peak_memory
-from benchmarks import interleave
-from benchmarks.paper_arms import ARMS, IGNORED, Arm, Shape, padded, whole
-from benchmarks.paper_data import Corpus
+from autopack.bench.machine import kept_by, peak_memory, wait_for
+from autopack.bench.race import race
+from benchmarks import workload
+from benchmarks.paper_arms import ARMS, IGNORED, Arm, Corpus, Shape, padded, whole
 
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "num_hidden_layers": 4,
-        "hidden_size": 128,
-        "intermediate_size": 344,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-    "small": {
-        "num_hidden_layers": 4,
-        "hidden_size": 256,
-        "intermediate_size": 688,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
+    "tiny": {"layers": 4, "hidden": 128, "heads": 4},
+    "small": {"layers": 4, "hidden": 256, "heads": 4},
     "1b": {
-        "vocab_size": 128256,
-        "num_hidden_layers": 16,
-        "hidden_size": 2048,
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 32,
+        "vocabulary": 128256,
         "intermediate_size": 8192,
-        "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "head_dim": 64,
         "rope_theta": 500000.0,
@@ -52,17 +39,15 @@ EVALUATED = 16
 
 
 def build(options: argparse.Namespace, vocabulary: int) -> Any:
-    """A random Llama; the same options give the same weights."""
+    """Return a random Llama; the same options give the same weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {"vocab_size": vocabulary, **MODELS[options.model]}
-    if vocabulary > shape["vocab_size"]:
-        raise ValueError(f"--model {options.model} has {shape['vocab_size']} tokens, and the documents {vocabulary}")
-    config = LlamaConfig(**shape, max_position_embeddings=options.batch_size * options.max_length)
-    torch.manual_seed(options.seed)
-    model = LlamaForCausalLM._from_config(config, attn_implementation=options.attn, dtype=getattr(torch, options.dtype))
-    return model.to(options.device).train()
+    shape = {"vocabulary": vocabulary, **MODELS[options.model]}
+    if vocabulary > shape["vocabulary"]:
+        raise ValueError(f"--model {options.model} has {shape['vocabulary']} tokens, and the documents {vocabulary}")
+    positions, dtype = options.batch_size * options.max_length, getattr(torch, options.dtype)
+    form = {"seed": options.seed, "attn": options.attn, "dtype": dtype, "max_position_embeddings": positions}
+    return workload.llama(**shape, **form).to(options.device)
 
 
 def prepare(enabled: bool, options: argparse.Namespace, vocabulary: int) -> Any:
@@ -183,41 +168,41 @@ def evaluate(model: Any, corpus: Corpus, options: argparse.Namespace) -> float:
     return total / count
 
 
-# Speed
+def time_rounds(
+    corpus: Corpus,
+    options: argparse.Namespace,
+    done: list[dict[str, dict[str, float]]],
+    until: float,
+    keep: Callable[[], None],
+) -> bool:
+    """Add to the rounds that are done the seconds of an epoch of the first `--timed` documents, arm by arm in turn.
 
+    `keep` is called after each round. Return whether there was time for all rounds.
+    """
+    import torch
 
-def speeds(corpus: Corpus, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Times of an epoch of the first `--timed` documents, arm by arm in turn, and real tokens per second."""
     lengths, shape = corpus.lengths[: options.timed], shape_of(options)
-    prepared = {enabled: _model_to_time(enabled, corpus, options) for enabled in (False, True)}
-    runs = {}
+    models = {enabled: prepare(enabled, options, corpus.vocabulary) for enabled in (False, True)}
+    optimizers = {enabled: torch.optim.AdamW(model.parameters(), lr=1e-5) for enabled, model in models.items()}
+    runs: dict[str, Callable[[], None]] = {}
     for name, arm in ARMS.items():
         steps = arm.choose(lengths, shape, 0)
         calls = [on(options.device, arm.collate(corpus.train, pieces, shape)) for pieces in steps]
-        runs[name] = _run(*prepared[arm.enabled], calls)
-    for run in runs.values():
-        run(1)
-    times = interleave.interleave(runs, options.rounds)
-    total = int(lengths.sum())
-    return {
-        name: {**found, "tokens": total, "tokens per second": total / found["median"]} for name, found in times.items()
-    }
+        step = partial(update, models[arm.enabled], optimizers[arm.enabled])
+        step(min(calls, key=lambda call: call["input_ids"].numel()))  # the first call of an arm makes what stays
 
+        def run(calls: list[dict[str, Any]] = calls, step: Callable[[Any], Any] = step) -> None:
+            for call in calls:
+                step(call)
 
-def _model_to_time(enabled: bool, corpus: Corpus, options: argparse.Namespace) -> tuple[Any, Any]:
-    import torch
+        runs[name] = run
 
-    model = prepare(enabled, options, corpus.vocabulary)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-5)
+    def report(number: int, laps: dict[str, Any]) -> None:
+        done.append({arm: of[-1] for arm, of in laps.items()})
+        keep()
+        said = ", ".join(f"{arm} {of[-1]['wall']:.1f} s" for arm, of in laps.items())
+        print(f"{corpus.name}, round {len(done)} of {options.rounds}: {said}", flush=True)
 
-
-def _run(model: Any, optimizer: Any, calls: list[dict[str, Any]]) -> Callable[..., None]:
-    import torch
-
-    def run(most: int | None = None) -> None:
-        for call in calls[:most]:
-            update(model, optimizer, call)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-
-    return run
+    wait = partial(wait_for, options.device)
+    race(runs, options.rounds - len(done), until=until, least=0, wait=wait, report=report)
+    return len(done) >= options.rounds

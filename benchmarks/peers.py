@@ -22,17 +22,13 @@ BATCH = 1000
 Knapsack = Callable[[list[int], int], list[list[int]]]
 
 
-def llamafactory(path: Path | None) -> tuple[Knapsack, str] | None:
-    """LLaMA-Factory's `greedy_knapsack`, which empties the list of lengths, and its version.
+def llamafactory(wheel: Path | None) -> tuple[Knapsack, str] | None:
+    """Return LLaMA-Factory's `greedy_knapsack`, which empties the list of lengths, and its version.
 
-    From a wheel, or a folder that one was unpacked or installed into, else from the package that is installed; `None`
-    where there is none.
+    It is that of a wheel, else of the package that is installed; `None` where there is none.
     """
-    if path is not None and path.is_file():
-        with zipfile.ZipFile(path) as wheel:
-            source, version = wheel.read(LLAMAFACTORY).decode(), path.name.split("-")[1]
-    elif path is not None:
-        source, version = (path / LLAMAFACTORY).read_text(), "of a folder"
+    if wheel is not None:
+        source, version = zipfile.ZipFile(wheel).read(LLAMAFACTORY).decode(), wheel.name.split("-")[1]
     else:
         try:
             found = distribution("llamafactory")

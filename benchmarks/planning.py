@@ -27,15 +27,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import interleave, peers
 
-MEAN, SIGMA, CAPACITY, RANKS = 471, 1.0, 4096, 8
+CAPACITY, RANKS = 4096, 8
 ARMS = {
     "best_fit": {},
     "best_fit, 8 ranks": {"strategy": "best_fit", "ranks": RANKS},
@@ -48,8 +49,7 @@ ARMS = {
 
 def flan_like(count: int, seed: int) -> np.ndarray:
     """Lengths, (count,) int64."""
-    drawn = np.random.default_rng(seed).lognormal(math.log(MEAN) - SIGMA**2 / 2, SIGMA, count)
-    return np.clip(np.round(drawn), 1, CAPACITY).astype(np.int64)
+    return draw(DISTRIBUTIONS["flan"], count, CAPACITY, seed, shortest=1)
 
 
 def planned(lengths: np.ndarray, arm: str) -> Any:
@@ -91,32 +91,30 @@ def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
     return interleave.interleave(arms, rounds)
 
 
-def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
-    """Time and memory of one plan, in this process, which should be a fresh one."""
+def measure_peak(arm: str, count: int, seed: int) -> dict[str, Any]:
+    """Return time and memory of one plan, in this process, which should be a fresh one."""
     import autopack.packing.plans  # noqa: F401
 
     lengths = flan_like(count, seed)
-    before = interleave.resident("VmHWM")
-    made: list[Any] = []
-    times = interleave.once(lambda: made.append(planned(lengths, arm)))
+    before, made = interleave.resident(), []
+    times = interleave.interleave({arm: lambda: made.append(planned(lengths, arm))}, 1, None)[arm]
     return {
         "count": count,
         "arm": arm,
         "seconds": times["min"],
         "cpu": times["cpu median"],
-        "before": before,
-        "peak": interleave.resident("VmHWM"),
+        "before": before / 2**20,
+        "peak": interleave.resident() / 2**20,
         "fill": made[0].fill,
     }
 
 
-def measure_peaks(counts: list[int], seed: int) -> list[dict[str, Any]]:
-    """`measure_peak` in processes of their own, where freed memory goes back to the system."""
+def measure_peaks(counts: list[int], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return `measure_peak` of processes of their own, where freed memory goes back to the system."""
     found = []
     for count in counts:
         for arm in ("best_fit", "best_fit, 8 ranks") if count < 10**8 else ("best_fit",):
-            command = ["-m", "benchmarks.planning", "--peak-of", arm, "--lengths", str(count), "--seed", str(seed)]
-            found.append(interleave.elsewhere(*command))
+            found.append(interleave.elsewhere("benchmarks.planning", arm, count, options=options, keep=("seed",)))
             print(f"{arm}, {count:,} lengths: {found[-1]['seconds']:.2f} s, {found[-1]['peak']:.0f} MiB", flush=True)
     return found
 
@@ -211,101 +209,78 @@ def measure_llamafactory(knapsack: peers.Knapsack, count: int, size: int, rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=3, threads=None)
     parser.add_argument("--lengths", type=int, default=1_000_000)
     parser.add_argument("--many", type=int, default=10_000_000, help="lengths for time and memory; 0: leave out")
     parser.add_argument("--huge", type=int, default=100_000_000, help="the same, once, by best fit; 0: leave out")
-    parser.add_argument("--llamafactory", type=Path, help="its wheel, or the folder it is in, unless it is installed")
+    parser.add_argument("--llamafactory", type=Path, help="its wheel, unless it is installed")
     parser.add_argument("--trl", type=int, default=1_000_000, help="lengths for TRL as it is; 0: leave out")
     parser.add_argument("--trl-whole", type=int, default=100_000, help="lengths for TRL in one batch; 0: leave out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
-    parser.add_argument("--peak-of", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peak_of is not None:
-        print(json.dumps(measure_peak(options.lengths, options.peak_of, options.seed)))
+    if options.part is not None:
+        arm, count = options.part
+        print(json.dumps(measure_peak(arm, int(count), options.seed)))
         return
-    interleave.keep_freed_memory()
-
-    import torch
-
-    torch.set_num_threads(1)
-    where = interleave.origin()
+    where = interleave.begin(options)
     greedy = peers.llamafactory(options.llamafactory)
-    lengths = flan_like(options.lengths, options.seed)
-    settings = {k: v for k, v in vars(options).items() if k not in ("json", "peak_of", "llamafactory")}
+    options.llamafactory = None if options.llamafactory is None else options.llamafactory.name
+    lengths, rounds, seed = flan_like(options.lengths, options.seed), options.rounds, options.seed
     counts = [n for n in (options.lengths, options.many) if n]
     of_greedy = [(n, peers.BATCH) for n in counts] + [(n, n) for n in (options.trl_whole,) if n]
-    result = {
-        "benchmark": "planning",
-        "origin": where,
-        "settings": {**settings, "mean": MEAN, "sigma": SIGMA, "max_length": CAPACITY},
-        "strategies": measure_strategies(lengths, options.rounds),
-        "many lengths": measure_many_lengths(options.rounds, options.seed),
-        "memory": measure_peaks([n for n in (*counts, options.huge) if n], options.seed),
+    found: dict[str, Any] = {
+        "strategies": measure_strategies(lengths, rounds),
+        "many lengths": measure_many_lengths(rounds, seed),
+        "memory": measure_peaks([n for n in (*counts, options.huge) if n], options),
         "balance": measure_balance(lengths),
         "trl": [
-            measure_trl(count, whole, options.rounds, options.seed)
+            measure_trl(count, whole, rounds, seed)
             for count, whole in ((options.trl, False), (options.trl_whole, True))
             if count
         ],
         "llamafactory": [
             {"peer": f"LLaMA-Factory {greedy[1]}, greedy_knapsack,"}
-            | measure_llamafactory(greedy[0], count, size, options.rounds, options.seed)
+            | measure_llamafactory(greedy[0], count, size, rounds, seed)
             for count, size in (of_greedy if greedy else ())
         ],
     }
+    result = interleave.result_of("planning", options, where, **found)
     interleave.write(options.json, result, describe(result))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
-    count = result["settings"]["lengths"]
-    lines = [
-        interleave.heading(result["origin"]),
-        "",
-        f"{count:,} lengths, mean {MEAN} before clipping, max_length {CAPACITY}; seconds",
-        f"{'strategy':<26}{'median':>9}{'min':>9}{'cpu':>9}{'rows':>10}{'fill':>10}",
-    ]
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
+    count, lengths = result["settings"]["lengths"], DISTRIBUTIONS["flan"]
+    times = f"{'median':>9}{'min':>9}{'cpu':>9}"
+    yield f"{count:,} lengths, mean {lengths.mean} before clipping, max_length {CAPACITY}; seconds"
+    yield f"{'strategy':<44}{times}{'rows':>10}{'fill':>10}"
     for arm, found in result["strategies"].items():
-        times = "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median"))
-        lines.append(f"{arm:<26}{times}{found['rows']:>10,}{found['fill']:>10.6f}")
-    lines += ["", f"{'Many lengths; seconds':<44}{'median':>9}{'min':>9}{'cpu':>9}"]
-    for arm, found in result["many lengths"].items():
-        lines.append(f"{arm:<44}" + "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median")))
-    own = "In a process of its own"
-    lines += ["", f"{own:<44}{'seconds':>9}{'cpu':>9}{'peak MiB':>10}{'of which before':>17}"]
+        yield f"{arm:<44}{interleave.cells(found, '>9.3f')}{found['rows']:>10,}{found['fill']:>10.6f}"
+    yield from ("", f"{'Many lengths; seconds':<44}{times}")
+    yield from (f"{arm:<44}{interleave.cells(found, '>9.3f')}" for arm, found in result["many lengths"].items())
+    yield from ("", f"{'In a process of its own':<44}{'seconds':>9}{'cpu':>9}{'peak MiB':>10}{'of which before':>17}")
     for found in result["memory"]:
-        name = f"{found['arm']}, {found['count']:,} lengths"
-        times = f"{found['seconds']:>9.2f}{found['cpu']:>9.2f}"
-        lines.append(f"{name:<44}{times}{found['peak']:>10.0f}{found['before']:>17.0f}")
-    lines += [
-        "",
-        f"{f'{RANKS} ranks, cost = sum of squares: slowest rank over mean':<60}{'all steps':>10}{'worst step':>12}",
-    ]
+        name, memory = f"{found['arm']}, {found['count']:,} lengths", f"{found['peak']:>10.0f}{found['before']:>17.0f}"
+        yield f"{name:<44}{found['seconds']:>9.2f}{found['cpu']:>9.2f}{memory}"
+    ranks = f"{RANKS} ranks, cost = sum of squares: slowest rank over mean"
+    yield from ("", f"{ranks:<60}{'all steps':>10}{'worst step':>12}")
     for arm, found in result["balance"].items():
-        lines.append(f"{arm:<60}{found['slowest over mean, all steps']:>10.4f}{found['worst step']:>12.4f}")
+        yield f"{arm:<60}{found['slowest over mean, all steps']:>10.4f}{found['worst step']:>12.4f}"
     for found in (*result["trl"], *result["llamafactory"]):
         peer = found.get("peer", "trl.pack_dataset(strategy='bfd')")
         batch = "one batch" if found["batch"] == found["lengths"] else f"batches of {found['batch']}"
-        lines += [
-            "",
-            f"{peer} on {found['lengths']:,} documents in {batch}; ratios are to it",
-            f"{'arm':<26}{'median':>9}{'min':>9}{'cpu':>9}{'fill':>10}{'ratio':>9}{'min':>9}{'cpu':>9}",
-        ]
-        for arm, times in found["times"].items():
-            line = f"{arm:<26}" + "".join(f"{times[s]:>9.3f}" for s in ("median", "min", "cpu median"))
-            line += f"{found['fill'][arm]:>10.6f}"
-            ratios = found["ratios"].get(arm, {})
-            lines.append(line + "".join(f"{ratios[s]:>9.1f}" for s in ratios))
+        yield from ("", f"{peer} on {found['lengths']:,} documents in {batch}; ratios are to it")
+        yield f"{'arm':<26}{times}{'fill':>10}{'ratio':>9}{'min':>9}{'cpu':>9}"
+        for arm, of in found["times"].items():
+            ratios = interleave.cells(found["ratios"][arm], ">9.1f") if arm in found["ratios"] else ""
+            yield f"{arm:<26}{interleave.cells(of, '>9.3f')}{found['fill'][arm]:>10.6f}{ratios}"
     if not result["llamafactory"]:
-        lines += ["", "LLaMA-Factory is not installed, and --llamafactory names none: its arms are absent."]
-    goals = (
-        "at most 1.5 s and a fill of at least 0.999 for a million by best fit; at most 10 s and 1 GiB for ten million; "
+        yield from ("", "LLaMA-Factory is not installed, and --llamafactory names none: its arms are absent.")
+    yield from (
+        "",
+        "Goals: at most 1.5 s and a fill of at least 0.999 for a million by best fit; at most 10 s and 1 GiB for ten "
+        "million; at most 1.05 over the mean; at least 30 x TRL; faster than LLaMA-Factory, with no less fill.",
     )
-    goals += "at most 1.05 over the mean; at least 30 x TRL; faster than LLaMA-Factory, with no less fill."
-    return "\n".join([*lines, "", f"Goals: {goals}"])
 
 
 if __name__ == "__main__":

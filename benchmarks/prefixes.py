@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from autopack.bench.batches import Batch
+from autopack.bench.machine import kept_by, peak_memory
 from benchmarks import interleave, workload
 
 GOALS = {
@@ -69,15 +69,6 @@ def rows_of(name: str, options: argparse.Namespace) -> tuple[list[Any], list[int
     return rows, scored
 
 
-def padded(rows: list[Any]) -> dict[str, Any]:
-    """Rows as a right-padded batch with its mask."""
-    from torch.nn.utils.rnn import pad_sequence
-
-    ids = pad_sequence(rows, batch_first=True)
-    mask = pad_sequence([row.new_ones(len(row)) for row in rows], batch_first=True)
-    return {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-
-
 def likelihoods(logits: Any, rows: list[Any], scored: list[int], last: int) -> Any:
     """The log-likelihood of the scored tokens of each row, (rows,), by logits of the last columns of the batch."""
     import torch
@@ -93,7 +84,8 @@ def work_of(name: str, rows: list[Any], scored: list[int]) -> Step:
     """What a trainer or harness does with a model: its loss, with gradients where it trains, or the scores."""
     import torch
 
-    batch, longest = padded(rows), max(map(len, rows))
+    batch, longest = {**Batch(rows).padded(), "use_cache": False}, max(map(len, rows))
+    del batch["labels"]
     kept = longest - min(len(row) - count for row, count in zip(rows, scored, strict=True)) + 1
     advantages = torch.linspace(-1, 1, len(rows))
 
@@ -163,7 +155,7 @@ def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
     import autopack
 
     rows, scored = rows_of(name, options)
-    stock = workload.build(options, 2048)
+    stock = workload.of_options(options, workload.LONGEST)
     work = work_of(name, rows, scored)
     found = {each: (copy.deepcopy(stock), work) for each in ("stock", "unpadded", "enabled")}
     if name == "group":
@@ -173,25 +165,12 @@ def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
     return found
 
 
-def check(prepared: dict[str, tuple[Any, Step]]) -> dict[str, float]:
-    """The loss of each arm; raises where a loss or gradient differs from those of stock."""
-    import torch
-
-    losses: dict[str, float] = {}
-    wanted: list[Any] = []
-    for name, (model, work) in prepared.items():
-        for _ in range(_LOOKS if name in ("unpadded", "enabled") else 1):
-            model.zero_grad()
-            losses[name] = float(work(model).detach())
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        wanted = wanted or gradients
-        assert abs(losses[name] / losses["stock"] - 1) <= workload.LOSS_TOLERANCE, losses
-        for one, other in zip(gradients, wanted, strict=True):
-            error = float((one - other).norm() / other.norm())
-            assert error <= workload.GRADIENT_TOLERANCE, f"gradients of {name} differ by {error:.1e}"
+def gradients(arm: str, model: Any, work: Step) -> tuple[Any, list[Any]]:
+    """Return the loss of an arm, once it has looked whether padding is read, and its parameters with gradients."""
+    for _ in range(_LOOKS if arm in ("unpadded", "enabled") else 1):
         model.zero_grad()
-    assert torch.isfinite(torch.tensor(list(losses.values()))).all()
-    return losses
+        loss = work(model).detach()
+    return loss, list(model.parameters())
 
 
 def step_of(model: Any, work: Step) -> Callable[[], None]:
@@ -202,45 +181,18 @@ def step_of(model: Any, work: Step) -> Callable[[], None]:
     return run
 
 
-def peak_of(name: str, arm: str, options: argparse.Namespace) -> float:
-    """What a step of an arm, its third, adds to the resident memory of a process of its own, in MiB.
-
-    In the first two an enabled model runs the batch as it came.
-    """
-    model, work = arms(name, options)[arm]
-    for _ in range(2):
-        work(model)
-        model.zero_grad()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = interleave.resident("VmRSS")
-    work(model)
-    return interleave.resident("VmHWM") - before
-
-
-def peaks_of(name: str, names: list[str]) -> dict[str, float]:
-    """The peaks of the arms, each in a process of its own."""
-    command = (*sys.orig_argv[1:], "--peak-of", name)
-    return {arm: interleave.elsewhere(*command, arm, **interleave.GIVEN_BACK) for arm in names}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
+    parser = workload.parser(__doc__, rounds=7)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    workload.add_arguments(parser, rounds=7)
     options = parser.parse_args()
-    if options.peak_of is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
-        print(json.dumps(peak_of(*options.peak_of, options)))
-        return
     where, found = interleave.begin(options), {}
     for name in options.workloads:
         prepared = arms(name, options)
-        losses = check(prepared)
+        losses, _ = workload.check({arm: partial(gradients, arm, *each) for arm, each in prepared.items()})
         print(f"{name}: losses {losses}")
-        times = interleave.interleave({arm: step_of(*each) for arm, each in prepared.items()}, options.rounds)
+        steps = {arm: step_of(*each) for arm, each in prepared.items()}
+        times = interleave.interleave(steps, options.rounds)
+        peaks = {arm: peak_memory(steps[arm], kept_by(prepared[arm][0], None, {}), "cpu") for arm in steps}
         volume = prepared["enabled"][0].__dict__["_autopack_handle"].tally
         ran = volume.evaluation if name == "choices" else volume.training
         rows, _ = rows_of(name, options)
@@ -250,29 +202,23 @@ def main() -> None:
             "shared": ran.shared > 0,
             "losses": losses,
             "seconds": times,
-            "peak memory, MiB": {} if name == "nothing" else peaks_of(name, list(prepared)),
-            "times as fast": {
-                arm: times[arm]["median"] / times["enabled"]["median"] for arm in times if arm != "enabled"
-            },
+            "peak bytes": peaks,
+            "times as fast": {arm: 1 / of["median"] for arm, of in interleave.speeds(times, "enabled").items()},
         }
-    result = {"benchmark": "prefixes", "origin": where, "settings": workload.settings(options), "workloads": found}
+    result = interleave.result_of("prefixes", options, where, workloads=found)
     interleave.write(options.json, result, describe(result))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
-    lines = [interleave.heading(result["origin"]), ""]
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
     for name, found in result["workloads"].items():
-        lines.append(f"{name}: {found['padded tokens']:,} padded, {found['real tokens']:,} real tokens")
+        yield f"{name}: {found['padded tokens']:,} padded, {found['real tokens']:,} real tokens"
         for arm, times in found["seconds"].items():
-            ratio = found["times as fast"].get(arm)
-            goal = GOALS.get(name, {}).get(arm)
+            ratio, goal = found["times as fast"].get(arm), GOALS.get(name, {}).get(arm)
             said = "" if ratio is None else f", enabled is {ratio:.2f} times as fast"
             said += "" if goal is None else f" (goal {goal})"
-            peak = found["peak memory, MiB"].get(arm)
-            memory = "" if peak is None else f", {peak:,.0f} MiB"
-            lines.append(f"  {arm:<9} {times['median']:.3f} s (least {times['min']:.3f} s){memory}{said}")
-    return "\n".join(lines)
+            memory = found["peak bytes"][arm] / 2**20
+            yield f"  {arm:<9} {times['median']:.3f} s (least {times['min']:.3f} s), {memory:,.0f} MiB{said}"
 
 
 if __name__ == "__main__":

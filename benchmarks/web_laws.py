@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import interleave
-
 TOKENS, DOCUMENTS = 10**12, 10**9
 """What the laws are carried to."""
 SHARD = 1 << 25
@@ -61,19 +59,18 @@ def laws(measured: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]
     }
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The whole result as text."""
-    settings = result["settings"]
-    lines = [interleave.heading(result["origin"]), "", about(settings)]
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the whole result in lines."""
+    yield about(result["settings"])
     for name, points in result["measured"].items():
         keys = list(points[0])
-        lines += ["", f"{name:<14}" + "".join(f"{key:>16}" for key in keys)]
-        lines += [" " * 14 + "".join(f"{point[key]:>16,.6g}" for key in keys) for point in points]
-    lines += ["", f"{'law':<42}{'':<26}{'error':>8}{'measured to':>14}{'carried to':>14}{'value':>12}"]
+        yield from ("", f"{name:<14}" + "".join(f"{key:>16}" for key in keys))
+        yield from (" " * 14 + "".join(f"{point[key]:>16,.6g}" for key in keys) for point in points)
+    yield from ("", f"{'law':<42}{'':<26}{'error':>8}{'measured to':>14}{'carried to':>14}{'value':>12}")
     for name, law in result["laws"].items():
         error, sizes = f"{law['residual']:>8.1%}", f"{law['measured to']:>14,.0f}{law['at']:>14,.0f}"
-        lines.append(f"{name:<42}{formula(law):<26}{error}{sizes}{law['value']:>12.4g}")
-    return "\n".join([*lines, "", *_whole(result)])
+        yield f"{name:<42}{formula(law):<26}{error}{sizes}{law['value']:>12.4g}"
+    yield from ("", *_whole(result))
 
 
 def about(settings: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from autopack.bench.race import Entrant, race
+from autopack.bench.subjects import Lengths, draw
 from benchmarks import interleave, web_laws
 
 SIZES: dict[str, tuple[int, ...]] = {
@@ -44,35 +44,32 @@ TRIAL: dict[str, tuple[int, ...]] = {
     "list": (2, 4, 8),
 }
 """Documents of the plan, documents of a shard, tokens of a shard, files."""
-PLANNED = 4_000_000
-"""Documents, about, over which the padding of shards of a size is counted; in a trial a hundredth."""
 VOCABULARY = 50_000
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = interleave.parser(__doc__, rounds=3, threads=None)
     parser.add_argument("--mean", type=float, default=1000, help="tokens of a document (1000)")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of their lengths (1)")
     parser.add_argument("--max-length", type=int, default=8192, help="of a row (8192)")
     parser.add_argument("--whole", type=int, help="documents that are simulated (10^9; a trial 100,000; 0: none)")
     parser.add_argument("--trial", action="store_true", help="sizes that say nothing, in a minute")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     parser.add_argument("--part", nargs=2, metavar=("KIND", "SIZE"), help=argparse.SUPPRESS)
+    about = "documents over which the padding of shards is counted (4,000,000; a trial a hundredth)"
+    parser.add_argument("--planned", type=int, help=about)
     options = parser.parse_args(arguments)
     if options.whole is None:
         options.whole = 100_000 if options.trial else web_laws.DOCUMENTS
+    if options.planned is None:
+        options.planned = 40_000 if options.trial else 4_000_000
     return options
 
 
 def lengths_of(count: int, options: argparse.Namespace, seed: Sequence[int] = (0,)) -> np.ndarray:
     """So many lengths, at least 1, (count,) int64."""
-    drawn = np.random.default_rng([options.seed, *seed]).lognormal(
-        math.log(options.mean) - options.sigma**2 / 2, options.sigma, count
-    )
-    return np.maximum(drawn, 1).astype(np.int64)
+    lengths = Lengths(options.mean, options.sigma)
+    return draw(lengths, count, np.iinfo(np.int32).max, [options.seed, *seed], shortest=1)
 
 
 def planned(lengths: np.ndarray, options: argparse.Namespace) -> Any:
@@ -95,11 +92,6 @@ def best(function: Callable[[], Any], rounds: int) -> tuple[float, Any]:
     return min(lap["wall"] for lap in race({"": Entrant(run, ready=clear)}, rounds)[""]), found[0]
 
 
-def peak() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    return int(interleave.resident("VmHWM") * 2**20)
-
-
 # Parts, each measured in a process of its own
 
 
@@ -107,7 +99,13 @@ def measure_plan(size: int, options: argparse.Namespace) -> dict[str, Any]:
     """One plan of so many documents, and its file."""
     lengths = lengths_of(size, options)
     seconds, made = best(lambda: planned(lengths, options), options.rounds)
-    found = {"documents": size, "seconds": seconds, "peak": peak(), "rows": len(made), "padding": 1 - made.fill}
+    found = {
+        "documents": size,
+        "seconds": seconds,
+        "peak": interleave.resident(),
+        "rows": len(made),
+        "padding": 1 - made.fill,
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan"
         found["save"], _ = best(partial(made.save, file), 1)
@@ -122,12 +120,12 @@ def measure_load(file: str, options: argparse.Namespace) -> dict[str, Any]:
     import autopack
 
     seconds, _ = best(lambda: autopack.packing.Plan.load(file), options.rounds)
-    return {"seconds": seconds, "peak": peak()}
+    return {"seconds": seconds, "peak": interleave.resident()}
 
 
 def measure_shard_plans(size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Plans of shards of so many documents: the mean seconds of one, and the padding of all."""
-    count = max(1, (PLANNED // 100 if options.trial else PLANNED) // size)
+    count = max(1, options.planned // size)
     found = simulate(size, count, options)
     return {
         "documents": size,
@@ -152,7 +150,7 @@ def simulate(size: int, count: int, options: argparse.Namespace, report: bool = 
             print(f"{shard:,} of {count:,} shards, {seconds:.0f} s of planning", file=sys.stderr, flush=True)
     padding = 1 - tokens / (rows * options.max_length)
     found = {"documents": size * count, "shards": count, "tokens": tokens, "rows": rows, "padding": padding}
-    return found | {"seconds": seconds, "peak": peak()}
+    return found | {"seconds": seconds, "peak": interleave.resident()}
 
 
 def measure_whole(count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def pack_corpus(folder: str, options: argparse.Namespace) -> dict[str, Any]:
 
     seconds, written = best(job, options.rounds)
     size = Path(written.files[0]).stat().st_size
-    return {"tokens": written.tokens, "seconds": seconds, "peak": peak(), "file": size}
+    return {"tokens": written.tokens, "seconds": seconds, "peak": interleave.resident(), "file": size}
 
 
 def measure_list(size: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -233,12 +231,9 @@ PARTS: dict[str, Callable[[Any, argparse.Namespace], dict[str, Any]]] = {
 
 
 def part(kind: str, size: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """A part, in a process where freed memory goes back to the system."""
-    command = ["-m", "benchmarks.web_scale", "--part", kind, str(size)]
-    for name in ("mean", "sigma", "max_length", "rounds", "seed"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    command += ["--trial"] if options.trial else []
-    return interleave.elsewhere(*command)
+    """Return a part, of a process where freed memory goes back to the system."""
+    keep = ("mean", "sigma", "max_length", "rounds", "seed", "planned")
+    return interleave.elsewhere("benchmarks.web_scale", kind, size, options=options, keep=keep)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -248,9 +243,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind, size = options.part
         print(json.dumps(PARTS[kind](int(size) if size.isdecimal() else size, options)))
         return
-    import torch
-
-    torch.set_num_threads(1)
     where = interleave.origin()
     measured: dict[str, list[dict[str, Any]]] = {}
     for kind, sizes in (TRIAL if options.trial else SIZES).items():
@@ -259,9 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measured[kind].append(part(kind, size, options))
             print(f"{kind}: {measured[kind][-1]}", flush=True)
     whole = part("whole", options.whole, options) if options.whole else None
-    settings = {name: value for name, value in vars(options).items() if name not in ("json", "part")}
-    result = {"benchmark": "web_scale", "origin": where, "settings": settings, "measured": measured}
-    result |= {"laws": web_laws.laws(measured), "whole": whole}
+    found: dict[str, Any] = {"measured": measured, "laws": web_laws.laws(measured), "whole": whole}
+    result = interleave.result_of("web_scale", options, where, **found)
     print()
     interleave.write(options.json, result, web_laws.describe(result))
 

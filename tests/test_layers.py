@@ -13,8 +13,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
-errors options
-version
+errors
+options version
 pages
 inspection
 layout patching

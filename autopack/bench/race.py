@@ -32,22 +32,15 @@ class Entrant:
     state: Callable[[], AbstractContextManager[Any]] = nullcontext
     ready: Callable[[], Any] = int
 
-    def lap(self, clock: Callable[[Callable[[], Any]], Lap]) -> Lap:
-        """Run once."""
+    def lap(self, wait: Callable[[], Any]) -> Lap:
+        """Run once; return the seconds by the clock, and the processor time over all threads."""
         with self.state():
             self.ready()
-            return clock(self.run)
-
-    code = "not-timed"
-
-
-def by_the_clock(run: Callable[[], Any], wait: Callable[[], Any] = int) -> Lap:
-    """Time one run, by the clock and in processor time over all threads; `wait` is for what a device still does."""
-    wait()
-    wall, cpu = time.perf_counter(), time.process_time()
-    run()
-    wait()
-    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+            wait()
+            wall, cpu = time.perf_counter(), time.process_time()
+            self.run()
+            wait()
+            return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def race(
@@ -56,26 +49,24 @@ def race(
     *,
     until: float = math.inf,
     least: int = 1,
-    begun: int = 0,
-    clock: Callable[[Callable[[], Any]], Lap] = by_the_clock,
+    wait: Callable[[], Any] = int,
     attempt: Callable[[str, Callable[[], Lap]], Lap | None] = lambda name, lap: lap(),
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
     """Run every arm once per round, beginning with another one in each round; return the laps of each.
 
-    There are so many `rounds`, or at least `least` and as many as are over before `until` (by `time.monotonic`), those
-    that have `begun` earlier counted.
-    `attempt` runs a lap of an arm, and gives None where that failed: the arm leaves, and the others go on. `report`
-    is called after each round.
+    There are so many `rounds`, or at least `least` and as many as are over before `until` (by `time.monotonic`).
+    `wait` is for what a device still does. `attempt` runs a lap of an arm, and gives None where that failed: the arm
+    leaves, and the others go on. `report` is called after each round.
     """
     entered = {name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()}
     laps: dict[str, list[Lap]] = {name: [] for name in entered}
-    number, longest = begun, 0.0
+    number, longest = 0, 0.0
     while laps and number != rounds and (number < least or time.monotonic() + longest <= until):
         started, names = time.monotonic(), list(laps)
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            lap = attempt(name, partial(entered[name].lap, clock))
+            lap = attempt(name, partial(entered[name].lap, wait))
             if lap is None:
                 del laps[name]
             else:

@@ -56,21 +56,13 @@ OrcaMath is somewhat longer and varies much less, says huggingface.co/blog/packi
 sigma are assumed, so that mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
 
 
-def draw(lengths: Lengths, count: int, longest: int, seed: int, scale: int = 1) -> np.ndarray:
-    """So many lengths divided by `scale`, between `SHORTEST` and `longest`, (count,) int64."""
+def draw(
+    lengths: Lengths, count: int, longest: int, seed: int | list[int], scale: int = 1, shortest: int = SHORTEST
+) -> np.ndarray:
+    """Return so many lengths divided by `scale`, between `shortest` and `longest`, (count,) int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
-    return np.clip(np.round(drawn / scale), min(SHORTEST, longest), longest).astype(np.int64)
-
-
-def task_of(model_type: str) -> str:
-    """What a type is built for unless told otherwise: a masked language model if it has one with an encoder alone."""
-    from transformers.models.auto import modeling_auto
-
-    from autopack.tiny.configs import TASKS
-
-    masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
-    return "masked-lm" if masked.endswith("ForMaskedLM") else "causal-lm"
+    return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
 
 
 def build(
@@ -101,11 +93,9 @@ def build(
         fields = {name: value for name, value in fields.items() if name not in _LATENT}
     given |= {name: value for name, value in {**fields, **spans}.items() if hasattr(default, name)}
     try:
-        model_class, config = models.class_and_config(configs.config(model_type, task=task, **given), task)
-        named: dict[str, Any] = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
         torch.manual_seed(seed)
         with torch.device(device):
-            return model_class._from_config(config, attn_implementation=attn, **named)
+            return models.of_config(configs.config(model_type, task=task, **given), task, attn, dtype)
     except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
         raise configs.CannotBuild(model_type, error) from error
 

@@ -19,35 +19,37 @@ from pathlib import Path
 from typing import Any
 
 from autopack.errors import AutopackError
-from autopack.options import CHOICES
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
 from autopack.pages.figure import NeedsMatplotlib, formats, save
 from autopack.version import __version__
 
 
-def positive(text: str) -> int:
-    """The type of an option that takes a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {number}")
-    return number
+def number(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number between these."""
+
+    def whole_number(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise argparse.ArgumentTypeError(f"wanted a number of at least {least}, found {found}")
+        if found > most:
+            raise argparse.ArgumentTypeError(f"wanted at most {most:,}, found {found}")
+        return found
+
+    return whole_number
 
 
-def tokens(text: str) -> int:
-    """The type of an option that takes the tokens of a row."""
-    number = positive(text)
-    if number > LONGEST:
-        raise argparse.ArgumentTypeError(f"wanted at most {LONGEST:,}, found {number}")
-    return number
+whole_number, positive = number(0), number(1)
+tokens = number(1, LONGEST)
+"""The type of an option that takes the tokens of a row."""
 
 
-def whole_number(text: str) -> int:
-    """The type of an option that takes a whole number of at least 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"wanted a number of at least 0, found {number}")
-    return number
+def above_0(text: str) -> float:
+    """Return what an option takes that is a number above 0."""
+    found = float(text)
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {text}")
+    return found
 
 
 def _names(text: str) -> list[str]:
@@ -79,14 +81,6 @@ def check_drawable(path: Path | None) -> None:
         raise AutopackError(
             f"--plot {path}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
         )
-
-
-def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
-    """The options of commands that take a model on disk: --attn, --backend, --trust-remote-code."""
-    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
-    parser.add_argument("--attn", dest="attn_implementation", metavar="NAME", help=about)
-    parser.add_argument("--backend", choices=CHOICES["backend"], help=f"{backend} (auto)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:

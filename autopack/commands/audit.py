@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.commands import add_model_options, add_outputs, check_outputs, finite, write_outputs
-from autopack.commands.models import DTYPES, TASKS, check_device, load_saved, task_for, unknown_name
+from autopack.commands import add_outputs, check_outputs, finite, write_outputs
+from autopack.commands.models import add_model_options, obtain, task_for
 from autopack.errors import AutopackError
+from autopack.options import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
     about = "what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
     parser.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{about}: {', '.join(TASKS)}")
-    add_model_options(parser, "what autopack computes attention with")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
+    add_model_options(parser, "what autopack computes attention with", dtype="float32", device="cpu")
     add_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -64,42 +63,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> PreTrainedModel:
-    path = Path(args.model).expanduser()
-    check_device(args.device)
-    if path.is_dir():
-        if args.task is not None:
-            raise AutopackError(
-                f"--task says what a type is built for, and {args.model} is a saved model; leave it out",
-                code="bad-option",
-            )
-        form = {"attn": args.attn_implementation, "dtype": args.dtype, "device": args.device}
-        return load_saved(str(path), **form, trust_remote_code=args.trust_remote_code)
-    if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
-        wanted = "a directory with a saved model, or a model type such as qwen3"
-        hint = "For a model of the Hub, download it first and name the directory."
-        raise AutopackError(
-            f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}",
-            code="model-unavailable",
-        )
-    return _build_tiny(args.model, args)
-
-
-def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
-    import torch
-
     from autopack import tiny
 
-    task = args.task or task_for(model_type)
-    if task is None or model_type not in tiny.types_for(task):
-        known = {name for each in ([task] if task else TASKS) for name in tiny.types_for(each)}
-        raise unknown_name(model_type, sorted(known), f"a {task}" if task else "a")
-    form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
-    try:
-        return tiny.build(model_type, task=task, device=args.device, **form)
-    except (tiny.CannotBuild, RuntimeError) as error:
+    path = Path(args.model).expanduser()
+    if path.is_dir() and args.task is not None:
         raise AutopackError(
-            f"{error}; choose another type, --attn, --dtype or --device", code="model-unavailable"
-        ) from error
+            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
+        )
+    if not path.is_dir() and (path.exists() or os.sep in args.model or args.model.startswith((".", "~"))):
+        wanted = "a directory with a saved model, or a model type such as qwen3"
+        hint = "For a model of the Hub, download it first and name the directory."
+        said = "is a file" if path.exists() else "does not exist"
+        raise AutopackError(f"{args.model} {said}; wanted {wanted}. {hint}", code="model-unavailable")
+    task = args.task or task_for(args.model)
+
+    def build() -> PreTrainedModel:
+        import torch
+
+        form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
+        return tiny.build(args.model, task=str(task), device=args.device, **form)
+
+    types = [name for each in ([task] if task else TASKS) for name in tiny.types_for(each)]
+    return obtain(args, types, f"a {task}" if task else "a", build, downloaded=False)
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:

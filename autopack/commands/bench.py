@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw
 from autopack.commands import (
+    above_0,
     add_data_options,
-    add_model_options,
     add_outputs,
     check_directory,
     check_outputs,
@@ -25,7 +25,7 @@ from autopack.commands import (
     whole_number,
     write_outputs,
 )
-from autopack.commands.models import DTYPES, CannotLoad, check_device, load_saved, unknown_name
+from autopack.commands.models import add_model_options, obtain, task_for
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
     add_model_options(model, "of enabled arms")
-    model.add_argument("--dtype", choices=DTYPES, help="of the weights (float32; on a GPU bfloat16)")
-    model.add_argument("--device", help="cpu, cuda, cuda:1 ... (cuda where there is one)")
     model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
     data = parser.add_argument_group("lengths of documents")
@@ -70,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--lengths", metavar="DATA", default="flan", help=about)
     add_data_options(data)
-    data.add_argument("--mean", type=_above_0, help="tokens of a drawn document (flan: 471)")
-    data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
+    data.add_argument("--mean", type=above_0, help="tokens of a drawn document (flan: 471)")
+    data.add_argument("--sigma", type=above_0, help="of the logarithm of drawn lengths (flan: 1)")
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
     about = "put a prompt of so many tokens before each document, the same one in a batch (none)"
@@ -79,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     work = parser.add_argument_group("what is timed, and what comes of it")
     work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
-    work.add_argument("--seconds", type=_above_0, default=60, help="time for all of it, loading apart (%(default)s)")
+    work.add_argument("--seconds", type=above_0, default=60, help="time for all of it, loading apart (%(default)s)")
     work.add_argument("--rounds", type=positive, help="just so many rounds, however long they take")
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
     work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
@@ -91,14 +89,16 @@ def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
     check_outputs(args)
-    _check(args)
+    if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
+        raise CannotTime(
+            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
+        )
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
     from autopack.bench import report
-    from autopack.bench.compare import compare
-    from autopack.bench.result import Settings
+    from autopack.bench.compare import Settings, compare
 
     given = None if args.lengths in DISTRIBUTIONS else _given(args)
     longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
@@ -125,58 +125,28 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.wrong else 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Raise for options that contradict each other, before torch is imported."""
-    if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
-        raise CannotTime(
-            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
-        )
-
-
 def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
+    """Return the model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
     from autopack import tiny
-    from autopack.bench.subjects import task_of
+    from autopack.bench.subjects import build
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device.startswith("cuda")
-    check_device(device)
-    dtype = args.dtype or ("bfloat16" if cuda else "float32")
-    known = {task: tiny.types_for(task) for task in TASKS}
-    name = args.model
-    if not Path(name).is_dir() and any(name in types for types in known.values()):
-        size, task = args.size or ("130M" if cuda else "small"), task_of(name)
-        if name not in known[task]:
-            raise unknown_name(name, known[task], f"a {task}")
-        form = {"attn": args.attn_implementation, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
-        return _build(name, size, task, longest, **form), {"name": f"{name}, {size}, random"}
-    if args.size:
-        raise CannotTime(f"--size is for models that are built, and {name} is loaded; leave it out")
-    try:
-        form = {"attn": args.attn_implementation, "dtype": dtype, "device": device}
-        model = load_saved(name, **form, trust_remote_code=args.trust_remote_code)
-    except CannotLoad as error:
-        if Path(name).is_dir():
-            raise
-        sort = "a downloaded model of the Hub (nothing is downloaded here), nor a causal or masked language"
-        raise unknown_name(name, sorted({*known[TASKS[0]], *known[TASKS[1]]}), sort) from error
-    return model, {"name": name}
-
-
-def _build(model_type: str, size: str, task: str, longest: int, **form: Any) -> PreTrainedModel:
-    from autopack.bench.subjects import build
-    from autopack.tiny import CannotBuild
-
-    try:
-        return build(model_type, size, task, longest, **form)
-    except (CannotBuild, RuntimeError) as error:
-        reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
-        other = "choose another type, --size, --attn, --dtype or --device"
-        raise CannotLoad(f"cannot build {model_type} in size {size}: {reason}; {other}") from error
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = args.device.startswith("cuda")
+    args.dtype = args.dtype or ("bfloat16" if cuda else "float32")
+    size, task = args.size or ("130M" if cuda else "small"), str(task_for(args.model, TASKS))
+    form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
+    form |= {"device": args.device, "seed": args.seed}
+    known = [name for each in TASKS for name in tiny.types_for(each)]
+    built = args.model in known and not Path(args.model).is_dir()
+    if args.size and not built:
+        raise CannotTime(f"--size is for models that are built, and {args.model} is loaded; leave it out")
+    sort = "a causal or masked language"
+    model = obtain(args, known, sort, lambda: build(args.model, size, task, longest, **form), downloaded=True)
+    return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
 
 def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
@@ -201,10 +171,3 @@ def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray
     own = args.mean or args.sigma
     said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
     return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
-
-
-def _above_0(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {text}")
-    return number

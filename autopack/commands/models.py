@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopack.errors import AutopackError, did_you_mean
+from autopack.options import CHOICES, TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-TASKS = (
-    "causal-lm",
-    "masked-lm",
-    "seq2seq",
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-    "next-sentence-prediction",
-    "multiple-choice",
-    "image-text-to-text",
-    "multimodal-lm",
-)
-"""Those of `autopack.tiny`, which imports torch."""
 
 
 class CannotLoad(AutopackError):
@@ -31,9 +22,51 @@ class CannotLoad(AutopackError):
     code = "model-unavailable"
 
 
-def load_saved(
-    name: str, *, attn: str | None, dtype: str, device: str, trust_remote_code: bool = False
+def add_model_options(
+    parser: argparse._ActionsContainer, backend: str, dtype: str | None = None, device: str | None = None
+) -> None:
+    """Add the options of commands that take a model; without a dtype and a device they are those of a GPU if any."""
+    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
+    parser.add_argument("--attn", dest="attn_implementation", metavar="NAME", help=about)
+    parser.add_argument("--backend", choices=CHOICES["backend"], help=f"{backend} (auto)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
+    about = f"of the weights ({dtype or 'float32; on a GPU bfloat16'})"
+    parser.add_argument("--dtype", choices=DTYPES, default=dtype, help=about)
+    about = f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
+    parser.add_argument("--device", default=device, help=about)
+
+
+def obtain(
+    args: argparse.Namespace, types: Iterable[str], sort: str, build: Callable[[], PreTrainedModel], downloaded: bool
 ) -> PreTrainedModel:
+    """Return the model that `args.model` names: a saved one, or one of some types.
+
+    `sort` says what types these are. With `downloaded`, it may also be one of the Hub. Raises `CannotLoad`.
+    """
+    from autopack.tiny import CannotBuild
+
+    name, known = args.model, sorted({*types})
+    check_device(args.device)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return load_saved(str(path), args)
+    if name in known:
+        try:
+            return build()
+        except (CannotBuild, RuntimeError) as error:
+            reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
+            options = f"{'--size, ' if hasattr(args, 'size') else ''}--attn, --dtype or --device"
+            raise CannotLoad(f"cannot build {name}: {reason}; choose another type, {options}") from error
+    if not downloaded:
+        raise unknown_name(name, known, sort)
+    try:
+        return load_saved(name, args)
+    except CannotLoad as error:
+        where = "a downloaded model of the Hub (nothing is downloaded here), nor "
+        raise unknown_name(name, known, where + sort) from error
+
+
+def load_saved(name: str, args: argparse.Namespace) -> PreTrainedModel:
     """Load a model from a directory, or by its name on the Hub from what has been downloaded; nothing is downloaded.
 
     Its class is the one that it was saved from, where transformers has it, and its causal language model otherwise.
@@ -42,23 +75,23 @@ def load_saved(
     import torch
     import transformers
 
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)
         # transformers 4.56 renamed the argument together with the field of the configuration.
-        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, dtype)
-        if attn is not None:
-            options["attn_implementation"] = attn
+        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
+        if args.attn_implementation is not None:
+            options["attn_implementation"] = args.attn_implementation
         saved: Any = getattr(transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None)
         if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
             saved = transformers.AutoModelForCausalLM
-        return saved.from_pretrained(name, config=config, **options).to(device)
+        return saved.from_pretrained(name, config=config, **options).to(args.device)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise CannotLoad(f"transformers {transformers.__version__} cannot load {name}: {error}") from error
 
 
 def unknown_name(name: str, known: list[str], sort: str) -> CannotLoad:
-    """The error for what is neither a directory nor, as `sort` says, one of the types that are known; names some."""
+    """Return the error for what is neither a directory nor, as `sort` says, one of the types that are known."""
     import transformers
 
     closest = did_you_mean(name, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
@@ -79,16 +112,16 @@ def check_device(name: str) -> None:
         raise CannotLoad(f"--device {name}: torch {torch.__version__} cannot compute on it here; {wanted}") from error
 
 
-def task_for(model_type: str) -> str | None:
-    """Return what a type is built for unless told otherwise, or None for a type without a task.
+def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None:
+    """Return the task that a type is built for unless told otherwise, or None for a type without one of these.
 
     An encoder is built as a masked language model, an encoder-decoder as one, and others as the first that they can be.
     """
-    from autopack import tiny
-    from autopack.bench.subjects import task_of
+    from transformers.models.auto import modeling_auto
 
-    tasks = {task_of(model_type): None, "seq2seq": None, **dict.fromkeys(TASKS)}
-    by_type = [task for task in tasks if model_type in tiny.types_for(task)]
-    if by_type[:2] == ["causal-lm", "seq2seq"]:
-        return "seq2seq"
-    return by_type[0] if by_type else None
+    from autopack import tiny
+
+    found = [task for task in tasks if model_type in tiny.types_for(task)]
+    masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
+    first = "masked-lm" if masked.endswith("ForMaskedLM") else "seq2seq"
+    return first if first in found else next(iter(found), None)

@@ -8,17 +8,17 @@ row is one document, without a warning.
 from __future__ import annotations
 
 import logging
-import random
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
+from autopack.inspection.randomness import drawing_nothing
 from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
 from autopack.layout import declarations
 
@@ -76,7 +76,7 @@ def what_is_lost(trainer: Any) -> str | None:
     """
     adapter = _adapter(trainer)
     read = {*BOUNDARIES, *TARGETS, *_pictures(adapter.collator_of(trainer))}
-    with _as_it_was():
+    with drawing_nothing(nn.Module()):  # data sets and collators may draw
         rows = (row for dataset in adapter.datasets_of(trainer) for row in _rows(dataset, read))
         return next((reason for row in rows if (reason := _lost(trainer, adapter, row)) is not None), None)
 
@@ -93,18 +93,6 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
 def _adapter(trainer: Any) -> TrainerAdapter:
     """Return the adapter of a trainer, or of an object made like transformers' own trainer."""
     return adapter_of(trainer) or TRANSFORMERS
-
-
-@contextmanager
-def _as_it_was() -> Iterator[None]:
-    """Restore random states on exit: data sets and collators may draw."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 def _packs(collator: Any) -> bool:

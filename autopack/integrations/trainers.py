@@ -1,7 +1,7 @@
 """Facts about trainers of other libraries: an adapter for each kind, with their private parts.
 
-An adapter names the attributes in which a kind of trainer holds its model, its data and its
-collator, the columns that it drops, and how its loss reads a row. Another kind is another entry of
+All known kinds derive from transformers' own, and hold their model, data and collator as that does (seen in
+transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads a row. Another kind is another entry of
 `ADAPTERS`. No other module knows these private parts. None of these libraries is imported.
 """
 
@@ -9,41 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class TrainerAdapter:
     """A kind of trainer: class `kind` of the package or module `package`, and classes derived from
-    it.
-
-    Names that begin with an underscore are private parts of the library, as in release `seen_in`.
-    """
+    it."""
 
     kind: str
-    package: str
-    seen_in: str
-    model: str = "model"
-    """Attribute with the model that is trained; other models are searched among all attributes."""
-    wrapped: tuple[str, ...] = ()
-    """Attributes with the same model in wrappers."""
-    makes_model: str = "model_init"
-    """Attribute that is not None if training makes the model anew."""
-    data: tuple[str, ...] = ("train_dataset", "eval_dataset")
-    collator: str = "data_collator"
-    steps: tuple[str, ...] = ()
-    """Methods that train and evaluate, with the trainer as `self`."""
-    columns: str | None = None
-    """Attribute with the list of columns that the trainer keeps; None if it drops none."""
-    find_columns: str = ""
-    """Method that fills `columns`."""
-    drops: str = ""
-    """Field of the trainer's `args` that makes it drop the other columns."""
-    callbacks: str | None = None
-    """Attribute whose `callbacks` are transformers' own kind; None if it has none: nothing is
-    logged."""
+    package: str = "trl"
     adds_up_rows: bool = False
     """True if the loss takes every row of a batch for one sequence, whatever the row declares."""
     reference: str | None = None
@@ -53,9 +30,16 @@ class TrainerAdapter:
     """Value of `args.packing_strategy` that cuts documents at row ends and declares no
     boundaries."""
 
+    model: ClassVar[str] = "model"
+    """Attribute with the model that is trained; other models are searched among all attributes."""
+    wrapped: ClassVar[str] = "model_wrapped"
+    """Attribute with the same model in wrappers."""
+    makes_model: ClassVar[str] = "model_init"
+    """Attribute that is not None if training makes the model anew."""
+
     def drops_columns(self, trainer: Any) -> bool:
         """Return True if a trainer drops columns that its model's forward does not name."""
-        return self.columns is not None and hasattr(trainer, self.columns) and bool(getattr(trainer.args, self.drops))
+        return hasattr(trainer, "_signature_columns") and bool(trainer.args.remove_unused_columns)
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
@@ -74,20 +58,20 @@ class TrainerAdapter:
     def columns_of(self, trainer: Any) -> list[str] | None:
         """Return the columns that a trainer keeps; None if it drops none or has not found them
         yet."""
-        return None if self.columns is None else getattr(trainer, self.columns, None)
+        return getattr(trainer, "_signature_columns", None)
 
     def found_columns(self, trainer: Any) -> list[str]:
         """Let a trainer that drops columns find those that it keeps, and return them."""
-        getattr(trainer, self.find_columns)()
-        return getattr(trainer, self.columns or "")
+        trainer._set_signature_columns_if_needed()
+        return trainer._signature_columns
 
     def set_columns(self, trainer: Any, columns: list[str] | None) -> None:
         """Let a trainer keep these columns."""
-        setattr(trainer, self.columns or "", columns)
+        trainer._signature_columns = columns
 
     def collator_of(self, trainer: Any) -> Any:
         """Return the collator of a trainer, which makes batches of examples."""
-        return getattr(trainer, self.collator, None)
+        return getattr(trainer, "data_collator", None)
 
     def reference_of(self, trainer: Any) -> Any:
         """Return the model that the trained one is compared with; None if there is none."""
@@ -95,38 +79,29 @@ class TrainerAdapter:
 
     def callbacks_of(self, trainer: Any) -> list[Any]:
         """Return the list of callbacks of a trainer; an empty one if it has none."""
-        return getattr(getattr(trainer, self.callbacks or "", None), "callbacks", [])
+        return getattr(getattr(trainer, "callback_handler", None), "callbacks", [])
 
     def datasets_of(self, trainer: Any) -> list[Any]:
         """Return the data sets of a trainer; one of them may hold several by name."""
         found: list[Any] = []
-        for name in self.data:
+        for name in ("train_dataset", "eval_dataset"):
             given = getattr(trainer, name, None)
             found += given.values() if isinstance(given, dict) else [given]
         return [dataset for dataset in found if dataset is not None]
 
 
-TRANSFORMERS = TrainerAdapter(
-    "Trainer",
-    "transformers.trainer",
-    seen_in="transformers 5.24",
-    wrapped=("model_wrapped",),
-    steps=("training_step", "prediction_step"),
-    columns="_signature_columns",
-    find_columns="_set_signature_columns_if_needed",
-    drops="remove_unused_columns",
-    callbacks="callback_handler",
-)
-_TRL = replace(TRANSFORMERS, package="trl", seen_in="trl 1.16")
+TRANSFORMERS = TrainerAdapter("Trainer", "transformers.trainer")
 ADAPTERS = [
-    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, reference="ref_model"),
-    replace(_TRL, kind="KTOTrainer", adds_up_rows=True, reference="ref_model"),
-    replace(_TRL, kind="ORPOTrainer", adds_up_rows=True),
-    replace(_TRL, kind="CPOTrainer", adds_up_rows=True),
-    replace(_TRL, kind="SFTTrainer", cuts="wrapped"),
+    TrainerAdapter("DPOTrainer", adds_up_rows=True, reference="ref_model"),
+    TrainerAdapter("KTOTrainer", adds_up_rows=True, reference="ref_model"),
+    TrainerAdapter("ORPOTrainer", adds_up_rows=True),
+    TrainerAdapter("CPOTrainer", adds_up_rows=True),
+    TrainerAdapter("SFTTrainer", cuts="wrapped"),
     TRANSFORMERS,
 ]
 """Adapters of all known kinds; for a trainer of several kinds the first counts."""
+_STEPS = ("training_step", "prediction_step")
+"""Methods that train and evaluate, with the trainer as `self`."""
 
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
@@ -144,10 +119,9 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Yield the trainers that train or evaluate in this thread, innermost first, with their
     adapters."""
-    steps = {name for adapter in ADAPTERS for name in adapter.steps}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in steps and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
+        if frame.f_code.co_name in _STEPS and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
             yield found, adapter
         frame = frame.f_back

@@ -156,7 +156,7 @@ def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, 
     second: dict[str, nn.Module] = {}
     seen: set[int] = set()
     # The policy first: it is what the trainer is asked about.
-    held = {name: value for name, value in vars(trainer).items() if name not in adapter.wrapped}
+    held = {name: value for name, value in vars(trainer).items() if name != adapter.wrapped}
     attributes = {adapter.model: getattr(trainer, adapter.model), **held}
     for name, value in attributes.items():
         listed = isinstance(value, list | tuple)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autopack.launch import session
-from autopack.launch.settings import REPORTS, RUN, STARTED, BadSetting, Settings, without
+from autopack.launch.settings import REPORTS, RUN, STARTED, Settings, without
+from autopack.options import BadSetting
 
 
 def start() -> None:

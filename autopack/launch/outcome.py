@@ -12,7 +12,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,27 +57,17 @@ class Outcome:
         if self.checked is not None and other.checked is not None:
             self.checked.add(other.checked)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the same as values that JSON has."""
-        plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
-        found: dict[str, Any] = {} if self.tally is None else {"tally": vars(self.tally)}
-        if self.checked is not None:
-            found["checked"] = {**vars(self.checked), "kinds": []}  # of this process
-        return plain | found
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a tally has a time of its own, and kinds of calls are of this process.
+        checked = self.checked and replace(self.checked, kinds=set())
+        return {**vars(self), "tally": self.tally and vars(self.tally), "checked": checked}
 
-    @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> Outcome:
-        """Return the outcome that `plain` gave."""
-        if "tally" in plain:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.tally is not None:
             from autopack.runtime.tally import Tally
 
-            plain = {**plain, "tally": Tally.of_plain(plain["tally"])}
-        if "checked" in plain:
-            from autopack.runtime.checked import Checked
-
-            counted = plain["checked"]
-            plain = {**plain, "checked": Checked(**{**counted, "skipped": Counter(counted["skipped"]), "kinds": set()})}
-        return cls(**plain)
+            self.tally = Tally(**state["tally"])
 
 
 def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -97,12 +87,12 @@ def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
     """Write this process's outcomes for the first one; return False if that one has ended."""
-    import json
+    import pickle
 
-    kept = directory / f"{os.getpid()}.json"
+    kept = directory / f"{os.getpid()}.outcomes"
     part = kept.with_suffix(".part")
     try:
-        part.write_text(json.dumps([each.plain() for each in outcomes]), encoding="utf-8")
+        part.write_bytes(pickle.dumps(list(outcomes)))
         os.replace(part, kept)  # whoever is killed in between leaves the file as it was
     except OSError:
         return False
@@ -111,12 +101,9 @@ def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
 
 def kept(directory: Path) -> list[Outcome]:
     """Return the outcomes that all processes have left in a directory."""
-    files = sorted(directory.glob("*.json"))
-    if not files:
-        return []
-    import json
+    import pickle
 
-    return [Outcome.of_plain(each) for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
+    return [each for file in sorted(directory.glob("*.outcomes")) for each in pickle.loads(file.read_bytes())]
 
 
 def is_first(text: str, directory: Path) -> bool:

@@ -156,13 +156,6 @@ class Tally:
         began = [each for each in (self._began, other._began) if each is not None]
         self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
 
-    @classmethod
-    def of_plain(cls, counted: dict[str, Any]) -> Tally:
-        """Return a tally with the counts in another one's `vars`, once JSON has had them."""
-        volumes = {name: Volume(*counted[name]) for name in ("training", "evaluation")}
-        reasons = {name: Counter(counted[name]) for name in ("left", "refused", "apart")}
-        return cls(**{**counted, **volumes, **reasons})
-
     @property
     def tokens_per_second(self) -> float | None:
         """Real tokens per second, over all time from the first training call to the latest."""

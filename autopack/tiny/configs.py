@@ -15,6 +15,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autopack.family import DERIVED
+from autopack.options import TASKS as TASKS
 from autopack.registry import families
 from autopack.tiny import rules
 
@@ -30,21 +31,6 @@ class CannotBuild(ValueError):
         super().__init__(f"cannot build a tiny {model_type!r} model: {text}")
         self.model_type = model_type
         self.reason = text
-
-
-TASKS = {
-    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
-    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
-    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
-    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
-    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "multimodal-lm": "MODEL_FOR_MULTIMODAL_LM_MAPPING",
-}
-"""Tasks of models, with transformers' mapping of the types that have a class for each."""
 
 
 def types_for(task: str) -> list[str]:

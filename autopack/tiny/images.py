@@ -25,38 +25,6 @@ from autopack.tiny.models import tokens
 
 IMAGE = "image"
 """Marker of an image among the lengths of runs of text."""
-FORMS = {
-    "grid": "(patches, channels * pixels), and the grid of each image",
-    "grid of one frame": "the same, where a grid has no time",
-    "grid of squares": "the same, (patches, channels, height, width)",
-    "grid of tokens": "(tokens, height, width, channels), and the grid of each image",
-    "patches in time": "(patches, times, height, width, channels)",
-    "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
-    "square": "(images, channels, height, width)",
-    "square beside text": "the same, one for each document, whose tokens have no places for it",
-    "square and instructions": "the same, and tokens for each image, with a mask of padding",
-    "frames and instructions": "the same of (videos, frames, channels, height, width)",
-    "square after a prefix": "the same as square; token types tell the last run of text, which is learned",
-    "two resolutions": "the same, and the same image at a higher resolution",
-    "square and crops": "the same as square, the crops of all images, and how many each image has",
-    "square and grids of crops": "the same, in lists, and how many crops lie side by side and below each other",
-    "sized": "(images, channels, height, width), padded, and the size of each image",
-    "tiles": "(images, tiles, channels, height, width), and the size of each image",
-    "tiles alone": "the same without the size, equally many of every image",
-    "views": "(images, channels, height, width), and smaller views of each, one after the other",
-    "nested": "(rows, images, channels, height, width)",
-    "nested, masked": "the same, and which images a row has",
-    "nested, seen": "the same, and which images each token sees",
-    "tiles by row": "(rows, images, tiles, channels, height, width), and which tiles each token sees",
-    "patches": "(images, patches, channels * pixels), and where each patch lies",
-    "flat patches": "(1, patches, channels * pixels), of all images",
-    "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
-    "flattened patches, masked": "the same, and which patches are none of padding",
-    "numbered patches": "(crops, patches, channels * pixels), and which of all are pooled for each placeholder",
-    "spatial patches": "the same, and how many patches lie side by side",
-}
-"""Forms in which types take images; families name the form of each type
-(`autopack.family.Tiny.images`)."""
 _FRAMES = "frames and instructions"
 _BESIDE = "square beside text"
 _SIDE = 2
@@ -150,6 +118,8 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
     match form:
         case "grid" | "grid of squares":
+            # grid: (patches, channels * pixels), and the grid of each image
+            # grid of squares: as grid, (patches, channels, height, width)
             merge = _merge(vision)
             depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
             of_patch = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
@@ -158,52 +128,75 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             merged = "image_merge_sizes" in inspect.signature(type(model).forward).parameters
             return {**found, "image_merge_sizes": torch.tensor([merge])} if merged else found
         case "grid of one frame":
+            # as grid, where a grid has no time
             return {"pixel_values": flat(8 * many), "image_grid_hw": one(2 * many, 4)}
         case "grid of tokens":
+            # (tokens, height, width, channels), and the grid of each image
             side = patch * _merge(vision)
             return {"pixel_values": pixels(2 * many, side, side, channels), "image_grid_thw": one(1, many, 2)}
         case "patches in time":
+            # (patches, times, height, width, channels)
             return {"pixel_values": pixels(1 + many, vision.temporal_patch_size, patch, patch, channels)}
         case "row of patches":
+            # (1, channels, height, patches * width), and the size of each image in patches
             high, wide = 2 * _SIDE, 2 * _SIDE * many
             return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
         case "square" | "square after a prefix" | "square beside text":
+            # square: (images, channels, height, width)
+            # square after a prefix: as square; token types tell the last run of text, which is learned
+            # square beside text: as square, one for each document, whose tokens have no places for it
             return {"pixel_values": square(1)}
         case "square and instructions" | "frames and instructions":
+            # square and instructions: as square, and tokens for each image, with a mask of padding
+            # frames and instructions: the same, of (videos, frames, channels, height, width)
             frames = square(1, 2) if form == _FRAMES else square(1)
             ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
             mask = (torch.arange(4) < 2 + many).long()[None]
             return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
         case "square and crops" | "views":
+            # square and crops: as square, the crops of all images, and how many each image has
+            # views: (images, channels, height, width), and smaller views of each, one after the other
             of_local = size if form == "square and crops" else size // 2
             found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
             return {**found, "num_local_patches": torch.tensor([many])}
         case "square and grids of crops":
+            # as square and crops, in lists, and how many crops lie side by side and below each other
             found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
             return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
         case "two resolutions":
+            # as square, and the same image at a higher resolution
             fine = model.config.high_res_vision_config.image_size
             return {"pixel_values": square(1), "high_res_pixel_values": pixels(1, channels, fine, fine)}
         case "sized":
+            # (images, channels, height, width), padded, and the size of each image
             image, width = square(1), size if odd else size // 2
             image[..., width:] = 0
             return {"pixel_values": image, "image_sizes": one(size, width)}
         case "tiles":
+            # (images, tiles, channels, height, width), and the size of each image
             return {"pixel_values": square(1, 5), "image_sizes": one(size * (2 - odd), 2 * size)}
         case "tiles alone":
+            # as tiles, without the size, equally many of every image
             return {"pixel_values": square(1, 2)}
         case "tiles by row":
+            # (rows, images, tiles, channels, height, width), and which tiles each token sees
             tiles = square(1, 1, vision.max_num_tiles)
             tiles[:, :, many:] = 0
             mask = (torch.arange(vision.max_num_tiles) < many).long()[None, None]
             return {"pixel_values": tiles, "aspect_ratio_ids": one(many), "aspect_ratio_mask": mask}
         case "nested" | "nested, seen":
+            # nested: (rows, images, channels, height, width)
+            # nested, seen: the same, and which images each token sees
             return {"pixel_values": square(1, 1)}
         case "nested, masked":
+            # as nested, and which images a row has
             return {"pixel_values": square(1, 1), "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
         case "flat patches":
+            # (1, patches, channels * pixels), of all images
             return {"pixel_values": flat(1, 1 + many)}
         case "flattened patches" | "flattened patches, masked":
+            # flattened patches: (images, patches, row and column and channels * pixels); a mask tells the placeholders
+            # flattened patches, masked: the same, and which patches are none of padding
             high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
             patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)  # zeros are padding
             where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
@@ -211,6 +204,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             more = {} if form == "flattened patches" else {"attention_mask": (patches.sum(dim=-1) != 0).long()}
             return {"flattened_patches": patches, **more}
         case "numbered patches":
+            # (crops, patches, channels * pixels), and which of all are pooled for each placeholder
             crops, (high, wide) = 1 + many, (side // patch for side in vision.image_size)
             windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
             numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
@@ -219,10 +213,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
             return {**found, "image_num_crops": torch.tensor([crops])}
         case "spatial patches":
+            # (images, patches, channels * pixels), which are none of padding, and how many lie side by side
             high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
             mask = (torch.arange(most) < high * wide).long()[None]
             return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}
-    assert form == "patches"
+    assert form == "patches"  # (images, patches, channels * pixels), and where each patch lies
     patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
     where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)

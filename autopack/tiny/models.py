@@ -45,13 +45,11 @@ def build(
     whole = configs.config(model_type, task=task, **config_overrides)
     default_dtype = torch.get_default_dtype()
     try:
-        model_class, tiny = class_and_config(whole, task)
-        dtype_argument = "dtype" if hasattr(tiny, "dtype") else "torch_dtype"
         torch.set_default_dtype(torch.float32)
         with torch.random.fork_rng(devices=[]):
             # not torch.manual_seed, which would also seed the generators of all accelerators
             torch.default_generator.manual_seed(seed)
-            model = model_class._from_config(tiny, attn_implementation=attn_implementation, **{dtype_argument: dtype})
+            model: Any = of_config(whole, task, attn_implementation, dtype)
     except Exception as error:
         raise configs.CannotBuild(model_type, error) from error
     finally:
@@ -67,13 +65,17 @@ def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 
 
-def class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """Return the class that the task's mapping names, and the part of a composite configuration for
-    it."""
+def of_config(
+    config: PretrainedConfig, task: str, attn_implementation: str | dict[str, str] | None, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return a model of the class that the task's mapping names, of the part of a composite configuration for it."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
-    fitting = [part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class)]
-    return model_class, next(iter(fitting), config)
+    fitting = (part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class))
+    own = next(fitting, config)
+    # transformers 4.56 renamed the argument together with the field of the configuration.
+    named = {"dtype" if hasattr(own, "dtype") else "torch_dtype": dtype}
+    return model_class._from_config(own, attn_implementation=attn_implementation, **named)
 
 
 @torch.no_grad()

@@ -26,20 +26,6 @@ from autopack.tiny.media_rows import Document, features_of, form_of, runs
 SOUND = "sound"
 """Marker of a sound among the lengths of runs of text."""
 
-FORMS = {
-    "window": "(sounds, bins, frames), as many frames as the encoder has positions for, and a mask of frames",
-    "whole window": "the same without a mask: silence is a part of it",
-    "bins and frames": "(sounds, bins, frames), padded, and a mask of frames",
-    "bins and frames in chunks": "the same, padded to whole chunks of the encoder",
-    "frames": "(sounds, frames, bins), padded, and a mask of frames",
-    "frames without a mask": "the same, and a mask of the features that a projection makes of them",
-    "frames of ids": "the same as frames, of ids of bins",
-    "samples": "(sounds, samples), padded to whole tokens, and a mask of samples",
-    "samples of a channel": "the same, (sounds, 1, samples)",
-    "chunks of frames": "(chunks, bins, frames), and how many samples each chunk has",
-}
-"""Forms in which types take sounds; families name the form of each type
-(`autopack.family.Tiny.sounds`)."""
 _MASKS = """
 feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask audio_input_ids_mask
 """.split()
@@ -121,17 +107,23 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
 
     match form:
         case "window" | "whole window":
+            # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a mask of frames
+            # whole window: the same without a mask: silence is a part of it
             whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
             found = {"input_features": values(1, bins, whole)}
             return found if form == "whole window" or not mask_name else found | {mask_name: mask(whole).long()}
         case "bins and frames" | "bins and frames in chunks":
+            # bins and frames: (sounds, bins, frames), padded, and a mask of frames
+            # bins and frames in chunks: the same, padded to whole chunks of the encoder
             whole = _whole(length, 2 * part.n_window if form == "bins and frames in chunks" else 1)
             return {"input_features": values(1, bins, whole) * mask(whole)[:, None], mask_name: mask(whole).long()}
         case "frames without a mask":
+            # as frames, and a mask of the features that a projection makes of them
             kept = _whole(length, config.window_size) // config.downsample_rate
             features = values(1, length, part.input_dim)
             return {"input_features": features, mask_name: torch.ones(1, kept, dtype=torch.bool)}
         case "frames of ids":
+            # as frames, of ids of bins
             ids = torch.randint(part.mel_vocab_size, (1, length, bins), generator=generator)
             return {"audio_input_ids": ids, mask_name: mask(length).long()}
         case "frames" if "audio_input_features" in named:
@@ -143,17 +135,20 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
                 "audio_embed_sizes": sizes,
             }
         case "frames":
+            # (sounds, frames, bins), padded, and a mask of frames
             whole = _whole(length, part.subsampling_factor if hasattr(part, "asr_config") else 1)
             # its processor gives a frame more than it counts
             whole += getattr(part, "model_type", "") == "parakeet_encoder"
             return {"input_features": values(1, whole, bins) * mask(whole)[..., None], mask_name: mask(whole)}
         case "samples" | "samples of a channel":
+            # samples: (sounds, samples), padded to whole tokens, and a mask of samples
+            # samples of a channel: the same, (sounds, 1, samples)
             per_token = getattr(part, "samples_per_token", None) or config.acoustic_tokenizer_encoder_config.hop_length
             length = length * per_token // 8 - 3
             whole = _whole(length, per_token)
             samples = values(1, whole) * mask(whole)
             return {"input_values": samples if form == "samples" else samples[:, None], mask_name: mask(whole)}
-    assert form == "chunks of frames"
+    assert form == "chunks of frames"  # (chunks, bins, frames), and how many samples each chunk has
     chunk = part.samples_per_token * 5
     lengths = torch.tensor([chunk] * (number % 2) + [length * part.hop_length - 7])
     whole = _whole(-(-int(lengths.max()) // part.hop_length), 8)

@@ -39,24 +39,16 @@ SMALL_ROWS = ((3, 9, 1, 7), (12, 8))
 
 def measure_backend(job: Job, backend: str) -> None:
     """Measure all types of a backend in both precisions, as far as time allows."""
-    results: dict[str, dict[str, Any]] = {}
+    types = (SMALL if job.small else TYPES)[backend]
+
+    def of(cell: str) -> dict[str, Any]:
+        model_type, name = cell.split()
+        torch._dynamo.reset()  # flex compiles for each of them, and after some it would no longer
+        return measure(model_type, backend, DTYPES[name], job)
+
     with job.machine.kernels_of(backend) as kernels:
-        job.record(kernels=kernels, factor=FACTOR, rows=SMALL_ROWS if job.small else ROWS, types=results)
-        for name, dtype in DTYPES.items():
-            for model_type in (SMALL if job.small else TYPES)[backend]:
-                key = f"{model_type} {name}"
-                if job.left() <= 0:
-                    results[key] = {"left out": "no time"}
-                    continue
-                try:
-                    results[key] = measure(model_type, backend, dtype, job)
-                except Exception as error:
-                    results[key] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
-                if why := results[key].get("error") or results[key].get("inexact"):
-                    job.problem(f"{key}: {why}")
-                job.machine.forget()
-                torch._dynamo.reset()  # flex compiles for each of them, and after some it would no longer
-                job.record()
+        about = {"kernels": kernels, "factor": FACTOR, "rows": SMALL_ROWS if job.small else ROWS}
+        job.measure([f"{model_type} {name}" for name in DTYPES for model_type in types], of, **about)
 
 
 def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict[str, Any]:
@@ -123,28 +115,22 @@ def _weighted(logits: torch.Tensor, number: int, seed: int) -> torch.Tensor:
     return (logits.float() * weights.to(logits.device)).sum() / logits.shape[-1] ** 0.5
 
 
-def _gradients(model: Any, documents: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    loss = torch.stack([_weighted(logits, number, seed) for number, logits in enumerate(documents)]).sum()
+def _gradients(model: Any, documents: list[torch.Tensor], seed: int, first: int = 0) -> list[torch.Tensor]:
+    """Return the gradients, in float32, of a sum over documents that are numbered from `first` on."""
+    loss = torch.stack([_weighted(logits, number, seed) for number, logits in enumerate(documents, first)]).sum()
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p).float() if g is None else g.float() for p, g in zip(parameters, found, strict=True)]
 
 
 def _alone(model: Any, documents: list[torch.Tensor], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Logits (tokens, vocabulary) of each document alone, and the gradients of all, which are added up in float32."""
-    logits, total = [], None
+    """Return logits (tokens, vocabulary) of each document alone, and the gradients of all, added up in float32."""
+    logits, gradients = [], []
     for number, ids in enumerate(documents):
         found = model(input_ids=ids, use_cache=False).logits[0]
-        loss = _weighted(found, number, seed)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        filled = [
-            torch.zeros_like(p).float() if g is None else g.float() for p, g in zip(parameters, gradients, strict=True)
-        ]
-        total = filled if total is None else [a + b for a, b in zip(total, filled, strict=True)]
+        gradients.append(_gradients(model, [found], seed, number))
         logits.append(found.detach())
-    assert total is not None
-    return logits, total
+    return logits, [torch.stack(each).sum(0) for each in zip(*gradients, strict=True)]
 
 
 @torch.no_grad()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autopack.tiny import CannotBuild
 from benchmarks.gpu.machine import Machine
+from benchmarks.interleave import put
 
 OK, FAILED, LEFT_OUT = "ok", "failed", "left out"
 NO_TIME = "no time"
@@ -49,12 +51,29 @@ class Job:
         """Note something that is not as it should be: the part goes on, and counts as failed."""
         self.problems.append(text)
 
+    def measure(self, cells: Iterable[str], measure: Callable[[str], dict[str, Any]], **more: Any) -> None:
+        """Record what is measured of each cell, as far as time allows; note those that are inexact or raise."""
+        results: dict[str, dict[str, Any]] = {}
+        self.record(types=results, **more)
+        for cell in cells:
+            if self.left() <= 0:
+                results[cell] = {"left out": "no time"}
+                continue
+            try:
+                results[cell] = measure(cell)
+            except CannotBuild as error:
+                results[cell] = {"left out": error.reason}
+            except Exception as error:
+                results[cell] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+            if why := results[cell].get("error") or results[cell].get("inexact"):
+                self.problem(f"{cell}: {why}")
+            self.machine.forget()
+            self.record()
+
     def save(self, outcome: dict[str, Any]) -> None:
         """Write an outcome where the process that started this one reads it."""
         if self.path is not None:
-            unfinished = self.path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(outcome, default=str))
-            unfinished.replace(self.path)
+            put(self.path, json.dumps(outcome, default=str))
 
     def _so_far(self) -> dict[str, Any]:
         return {"problems": self.problems, "seconds": time.monotonic() - self.started, "result": self.found}

@@ -8,7 +8,6 @@ import importlib.util
 import platform
 import shutil
 import subprocess
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,38 +34,6 @@ class Machine:
         """Whether it is a GPU."""
         return self.device.startswith("cuda")
 
-    def wait(self) -> None:
-        """Wait until the device has done all that it was given."""
-        if self.is_cuda:
-            torch.cuda.synchronize()
-
-    def timed(self, function: Callable[[], Any]) -> dict[str, float]:
-        """Seconds that a call takes from an idle device to an idle device, by the clock and by the device's events."""
-        self.wait()
-        if not self.is_cuda:
-            started = time.perf_counter()
-            function()
-            return {"wall": time.perf_counter() - started}
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started = time.perf_counter()
-        first.record()
-        function()
-        last.record()
-        self.wait()
-        return {"wall": time.perf_counter() - started, "events": first.elapsed_time(last) / 1000}
-
-    def peak(self, function: Callable[[], Any]) -> dict[str, float | None]:
-        """Memory in GiB that tensors hold before a call and at most in it; None on a CPU."""
-        if not self.is_cuda:
-            function()
-            return {"before": None, "peak": None}
-        self.wait()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        function()
-        self.wait()
-        return {"before": before / GIB, "peak": torch.cuda.max_memory_allocated() / GIB}
-
     def free(self) -> float | None:
         """GiB that could be had now, after giving back what is only cached; None on a CPU."""
         if not self.is_cuda:
@@ -85,7 +52,7 @@ class Machine:
             with _Reads() as reads:
                 function()
             return dict(reads.found)
-        self.wait()
+        torch.cuda.synchronize()
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -30,25 +30,14 @@ def measure_mixers(job: Job) -> None:
         from compat.scans import install
 
         arrived = install()  # before any modeling file is imported
-    results: dict[str, dict[str, Any]] = {}
-    job.record(types=results, modes=MODES, lengths=SMALL_LENGTHS if job.small else LENGTHS)
     dtypes = DTYPES if job.machine.is_cuda else {"fp32": torch.float32}
-    for model_type in SMALL if job.small else TYPES:
-        for name, dtype in dtypes.items():
-            key = f"{model_type} {name}"
-            if job.left() <= 0:
-                results[key] = {"left out": "no time"}
-                continue
-            try:
-                results[key] = measure(model_type, dtype, job)
-            except tiny.CannotBuild as error:
-                results[key] = {"left out": error.reason}
-            except Exception as error:
-                results[key] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
-            if why := results[key].get("error") or results[key].get("inexact"):
-                job.problem(f"{key}: {why}")
-            job.machine.forget()
-            job.record()
+
+    def of(cell: str) -> dict[str, Any]:
+        model_type, name = cell.split()
+        return measure(model_type, dtypes[name], job)
+
+    cells = [f"{model_type} {name}" for model_type in (SMALL if job.small else TYPES) for name in dtypes]
+    job.measure(cells, of, modes=MODES, lengths=SMALL_LENGTHS if job.small else LENGTHS)
     if arrived is not None:
         job.record(**{"documents at kernels": arrived.calls[-4:]})
 

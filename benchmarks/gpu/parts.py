@@ -9,7 +9,6 @@ from benchmarks.gpu.exactness import measure_backend
 from benchmarks.gpu.job import Job, Part
 from benchmarks.gpu.mixers import measure_mixers
 from benchmarks.gpu.speed import SIZES, measure_size
-from benchmarks.gpu.suite import run_tests
 from benchmarks.gpu.waits import count_waits
 
 
@@ -33,6 +32,5 @@ PARTS = [
         for name, share in zip(SIZES, (0.07, 0.07, 0.1, 0.07, 0.14, 0.1), strict=True)
     ),
     Part("exactness, flex", partial(measure_backend, backend="flex"), 0.1),
-    Part("tests", run_tests, 0.12),
     Part("mixers", measure_mixers, 0.13, apart=True),
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autopack.bench.race import Spread
+from autopack.bench.report import mebibytes
 from autopack.pages.figure import Bar, Bars, picture, save
 from autopack.pages.theme import PACKED, PADDED
 from benchmarks.gpu.job import FAILED
@@ -57,9 +59,6 @@ def _environment(parts: dict[str, Any]) -> Iterator[str]:
 def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
     if name == "waits":
         yield from _waits(found)
-    elif name == "tests" and "counts" in found:
-        yield ", ".join(f"{count} {outcome.lower()}" for outcome, count in found["counts"].items()) or "none ended"
-        yield from (f"  {test}" for test in found["failed"])
     elif "types" in found:
         yield from _types(found)
     elif "size" in found:
@@ -97,14 +96,11 @@ def _waits(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _speed(found: dict[str, Any]) -> Iterator[str]:
-    size, real, padded = found["size"], found.get("real tokens"), found.get("padded tokens", {})
-    yield (
-        f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {size['layers']} layers x {size['hidden']}, "
-        f"{found['dtype']}; {found.get('flash', 'not run')}"
-    )
+    size, real = found["size"], found.get("real tokens")
+    yield (f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {found['dtype']}; {found.get('flash', 'not run')}")
     if real:
-        ratios = ", ".join(f"{name} {tokens / real:.2f}" for name, tokens in padded.items())
-        yield f"{size['batches']} batches of {size['documents']} documents, {real} tokens; padded / real: {ratios}"
+        ratio = f"padded / real: {found['padded tokens'] / real:.2f}"
+        yield f"{size['batches']} batches of {size['documents']} documents, {real} tokens; {ratio}"
     checked = found.get("checked", {})
     if checked:
         control = checked["control: documents that see each other"]
@@ -127,25 +123,15 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         f", {found['optimizer']}{', checkpointing' if found['checkpointing'] else ''}" if "optimizer" in found else ""
     )
     yield f"{title}{more}, {found['rounds']} interleaved rounds"
-    others = [key.removeprefix("speed of ") for key in found if key.startswith("speed of ")]
-    heads = ("median s", "min s", "max s", "tokens/s", "peak GiB", *(f"/ {other}" for other in others))
-    yield f"{'arm':<32}" + "".join(f"{head:>{_width(head)}}" for head in heads)
+    others = ("speed of padded", "speed of stock packed flash")
+    yield f"{'arm':<32}{'real tokens/s':>28}{'peak MiB':>11}" + "".join(f"{other:>30}" for other in others)
     for arm, cell in found["arms"].items():
-        if "median s" not in cell:
-            why = next((f"{key}: {_cut(cell[key])}" for key in ("out of memory", "error") if key in cell), "not timed")
-            yield f"{arm:<32}  {why}"
+        if cell["tokens per second"] is None:
+            yield f"{arm:<32}  {_cut(cell['failed'] or 'not timed')}"
             continue
-        peak = cell["memory, GiB"]["peak"]
-        cells = [f"{cell[key]:.4f}" for key in ("median s", "min s", "max s")]
-        cells += [f"{cell['real tokens/s']:.0f}", "-" if peak is None else f"{peak:.1f}"]
-        for other in others:
-            speed = found[f"speed of {other}"][arm]
-            cells.append(f"{speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
-        yield f"{arm:<32}" + "".join(f"{c:>{_width(h)}}" for c, h in zip(cells, heads, strict=True))
-
-
-def _width(head: str) -> int:
-    return 24 if head.startswith("/") else 11
+        ratios = ("-" if cell[other] is None else Spread(**cell[other]) for other in others)
+        speed = f"{Spread(**cell['tokens per second'])!s:>28}{mebibytes(cell['peak bytes']):>11}"
+        yield f"{arm:<32}{speed}" + "".join(f"{ratio!s:>30}" for ratio in ratios)
 
 
 def draw(result: dict[str, Any], path: Path) -> str:
@@ -154,7 +140,7 @@ def draw(result: dict[str, Any], path: Path) -> str:
         (f"{name.removeprefix('speed, ')}, {kind}", outcome["result"][kind]["arms"])
         for name, outcome in result["parts"].items()
         for kind in KINDS
-        if any("median s" in cell for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
+        if any(cell["tokens per second"] for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
     ]
     if not races:
         return "none, because nothing was timed"
@@ -170,9 +156,13 @@ def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path:
     for title, arms in races:
         bars = []
         for name, cell in arms.items():
-            speed, color = cell.get("real tokens/s"), PACKED if name.startswith("enabled") else PADDED
-            missing = next((key for key in ("out of memory", "error") if key in cell), "not timed")
-            bars.append(Bar(name, speed, missing if speed is None else f"{speed:,.0f}", color))
+            color = PACKED if name.startswith("enabled") else PADDED
+            if cell["tokens per second"]:
+                speed = Spread(**cell["tokens per second"])
+                form = {"color": color, "interval": (speed.low, speed.high)}
+                bars.append(Bar(name, speed.median, f"{speed.median:,.0f}", **form))
+            else:
+                bars.append(Bar(name, None, _cut(cell["failed"] or "not timed")))
         charts.append(Bars(f"{title}: real tokens per second", bars))
     found = result["parts"].get("environment", {}).get("result", {})
     save(picture(charts, found.get("name", result["settings"]["device"])), path)

@@ -125,13 +125,8 @@ class Run:
     def write(self) -> None:
         """Write what there is: `gpu.json`, and `gpu.txt`, the same in words."""
         self.result["seconds"] = time.monotonic() - self.started
-        for name, text in (
-            ("gpu.json", json.dumps(self.result, indent=1, default=str)),
-            ("gpu.txt", report.table(self.result)),
-        ):
-            unfinished = self.out / f".{name}"
-            unfinished.write_text(text + "\n")
-            unfinished.replace(self.out / name)
+        interleave.put(self.out / "gpu.json", json.dumps(self.result, indent=1, default=str) + "\n")
+        interleave.put(self.out / "gpu.txt", report.table(self.result) + "\n")
 
 
 def _identity(result: dict[str, Any]) -> list[Any]:

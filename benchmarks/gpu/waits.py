@@ -9,7 +9,7 @@ import torch
 
 from autopack import tiny
 from autopack.bench.batches import Batch
-from benchmarks.gpu.arms import ARMS, call_of, on
+from benchmarks.gpu.arms import ARMS, calls, on
 from benchmarks.gpu.job import Job
 
 LAYERS = (2, 6)
@@ -46,8 +46,10 @@ def _of(job: Job, arm: Any, kind: str) -> dict[str, dict[str, int]]:
             "llama", attn_implementation="sdpa", dtype=torch.bfloat16, device=device, num_hidden_layers=layers
         )
         batch = Batch.of([15, 25], torch.arange(1, model.config.vocab_size), job.seed, device)
-        with on(arm, model):
-            run = _call(model, call_of(batch, arm), backward=kind != "forward")
+        model.config.use_cache = False
+        with on(model, arm):
+            (call,) = calls(arm, model, [batch])
+            run = _call(model, call, backward=kind != "forward")
             run()  # what a first call does is not what every call does
             found[f"{layers} layers"] = job.machine.waits(run)
     return found

@@ -147,8 +147,8 @@ SEAMS = (
         "trainers: a column of documents is dropped unseen",
         "integrations.trainers:TrainerAdapter.drops_columns",
         returns(False),
-        "integration/test_trainer_adapters.py",
-        "test_what_it_loses_is_found",
+        "packing/test_trainers.py",
+        "test_evaluation_is_looked_at_too",
     ),
     seam(
         "checks: nothing moves where others are replaced",

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from autopack import tiny
 from autopack.bench import report
 from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
-from autopack.bench.compare import compare
+from autopack.bench.compare import TOLERANCES, Result, Settings, compare
+from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, summary, verdict
 from autopack.bench.report import write_table
-from autopack.bench.result import Outcome, Result, Settings
 from autopack.cli import main
 from tests.support.refusals import refused
 
@@ -146,7 +146,7 @@ def test_all_arms_have_the_same_documents():
     lengths = [[3, 9, 5], [2, 7, 4]]
     tokens = torch.arange(8, 100)
     drawn = [Batch.of(each, tokens, number, "cpu") for number, each in enumerate(lengths)]
-    wanted = sorted(tuple(document[0].tolist()) for batch in drawn for document in batch.documents)
+    wanted = sorted(tuple(document.tolist()) for batch in drawn for document in batch.documents)
     assert sum(map(len, wanted)) == 30
     for arm in ARMS:
         found = []
@@ -163,7 +163,8 @@ def test_all_arms_have_the_same_documents():
 
 
 def test_grouping_sorts_by_length():
-    assert grouped([[3, 9, 5], [2, 7]]) == [[2, 3, 5], [7, 9]]
+    batches = [Batch.of(lengths, torch.arange(9), 0, "cpu") for lengths in ([3, 9, 5], [2, 7])]
+    assert [batch.lengths for batch in grouped(batches)] == [[2, 3, 5], [7, 9]]
 
 
 # The command
@@ -229,28 +230,6 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     assert "fewer than 6 rounds cannot tell a difference from noise" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["llamma"], "did you mean llama"),
-        (["no/such-model"], "nothing is downloaded here"),
-        (["--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (["--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for lengths that are drawn"),
-        (["--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
-        (["--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
-        (["--plot", "a.xyz"], "wanted a file name that ends with"),
-        (["llama", "--attn", "no_such_attention"], "no_such_attention"),
-    ],
-)
-def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
-    assert bench(*arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("autopack bench: ")
-    assert said in printed.err
-    assert "Traceback" not in printed.err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said(capsys):
     assert bench("llama", "--device", "cuda") == 2
@@ -285,7 +264,7 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
         assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
     for name in NAMES[3:]:
         assert (outcomes[name].failed, len(outcomes[name].seconds)) == (None, 3)
-        assert (result.ratio(outcomes[name]), result.says(outcomes[name])) == (None, "nothing to compare with")
+        assert (outcomes[name].ratio, outcomes[name].says) == (None, "nothing to compare with")
     rows = [line for line in write_table(result).splitlines() if line.startswith(tuple(NAMES))]
     assert [line.endswith("out of memory") for line in rows] == [True, True, True, False, False]
     assert json.dumps(result.as_dict())
@@ -293,7 +272,9 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
 
 def bare_result(name: str = "a llama") -> Result:
     """A result of a machine and a model of which only what has to be is known."""
-    outcomes = [Outcome(arm, 4.0, 0.0, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
+    tolerance = TOLERANCES["float32"]
+    first = Outcome(ARMS[0], 7, None, tolerance, 4.0, seconds=[1.0, 1.1, 1.2])
+    outcomes = [first, *(Outcome(arm, 7, first, tolerance, 4.0, seconds=[1.0, 1.1, 1.2]) for arm in ARMS[1:])]
     where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
@@ -303,13 +284,13 @@ def bare_result(name: str = "a llama") -> Result:
 def test_an_arm_with_another_loss_is_wrong(capsys):
     result = bare_result()
     outcomes = result.outcomes
-    outcomes[-1].loss, outcomes[-1].difference = 4.4, 0.1
-    outcomes[2].loss, outcomes[2].difference = 4.4, 0.1  # stock's rows are known to leak
+    outcomes[-1].loss = 4.4
+    outcomes[2].loss = 4.4  # stock's rows are known to leak
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(write_table(result).split())
     assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said
     assert "The machine was busy before this began (load 3.0 on 2 cores)" in said
-    outcomes[-1].difference = float("nan")
+    outcomes[-1].loss = float("nan")
     assert result.wrong == [outcomes[-1]]
 
 

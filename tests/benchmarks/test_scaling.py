@@ -6,13 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import interleave, scaling
-
-
-@pytest.fixture(autouse=True)
-def stay_in_this_process(monkeypatch):
-    for name, value in interleave.MALLOC.items():
-        monkeypatch.setenv(name, value)
+from benchmarks import scaling
 
 
 def points(power: float) -> list[dict]:
@@ -52,7 +46,6 @@ def test_it_runs_at_small_sizes(tmp_path, capsys, backward):
     assert [line.startswith("stock, dense mask, 256 tokens: needs about") for line in found["left out"]] == [True]
     assert set(found["exponents"][scaling.PACKED]) == {"squares", "tokens"}
     assert file.with_suffix(".txt").read_text() in capsys.readouterr().out
-    assert file.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_one_size_has_no_slope(capsys):

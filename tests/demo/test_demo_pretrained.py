@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import pretrained
+from benchmarks import interleave, pages, pretrained
 from examples.pretrained import language_model, sentences, weights
 from examples.pretrained.__main__ import main
 from examples.pretrained.language_model import LanguageComparison, LanguageSettings
@@ -222,15 +222,15 @@ def test_losses_of_a_language_model_that_differ_are_failures(field):
     assert "FAILED: the losses" in language_model_table(result)
 
 
-def test_the_table_of_the_documentation_is_that_of_the_record():
-    result, page = pretrained.recorded(), pretrained.PAGE.read_text()
-    assert pretrained.with_table(page, result) == page
-    assert ("No speeds are recorded yet" in page) == (result is None)
-    if result is not None:
-        assert pretrained.RECORD.with_suffix(".txt").read_text() == pretrained.describe(result) + "\n"
-        assert {name: found["sha256"] for name, found in result["weights"].items()} == {
-            which.model: which.files for which in (MINILM, SMOLLM2)
-        }
+def test_the_record_is_in_words_beside_it_and_of_these_weights():
+    result = pages.recorded("pretrained")
+    assert result is not None
+    lines = [*interleave.heading(result["origin"]).splitlines(), *pretrained.describe(result)]
+    written = (pages.RESULTS / "pretrained.txt").read_text().splitlines()
+    assert list(filter(None, lines)) == list(filter(None, written))
+    assert {name: found["sha256"] for name, found in result["weights"].items()} == {
+        which.model: which.files for which in (MINILM, SMOLLM2)
+    }
 
 
 def test_a_table_holds_the_medians_of_every_arm():
@@ -242,11 +242,9 @@ def test_a_table_holds_the_medians_of_every_arm():
         "largest differences": {"documents, training": {"packed": 3e-7, "alone": 0.0}},
         "speed of stock": {"documents, training": {"packed": speed, "alone": {**speed, "median": 0.9}}},
     }
-    shown = pretrained.table(result)
+    shown = "\n".join(pages._pretrained(result))
     assert "| documents, training |  | 2.0 × | 0.9 × |" in shown
     assert "within 3e-07" in shown
-    page = f"before\n{pretrained.BEGIN}\nold\n{pretrained.END}\nafter\n"
-    assert pretrained.with_table(page, result) == f"before\n{pretrained.BEGIN}\n{shown}\n{pretrained.END}\nafter\n"
 
 
 def test_checksums_are_of_sha_256():

@@ -20,38 +20,33 @@ def ran(code: str, level: str | None = None) -> str:
     return ended.stderr
 
 
-def test_warnings_are_lines_on_stderr():
-    assert ran(WARNING) == "autopack: something stays\n"
+SETUP = "import logging; logging.basicConfig(format='MINE %(message)s');"
+OWN = "import autopack, logging; logging.getLogger('autopack').addHandler(logging.StreamHandler());"
 
 
 @pytest.mark.parametrize(
-    ("level", "said"),
-    [(None, ""), ("warning", ""), ("info", "autopack: something stays\n"), ("DEBUG", "autopack: something stays\n")],
+    ("code", "level", "said"),
+    [
+        (WARNING, None, "autopack: something stays\n"),
+        (INFO, None, ""),
+        (INFO, "warning", ""),
+        (INFO, "info", "autopack: something stays\n"),
+        (INFO, "DEBUG", "autopack: something stays\n"),
+        (
+            INFO,
+            "loud",
+            "autopack: AUTOPACK_LOG must be one of debug, info, warning, error; found 'loud', which changes nothing\n",
+        ),
+        # A program with logging of its own gets each line once, also where it is set up after the import.
+        (SETUP + WARNING, None, "MINE something stays\n"),
+        (f"import autopack; {SETUP}{WARNING}", None, "MINE something stays\n"),
+        (OWN + WARNING, None, "something stays\n"),
+        # A program without stderr goes on.
+        ("import sys; sys.stderr.close(); sys.stderr = None; " + WARNING, None, ""),
+    ],
 )
-def test_the_variable_sets_the_level(level, said):
-    assert ran(INFO, level) == said
-
-
-def test_a_level_that_is_none_is_said_and_changes_nothing():
-    expected = (
-        "autopack: AUTOPACK_LOG must be one of debug, info, warning, error; found 'loud', which changes nothing\n"
-    )
-    assert ran(INFO, "loud") == expected
-
-
-def test_a_program_with_logging_of_its_own_gets_each_line_once():
-    said = ran("import logging; logging.basicConfig(format='MINE %(message)s');" + WARNING)
-    assert said == "MINE something stays\n"
-
-
-def test_also_where_it_is_set_up_after_the_import():
-    said = ran("import autopack, logging; logging.basicConfig(format='MINE %(message)s');" + WARNING)
-    assert said == "MINE something stays\n"
-
-
-def test_a_handler_on_our_logger_is_the_one_that_writes():
-    own = "import autopack, logging; logging.getLogger('autopack').addHandler(logging.StreamHandler());"
-    assert ran(own + WARNING) == "something stays\n"
+def test_a_line_is_written_once_by_whoever_writes(code, level, said):
+    assert ran(code, level) == said
 
 
 def test_a_progress_bar_is_drawn_again_below_the_line():
@@ -61,7 +56,3 @@ def test_a_progress_bar_is_drawn_again_below_the_line():
     assert line == "autopack: something stays", "the line has nothing of the bar in it"
     after = said.partition("something stays\n")[2]
     assert "training" in after
-
-
-def test_a_program_without_stderr_goes_on():
-    assert ran("import sys; sys.stderr.close(); sys.stderr = None; " + WARNING) == ""

@@ -178,7 +178,7 @@ def test_speeds_and_memory_are_drawn_as_they_were_measured():
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
         outcome.peak = (number + 1) * 2**20
     speeds, memory = map(drawn, charts(result))
-    assert [bar.get_width() for bar in speeds.patches] == [result.speed(each).median for each in result.outcomes]
+    assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
     assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
     said = [text.get_text().removeprefix("× ") for text in speeds.texts]
     assert said == ["", *(row[2] for row in rows_of(result)[1:])]
