@@ -22,8 +22,8 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
 from autopack.runtime.model import Around, EnabledModel
 from autopack.runtime.scope import Activation
@@ -196,11 +196,11 @@ class Call:
         return told if isinstance(told, int) else IGNORED_LABEL
 
     @cached_property
-    def padding(self) -> Padding:
+    def padding(self) -> TokenMap:
         """The places of a padded batch's real tokens."""
         assert self.declared.real is not None
         assert self.inputs is not None
-        return Padding(self.declared.real, self.inputs.device)
+        return TokenMap.of_real(self.declared.real, self.inputs.device)
 
     @property
     def volume(self) -> Volume | None:

@@ -27,12 +27,12 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
-from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import first_of_row
 from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES, LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
@@ -216,7 +216,7 @@ class PairAsRows(Plan):
             "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
         )
         super().__init__(Scope(call.model, refusal=refusal))
-        places = [half.places for half in self.pair.halves]
+        places = [half.places.real for half in self.pair.halves]
         self.volume = Volume.of_row(len(self.pair.decoder.layout.lengths), *places)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
@@ -225,7 +225,7 @@ class PairAsRows(Plan):
 
     def count(self, tally: Tally) -> None:
         if not self.pair.packs:
-            tally.count(*(half.places for half in self.pair.halves))
+            tally.count(*(half.places.real for half in self.pair.halves))
             self.call.ran_without_padding()
 
     def finish(self, module: nn.Module, output: Any) -> Any:
@@ -316,9 +316,9 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
 
 def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
     """Return the decoder tokens made of each document's labels alone: (1, tokens)."""
-    batch = DocumentBatch.without_padding(decoder.layout)
-    alone = batch.spread(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
-    return batch.real(_shift_of(call.module)(alone))[None]
+    batch = TokenMap.of_documents(decoder.layout)
+    alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
+    return batch.restore(_shift_of(call.module)(alone))
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

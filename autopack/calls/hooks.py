@@ -31,7 +31,7 @@ from autopack.inspection import process, torches
 from autopack.inspection.modules import pool_documents, pools_single_tokens
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
-from autopack.layout.batches import DocumentBatch
+from autopack.layout.token_map import TokenMap
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.runs import bind_checkpointing
@@ -375,5 +375,5 @@ def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
         return None
     if running.plan is not None:
         running.plan.pooled = True
-    starts = layout.upload(DocumentBatch.without_padding(layout).starts)
+    starts = layout.upload(TokenMap.of_documents(layout).starts)
     return pool_documents(module, output, starts.to(output[0].device))

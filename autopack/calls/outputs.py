@@ -15,15 +15,14 @@ from transformers.utils import ModelOutput
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Frame, Of, stands_for_no_router
-from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
-from autopack.layout.prefixes import SharedPadding
+from autopack.layout.token_map import TokenMap
 from autopack.runtime.in_graph import Result, outputs_of
 from autopack.runtime.padding_read import PaddingRead
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
+def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
     """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
 
     `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
@@ -37,6 +36,7 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: Pad
     loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
     read = read if loss is not None and loss.requires_grad else None
     results: dict[int, Result] = {}
+    of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
@@ -44,7 +44,7 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: Pad
         waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
         for tensor in _tensors(value):
             if id(tensor) not in results:
-                results[id(tensor)] = _result(name, tensor, padding.of(name), whole, refuse, waits)
+                results[id(tensor)] = _result(name, tensor, of(name), whole, refuse, waits)
     outputs = dict(zip(results, outputs_of(list(results.values())), strict=True))
     found = {key: _put(value, outputs) for key, value in parts.items()}
     if not isinstance(output, ModelOutput):
@@ -72,7 +72,7 @@ def _put(value: Any, outputs: Mapping[int, torch.Tensor]) -> Any:
 def _result(
     name: str | None,
     value: torch.Tensor,
-    padding: Padding | None,
+    padding: TokenMap | None,
     pooled: bool,
     refuse: Callable[[], None] | None,
     waits: bool,
@@ -80,7 +80,7 @@ def _result(
     """A tensor of an output, and how it is brought into the form of the batch."""
     if padding is None or value.dim() == 0 or name == media.STATES or stands_for_no_router(name, value):
         return Result([value])
-    if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
+    if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
         return Result([value])
     form = Frame(1, padding.tokens).form_of_output(name, value)
     if form.of is not Of.TOKEN:
@@ -115,7 +115,7 @@ def _result(
             code="share-refused",
         )
 
-    shared = isinstance(padding, SharedPadding)
+    shared = padding.shares
     return Result(
         [value],
         join,

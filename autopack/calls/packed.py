@@ -16,11 +16,10 @@ from autopack.calls.plan import Plan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of
-from autopack.layout.packed import PackedLayout, without_boundaries
-from autopack.layout.padding import Padding
-from autopack.layout.prefixes import Prefixes, SharedPadding, real_tokens
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens, without_boundaries
+from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Activation, Scope
@@ -58,18 +57,18 @@ class Packed(Plan):
         """Most dimensions of a per-row output: some logits, and images, may be as many as rows."""
         images = images_of_documents(call, layout)
         self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
-        self._once: SharedPadding | None = None
+        self._once: TokenMap | None = None
         """The mapping to the row that runs, if it holds common beginnings once."""
         super().__init__(self._scope_of_rows if once is None else self._taken_together(call, once))
 
     def _taken_together(self, call: Call, once: Prefixes) -> Scope:
         """Compute common beginnings once: here, or in the inner model for heads on all tokens."""
         real = real_tokens(self.layout)
-        padding = SharedPadding(real, once.device, once)
-        self.volume = Volume.of_row(len(once.documents.lengths), Padding(real, once.device), saved=once.saved)
+        padding = TokenMap.of_shared(real, once.columns, once.device)
+        self.volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
         entry = call.entry
         if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
-            self.prefixes_inside = padding
+            self.prefixes_inside = once, padding
             return self._scope_of_rows
         self._once, self.arguments = padding, _gathered(self._as_rows, padding)
         return replace(self._scope_of_rows, layout=once.documents, prefixes=once)
@@ -92,7 +91,7 @@ class Packed(Plan):
         if self._once is not None:
             output = restored = self._restored(module, output)
         names = per_row_outputs.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
-        if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
+        if not names or (self.pooled and real_documents(layout).sum() == layout.rows):
             return restored
         return per_row_outputs.of_documents(model, module, self._as_rows, layout, output, names)
 
@@ -107,28 +106,29 @@ class PrefixesInside(Plan):
     what = "runs what its documents begin with once"
     reason = "the loss of the model around it is of every token of every document"
 
-    def __init__(self, call: Call, scope: Scope, padding: SharedPadding):
+    def __init__(self, call: Call, scope: Scope, once: Prefixes, padding: TokenMap):
         self._padding, self.arguments = padding, _gathered(call.arguments, padding)
-        super().__init__(replace(scope, layout=padding.prefixes.documents, prefixes=padding.prefixes))
+        super().__init__(replace(scope, layout=once.documents, prefixes=once))
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> PrefixesInside | None:
         """Return the plan for a call inside a planned one that runs common beginnings once."""
-        padding = None if outer.plan is None else outer.plan.prefixes_inside
-        if padding is None or call.entry.inner or outer.scope.layout is None:
+        inside = None if outer.plan is None else outer.plan.prefixes_inside
+        if inside is None or call.entry.inner or outer.scope.layout is None:
             return None
+        once, padding = inside
         frame = Frame(*padding.shape)
         forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
         if call.inputs is None or tuple(call.inputs.shape[:2]) != padding.shape or Of.UNKNOWN in forms:
             return None
-        return cls(call, outer.scope, padding)
+        return cls(call, outer.scope, once, padding)
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
         return restore(output, self._padding, pooled=False)
 
 
-def _gathered(arguments: dict[str, Any], padding: SharedPadding) -> dict[str, Any]:
+def _gathered(arguments: dict[str, Any], padding: TokenMap) -> dict[str, Any]:
     """Return the arguments of the row that holds common beginnings once."""
     frame = Frame(*padding.shape)
     return {name: frame.changed(name, value, padding.gather) for name, value in arguments.items()}

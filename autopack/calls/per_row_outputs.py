@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from autopack.calls.outputs import parts_of, with_parts
 from autopack.errors import UnsupportedModel
-from autopack.layout.batches import DocumentBatch, by_length, in_order
 from autopack.layout.forms import FIELDS, Field, Frame, Of
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.token_map import TokenMap, by_length, in_order
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 
@@ -71,9 +72,9 @@ def of_documents(
             f"Compute it from the outputs, or run the documents one per row.",
             code="result-per-row",
         )
-    whole = DocumentBatch.without_padding(layout)
-    groups = by_length(whole.lengths)
-    batches = [DocumentBatch.of(layout, whole.documents[group]) for group in groups]
+    documents = np.flatnonzero(real_documents(layout))
+    groups = by_length(np.diff(layout.bounds)[documents])
+    batches = [TokenMap.of_documents(layout, documents[group]) for group in groups]
     runs = []
     for batch in batches:
         given = {name: _spread(module, name, value, batch) for name, value in arguments.items()}
@@ -97,13 +98,12 @@ def of_documents(
     return with_parts(output, changed)
 
 
-def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> Any:
+def _spread(module: nn.Module, name: str, value: Any, batch: TokenMap) -> Any:
     """Return an argument of a packed row in the form with documents as rows."""
-    layout = batch.layout
-    frame = Frame(layout.rows, layout.columns, shared=True)
+    frame = Frame(*batch.shape, shared=True)
     form = frame.form_of(name, value)
     if form.of is Of.TOKEN:
-        return frame.each(value, form, batch.spread)
+        return frame.each(value, form, batch.gather)
     if form.of is Of.CALL:
         return value
     raise UnsupportedModel(

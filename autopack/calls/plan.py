@@ -11,8 +11,8 @@ from torch import nn
 
 from autopack.inspection.state import State
 from autopack.layout import prepared
-from autopack.layout.batches import DocumentBatch
-from autopack.layout.prefixes import SharedPadding
+from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import TokenMap
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import LOOKS
 from autopack.runtime.scope import Scope
@@ -50,8 +50,8 @@ class Plan:
     """True if the packed rows of the call have known labels."""
     packs = False
     """True if this plan packs documents into rows, or makes batches of them from packed rows."""
-    prefixes_inside: SharedPadding | None = None
-    """The mapping to a row with common beginnings once, and back, if the inner model runs it."""
+    prefixes_inside: tuple[Prefixes, TokenMap] | None = None
+    """Common beginnings that the inner model runs once, and the way of its tokens into that row."""
     volume: Volume | None = None
     """The size of the part of the call that runs, if it is counted here and not further in."""
     volume_apart: Volume | None = None
@@ -82,7 +82,7 @@ class Plan:
         None if they have that form already.
         """
         layout = self.scope.layout
-        return None if layout is None else DocumentBatch.without_padding(layout).spread(states)
+        return None if layout is None else TokenMap.of_documents(layout).gather(states)
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends without padding's, or None if there are none."""

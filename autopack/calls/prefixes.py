@@ -16,8 +16,7 @@ from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.padding import Padding
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens, rows_as_documents
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
@@ -92,9 +91,9 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
-        row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
+        row: Callable[[], PackedLayout] = partial(rows_as_documents, real, ids.device, declared.positions)
     else:
-        row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
+        row, real = partial(prefixes.in_one_row, layout), real_tokens(layout)
         lengths, counted = np.diff(layout.bounds)[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None

@@ -23,8 +23,7 @@ from autopack.integrations.accelerate import covered_mixer
 from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.prefixes import real_tokens
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation

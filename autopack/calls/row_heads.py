@@ -22,10 +22,10 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers
 from autopack.runtime.scope import Scope, in_force
@@ -93,16 +93,21 @@ class DocumentArguments:
     def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
         self.head = head
         self.arguments = arguments
-        self.shape = (layout.rows, layout.columns)
-        self.batch = DocumentBatch.without_padding(layout)
+        self.layout, self.shape = layout, (layout.rows, layout.columns)
+        self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
         for name in head.labels:
             self._check_labels(name)
 
     @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the documents in the layout; padding is none."""
+        return np.flatnonzero(real_documents(self.layout))
+
+    @property
     def documents(self) -> int:
-        """The number of documents; padding is none."""
-        return len(self.batch.documents)
+        """The number of documents."""
+        return len(self.numbers)
 
     def _check_labels(self, name: str) -> None:
         value = self.arguments.get(name)
@@ -174,7 +179,7 @@ class PaddedDocuments(Plan):
     def __init__(self, call: Call, given: DocumentArguments):
         super().__init__(Scope(call.model))
         self.documents = HeadDocuments(given.head.name)
-        self.volume = Volume.of_layout(given.batch.layout).without_padding()
+        self.volume = Volume.of_layout(given.layout).without_padding()
         self.spans = given.head.spans
         self.batch = given.batch
         self.defers = self.batch.is_padded
@@ -192,7 +197,7 @@ class PaddedDocuments(Plan):
             self.arguments[name] = self._left_out(self.arguments.get(name))
 
     def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        rows, real = self.batch.spread(value), self.batch.mask.to(value.device)
+        rows, real = self.batch.gather(value), self.batch.mask.to(value.device)
         if name == "position_ids":
             # Counted on in padding: where a model hides the mask, they must not look like those of another document.
             return rows.where(real, rows[:, :1] + torch.arange(rows.shape[1], device=rows.device))
@@ -203,14 +208,14 @@ class PaddedDocuments(Plan):
         if positions is None:
             return None
         lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
-        return positions.masked_fill(positions >= lengths, self.batch.shape[1])
+        return positions.masked_fill(positions >= lengths, self.batch.into[1])
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
 
         None for all other outputs.
         """
-        wanted = (*self.batch.shape, 2)
+        wanted = (*self.batch.into, 2)
         if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
             return None
         self.masked = True
@@ -263,7 +268,7 @@ class DocumentsAlone(Plan):
         else:
             self.groups = by_length(given.batch.lengths)
         # Those of the other batches are counted when they are called.
-        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.batch.layout)
+        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
         self.volume = Volume(1, len(first), columns, columns, len(first), skipped)
         self.wants_tuple = call.wants_tuple
@@ -297,14 +302,14 @@ class DocumentsAlone(Plan):
                 )
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
-        whole = self.given.batch
-        batch = DocumentBatch.of(whole.layout, whole.documents[numbers])
+        layout, documents = self.given.layout, self.given.numbers[numbers]
+        batch = TokenMap.of_documents(layout, documents)
         index = torch.from_numpy(numbers)
         found = self.given.map(
-            lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
+            lambda name, value: batch.gather(value), lambda value: value.index_select(0, index.to(value.device))
         )
-        first = whole.layout.first_positions  # of runs of padding too
-        counted = first is not None and whole.layout.largest_positions is None and not first[whole.documents].any()
+        first = layout.first_positions  # of runs of padding too
+        counted = first is not None and layout.largest_positions is None and not first[documents].any()
         if self.scope.model.traits.numbers_itself and counted:
             found.pop("position_ids", None)
         if batch.is_padded:
@@ -325,7 +330,7 @@ class DocumentsAlone(Plan):
         loss = None
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
-            loss = mean_loss(losses, self.counts, self.given.batch.where.device)
+            loss = mean_loss(losses, self.counts, self.given.layout.device)
         runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
         found = merged(runs, self._merge, loss)
         whole = type(output)(**{name: value for name, value in found.items() if value is not None})
@@ -338,7 +343,7 @@ class DocumentsAlone(Plan):
         if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
             return None
         fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
-        longest = self.given.batch.shape[1]
+        longest = self.given.batch.into[1]
         lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
         # Hidden states of latents are as many for every document (Perceiver).
         own = [

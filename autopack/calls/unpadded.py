@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,8 +20,8 @@ from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Form, Frame, Of
-from autopack.layout.padding import Padding
-from autopack.layout.prefixes import SharedPadding
+from autopack.layout.packed import rows_as_documents
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope, stock
 from autopack.runtime.tally import Tally, Volume
@@ -41,28 +40,29 @@ class Unpadded(Plan):
 
     def __init__(self, call: Call):
         self.padding, self.call = call.padding, call
+        real = self.padding.real
         shared = once = call.prefixes
         if once is not None and call.has_labels:  # of which every row has its own
             shared, once = None, once if call.entry.inner else None
             if once is not None:
-                self.prefixes_inside = SharedPadding(np.ones((1, len(once.columns)), dtype=bool), once.device, once)
+                self.prefixes_inside = once, once.row
         if call.documents is None:
-            self.volume_apart = Volume.of_row(self.padding.rows, self.padding)
-            self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if once is None else once.saved)
+            self.volume_apart = Volume.of_row(len(real), real)
+            self.volume = Volume.of_row(len(real), real, saved=0 if once is None else once.saved)
         else:
             call.documents.unpadded = True
-        layout = self.padding.layout(call.declared.positions)
+        layout = rows_as_documents(real, self.padding.device, call.declared.positions)
         if shared is not None:
-            self.padding = SharedPadding(self.padding.real, self.padding.device, shared)
+            self.padding = TokenMap.of_shared(real, shared.columns, self.padding.device)
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
         add_token_types(call, self.arguments, layout)
         if shared is not None and "token_type_ids" in self.arguments and "token_type_ids" not in call.arguments:
-            self.arguments["token_type_ids"] = self.arguments["token_type_ids"].index_select(1, shared.firsts)
+            self.arguments["token_type_ids"] = self.arguments["token_type_ids"].index_select(1, shared.row.where[0])
         super().__init__(Scope(call.model, layout, as_batch=call.documents is None, prefixes=shared))
 
     def count(self, tally: Tally) -> None:
         if self.call.documents is None:
-            tally.count(self.call.padding)
+            tally.count(self.padding.real)
         if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
             if not tally.after_padding and not self.call.model.is_silent:
                 logger.warning(
@@ -79,7 +79,7 @@ class Unpadded(Plan):
     def finish(self, module: nn.Module, output: Any) -> Any:
         most = 2 if media.given(self.call.arguments) else 9  # images may be as many as rows
         names = per_row_outputs.of_each_row(output, 1, self.padding.tokens, self.call.model.widths, most)
-        if not names or (self.pooled and self.padding.rows == 1):
+        if not names or (self.pooled and len(self.padding.real) == 1):
             return restore(output, self.padding, self.pooled, self.call.model.padding_read)
         if self.call.documents is not None:
             raise UnsupportedModel(
@@ -89,7 +89,7 @@ class Unpadded(Plan):
             )
         model, level = self.call.model, self.call.entry.level
         per_row_outputs.remember(model, level, output, names, self.padding.tokens)
-        model.tally.count(self.call.padding, batches=-1)
+        model.tally.count(self.padding.real, batches=-1)
         self.call.count(self.call.volume, instead_of=self.volume)
         model.tally.left[per_row_outputs.REASON] += 1
         with stock(model):
@@ -99,7 +99,7 @@ class Unpadded(Plan):
         return self.padding.restore(states)
 
 
-def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
+def _gathered(call: Call, padding: TokenMap) -> dict[str, Any]:
     """Return the packed row's arguments: values per token are gathered, positions the batch's.
 
     If the loss shifts, a token without a real token right before it gets no label: its prediction
@@ -128,9 +128,9 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
     return arguments
 
 
-def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
+def row_sizes(arguments: dict[str, Any], padding: TokenMap) -> dict[str, int]:
     """Return the row's shape, if a head hands on the batch's (ModernBERT's, for inner masks)."""
-    sizes = {"batch_size": (padding.rows, 1), "seq_len": (padding.columns, padding.tokens)}
+    sizes = {"batch_size": (padding.shape[0], 1), "seq_len": (padding.shape[1], padding.tokens)}
     return {
         name: of_row
         for name, (of_batch, of_row) in sizes.items()
@@ -138,9 +138,9 @@ def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
     }
 
 
-def has_a_place(name: str, value: Any, padding: Padding) -> bool:
+def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
     """Return True if a padded batch's argument has a known form in the packed row."""
-    if isinstance(value, list | tuple) and len(value) == padding.rows:
+    if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
     return _form_of(name, value, Frame(*padding.shape)).of in (Of.TOKEN, Of.CALL)
 

@@ -24,11 +24,11 @@ from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
-from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
@@ -100,22 +100,21 @@ def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
     """Return the call for documents as right-padded rows, and the way back to packed rows."""
-    documents = DocumentBatch.of(layout, np.arange(len(layout.lengths)))
+    documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
         if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
-            value = frame.changed(name, value, documents.spread)
+            value = frame.changed(name, value, documents.gather)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
     call = {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}
 
     def in_packed_rows(positions: torch.Tensor) -> torch.Tensor:
-        flat = documents.real(positions.permute(1, 2, 0))
-        return flat.reshape(layout.rows, layout.columns, -1).permute(2, 0, 1).contiguous()
+        return documents.restore(positions, axis=2).contiguous()
 
     return call, in_packed_rows
 

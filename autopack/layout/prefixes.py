@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from autopack.layout.packed import PackedLayout, one_row, real_documents
-from autopack.layout.padding import Padding
+from autopack.layout.token_map import TokenMap
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,9 @@ class Prefixes:
         return len(self.columns) - self.tokens
 
     @cached_property
-    def firsts_on_host(self) -> np.ndarray:
-        """For each column of the row that runs, a token of the documents that stands there: int64
-        (S,)."""
-        firsts = np.empty(self.tokens, dtype=np.int64)
-        firsts[self.columns[::-1]] = np.arange(len(self.columns))[::-1]
-        return firsts
-
-    @cached_property
-    def firsts(self) -> torch.Tensor:
-        """`firsts_on_host` as a tensor on the device."""
-        return self.documents.upload(self.firsts_on_host)
-
-    @cached_property
-    def places(self) -> torch.Tensor:
-        """`columns` as a tensor on the device."""
-        return self.documents.upload(self.columns)
+    def row(self) -> TokenMap:
+        """The way of the documents, end to end in one row, into the row that runs."""
+        return TokenMap.of_shared(np.ones((1, len(self.columns)), dtype=bool), self.columns, self.device)
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:
@@ -130,46 +117,12 @@ class Prefixes:
         return self.documents.upload(seen)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedPadding(Padding):
-    """A padded batch whose rows begin alike: into a row that holds common tokens once, and back."""
-
-    prefixes: Prefixes
-
-    @cached_property
-    def index(self) -> torch.Tensor:
-        """Places in the flattened batch of the tokens that run: int64 (S,) on `device`."""
-        return self.prefixes.documents.upload(np.flatnonzero(self.real)[self.prefixes.firsts_on_host])
-
-    @cached_property
-    def tokens(self) -> int:
-        """Number of tokens that run, S."""
-        return self.prefixes.tokens
-
-    @cached_property
-    def _sources(self) -> torch.Tensor:
-        """For each place of the flattened batch, its column in the row that runs; 0 at padding."""
-        sources = np.zeros(self.real.size, dtype=np.int64)
-        sources[self.real.reshape(-1)] = self.prefixes.columns
-        return self.prefixes.documents.upload(sources)
-
-    def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
-        batch = tokens.index_select(along, self._sources.to(tokens.device))
-        # In place, on what is new here: another tensor of this size would be made.
-        return batch if self.real.all() else batch.index_fill_(along, self._others.to(tokens.device), 0)
-
-
 def in_one_row(layout: PackedLayout) -> PackedLayout:
     """Return the documents of packed rows without runs of padding, end to end in a single row."""
     real = real_documents(layout)
     told = (layout.first_positions, layout.largest_positions)
     first, largest = (None if of is None else of[real] for of in told)
     return one_row(np.diff(layout.bounds)[real], layout.device, first, largest)
-
-
-def real_tokens(layout: PackedLayout) -> np.ndarray:
-    """Return True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
 def find(

@@ -13,7 +13,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
-    from autopack.layout.padding import Padding
 
 after_each: Callable[[], None] | None = None  # called when a call has been counted, of any model of this process
 
@@ -45,13 +44,13 @@ class Volume(NamedTuple):
         return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
 
     @classmethod
-    def of_row(cls, documents: int, *halves: Padding, saved: int = 0) -> Volume:
+    def of_row(cls, documents: int, *halves: np.ndarray, saved: int = 0) -> Volume:
         """Return the size of a batch whose real tokens run as one row, or one per half.
 
         `saved` of them do not run, since another row began with the same ones.
         """
-        tokens = sum(padding.tokens for padding in halves)
-        skipped = sum(padding.real.size for padding in halves) - tokens
+        tokens = sum(int(real.sum()) for real in halves)
+        skipped = sum(real.size for real in halves) - tokens
         return cls(1, 1, tokens - saved, tokens, documents, skipped, saved)
 
     @classmethod
@@ -170,14 +169,14 @@ class Tally:
             return None
         return self._between / (self._latest - self._began)
 
-    def count(self, *halves: Padding, batches: int = 1) -> None:
+    def count(self, *halves: np.ndarray, batches: int = 1) -> None:
         """Count a batch that runs as a packed row, or as one per half of an encoder-decoder.
 
         With -1 `batches`, take it out of the count, since it could not run so after all.
         """
         self.batches += batches
-        self.tokens += batches * sum(padding.tokens for padding in halves)
-        self.padding += batches * sum(padding.real.size - padding.tokens for padding in halves)
+        self.tokens += batches * sum(int(real.sum()) for real in halves)
+        self.padding += batches * sum(real.size - int(real.sum()) for real in halves)
 
     @property
     def trained(self) -> str | None:
