@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autopack.calls import per_row_outputs
+from autopack.calls import outputs
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.unpadded import has_a_place
+from autopack.calls.rows import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
@@ -103,7 +103,7 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why one entry cannot run a batch unpadded, although an inner one may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
     if entry.level in call.model.pooling:
-        yield per_row_outputs.REASON
+        yield outputs.ONE_PER_ROW
     if entry.head is not None and entry.head.of_choices:
         yield "its rows are choices of questions"
     if entry.has_other_head:

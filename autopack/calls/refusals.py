@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry
+from autopack.calls.entry import Entry, Kind
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
@@ -93,7 +93,7 @@ def refuse_split_rows(call: Call) -> None:
 def check_sites(model: EnabledModel) -> None:
     """Raise `SiteDrift` for a covered site of this model, `UnsupportedModel` for a mixer."""
     model.lease.check()
-    covered = covered_mixer(model.anatomy.mixers)
+    covered = covered_mixer(model.anatomy.mixers) if model.anatomy.mixers else None
     if covered is not None:
         raise UnsupportedModel(
             f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
@@ -111,7 +111,6 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
-    _refuse_sounds_together(call, layout)
     refuse_early_positions(call, layout)
     _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
@@ -276,14 +275,22 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
     traits = call.model.traits
     given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
-    for name, reason in traits.refused(bool(media.given(given))).items():
+    of_media = [name for name in call.media if name in given]
+    for name, reason in traits.refused(bool(of_media)).items():
         if name in given:
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row.",
                 code="argument-of-no-document",
             )
-    for name in media.given(given):
+    if of_media:
+        _refuse_media(call, given, of_media)
+
+
+def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> None:
+    """Raise `AutopackError` for media that documents of packed rows may not bring."""
+    traits = call.model.traits
+    for name in of_media:
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
             why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
@@ -301,10 +308,10 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                     f"or enable the model with verify=False if you know that they are kept apart.",
                     code="media-not-proven",
                 )
-    norm = _norm_over_batch(call.module) if media.given(given) else None
+    norm = _norm_over_batch(call.module)
     if norm is not None:
         raise UnsupportedModel(
-            f"{media.given(given)[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
+            f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
             f"run the documents one per row.",
             code="media-mixed",
@@ -315,13 +322,11 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
             code="media-of-others",
         )
-
-
-def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` if a sound of one document would change another's results."""
-    rule = call.model.traits.sounds_together
-    sounds = [n for n in media.given(call.arguments) if media.kinds(n, call.arguments[n]) == {"sound"}]
-    why = rule(call.config, call.arguments, layout) if rule is not None and sounds else None
+    layout = None if traits.sounds_together is None or call.entry.kind is Kind.PAIR else call.declared.layout
+    sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
+    if traits.sounds_together is None or layout is None or not sounds:
+        return
+    why = traits.sounds_together(call.config, call.arguments, layout)
     if why is not None:
         raise InvalidPacking(
             f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
@@ -367,7 +372,7 @@ def check_documents_can_stay_padded(call: Call, reason: str) -> None:
     """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
     if call.documents is not None:
         raise UnsupportedModel(
-            f"{call.documents.head} cannot run the documents of packed rows without padding: {reason}. Run them one "
+            f"{call.documents} cannot run the documents of packed rows without padding: {reason}. Run them one "
             f"per row.",
             code="result-per-row",
         )

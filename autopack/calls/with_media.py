@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
-from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
@@ -186,20 +184,16 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         )
 
 
-def keep_images_to_rows(call: Call, plan: Plan) -> None:
-    """Give each row of a batch its results alone, where upstream mixes rows' images."""
+def own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
+    """Return arguments and images by which each row of a batch gets its results alone.
+
+    They are None where upstream does not mix images of rows.
+    """
     traits = call.model.traits
-    if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
-        return
-    if call.why_media_meet("image") is not None:
-        return  # of code whose images may be a matter of something else
-    if traits.counts_images and plan.arguments is None:
-        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
-        if positions is not None:
-            plan.arguments = {**call.arguments, "position_ids": positions}
-    seen = images_of_rows(call)
-    if seen is not None:
-        plan.scope = replace(plan.scope, images=seen)
+    if not (call.media and (traits.counts_images or traits.image_mask)) or call.why_media_meet("image") is not None:
+        return None, None  # of code whose images may be a matter of something else, too
+    positions = positions_of_rows([call.module, *call.entry.inner], call.arguments) if traits.counts_images else None
+    return None if positions is None else {**call.arguments, "position_ids": positions}, images_of_rows(call)
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:

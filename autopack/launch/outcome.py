@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopack.runtime.checked import Checked
-    from autopack.runtime.tally import Tally
+    from autopack.runtime.tally import Checked, Tally
 
 
 @dataclass(eq=False)
@@ -73,7 +72,7 @@ class Outcome:
 
             plain = {**plain, "tally": Tally.of_plain(plain["tally"])}
         if "checked" in plain:
-            from autopack.runtime.checked import Checked
+            from autopack.runtime.tally import Checked
 
             counted = plain["checked"]
             plain = {**plain, "checked": Checked(**{**counted, "skipped": Counter(counted["skipped"]), "kinds": set()})}

@@ -126,7 +126,11 @@ class Activation:
         self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
         self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.loss_site`)
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
-        self.packs = False  # whether this entry or one further in packs or unpads the call
+        self.pooled = False  # whether a pooler was handed rows of its own
+        self.masked = False  # whether logits of starts and ends were taken out at padding
+        self.apart = False  # whether common beginnings run once per document after all
+        self.volume: Any = None if plan is None else plan.volume  # what of the call is counted here
+        self.packed_inside = False  # whether an entry further in packs or unpads the call
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
@@ -245,13 +249,13 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
     With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
     """
-    mark = mark_of(module)
+    mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:
         return None
-    activation = current()
-    if activation is None and one_token and mark.model is not None:
+    activation, model = current(), mark.link.model
+    if activation is None and one_token and model is not None:
         return None
-    if activation is None or activation.scope.model is not mark.model:
+    if activation is None or activation.scope.model is not model:
         raise _outside(module, mark)
     scope = activation.scope
     if scope.refusal is not None:
@@ -292,29 +296,35 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
         )
 
 
-def check_arrival(module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
+class ArrivalHook:
+    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site.
 
-    Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
-    it is called.
+    It holds nothing.
     """
-    activation, mark = ambient.activation, mark_of(module)
-    if mark is None or torch.compiler.is_compiling():
-        return
-    if activation is None:
-        states = output[0] if isinstance(output, tuple) else output
-        if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
-            raise _outside(module, mark)
-        return
-    if activation.scope.layout is None:
-        return
-    if activation.scope.model is mark.model and mark not in activation.arrived and not _is_compiled(module):
-        raise UnsupportedModel(
-            f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
-            f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it on "
-            f"padded batches, one document per row.",
-            code="other-code",
-        )
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
+
+        Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
+        it is called.
+        """
+        activation, mark = ambient.activation, module.__dict__.get(MARK)
+        if mark is None or torch.compiler.is_compiling():
+            return
+        if activation is None:
+            states = output[0] if isinstance(output, tuple) else output
+            if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
+                raise _outside(module, mark)
+            return
+        if activation.scope.layout is None:
+            return
+        if activation.scope.model is mark.link.model and mark not in activation.arrived and not _is_compiled(module):
+            raise UnsupportedModel(
+                f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
+                f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it "
+                f"on padded batches, one document per row.",
+                code="other-code",
+            )
 
 
 def _is_compiled(module: nn.Module) -> bool:

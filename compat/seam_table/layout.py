@@ -137,7 +137,7 @@ _LAYOUT = (
     ),
     seam(
         "prefixes: equal tokens at other positions are taken together",
-        "layout.prefixes:find",
+        "calls.prefixes:find",
         around(lambda find, tokens, positions, *more: find(tokens, positions * 0, *more)),
         "prefixes/test_layout.py",
         "test_equal_tokens_at_other_positions_are_others",
@@ -186,7 +186,7 @@ _RUNTIME = (
     ),
     seam(
         "arrival: a module goes past its site",
-        "runtime.scope:check_arrival",
+        "runtime.scope:ArrivalHook.__call__",
         skipped,
         "auditing/test_arrival.py",
         "test_attention_that_goes_past_its_site_raises[llama]",

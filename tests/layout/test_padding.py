@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from autopack.calls.unpadded import row_sizes
+from autopack.calls.rows import row_sizes
 from autopack.layout.packed import rows_as_documents
 from autopack.layout.token_map import TokenMap
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopack.layout import prefixes
+from autopack.calls import prefixes
 from autopack.layout.packed import rows_as_documents
 from autopack.layout.token_map import TokenMap
 
