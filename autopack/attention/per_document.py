@@ -55,8 +55,10 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
     copy it once more on the way back.
     """
     rows = states.split(1) if layout.rows > 1 else (states,)
-    by_row = zip(rows, layout.lengths_by_row, strict=True)
-    return [document for row, lengths in by_row for document in row.split(lengths, dim=2)]
+    found: list[torch.Tensor] = []
+    for row, lengths in zip(rows, layout.lengths_by_row, strict=True):
+        found += row.split(lengths, dim=2)
+    return found
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:

@@ -114,24 +114,23 @@ class Call:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
-        if self._numbered_on_the_way:
+        if self.outer is not None and self._numbered_on_the_way:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
-        first_position = self.model.traits.first_position
-        # Some models keep what they continue to themselves (RecurrentGemma).
-        continues = self.continues or bool(self.arguments.get("use_cache"))
+        shares = prefixes.why_not(self.model) is None
         found = declarations.read(
             arguments,
             (rows, columns),
             inputs.device,
-            first_position,
+            self.model.traits.first_position,
             self.ignored_label,
-            continues,
+            # Some models keep what they continue to themselves (RecurrentGemma).
+            continues=self.continues or bool(self.arguments.get("use_cache")),
             any_positions=self._takes_any_positions,
-            with_tokens=prefixes.why_not(self.model) is None,
+            with_tokens=shares,
         )
         found = found if self.noted is None else replace(found, real=self.noted)
-        if not found.jumps:
+        if shares and not found.jumps:
             self.prefixes = prefixes.found_in(self, found)
             if self.prefixes is not None and found.layout is None:
                 found = replace(found, real=found.real_of((rows, columns)))
@@ -147,8 +146,7 @@ class Call:
         here = self.arguments.get("position_ids")
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
-        around = self.outer.plan.call
-        return around is not None and around.arguments.get("position_ids") is None
+        return self.outer.plan.call.arguments.get("position_ids") is None
 
     @property
     def _takes_any_positions(self) -> bool:
@@ -234,13 +232,13 @@ class Call:
         """True if labels of a padded batch count padding into the loss."""
         return self.declared.labelled_padding
 
-    @property
+    @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = [value for name in LAST_LOGITS if (value := self.arguments.get(name)) is not None]
-        return any(isinstance(value, torch.Tensor) or value for value in asked)
+        asked = map(self.arguments.get, LAST_LOGITS)
+        return bool([value for value in asked if isinstance(value, torch.Tensor) or value])
 
-    @property
+    @cached_property
     def wants_weights(self) -> bool:
         """True if the call asks for attention weights."""
         return self._wants("output_attentions", self.config)

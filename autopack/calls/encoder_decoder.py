@@ -222,8 +222,8 @@ class PairAsRows(Plan):
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 
     def count(self, tally: Tally) -> None:
-        if not self.pair.packs:
-            tally.count(*(half.places.real for half in self.pair.halves))
+        if not self.pair.packs and self.volume is not None:
+            tally.unpadded = tally.unpadded.plus(self.volume)
             self.call.ran_without_padding()
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:

@@ -101,9 +101,11 @@ class EntryHook(ForwardGuard):
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
-            if running is not None and running.deepest < entry.level and _passes(running):
-                running.enter(entry.level)
-                return None
+            if running is not None and running.deepest < entry.level:
+                plan = running.plan
+                if plan is None or not (plan.defers or plan.masks or plan.inside is not None):
+                    running.enter(entry.level)  # a model further in gets what its top gives it
+                    return None
         return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
@@ -150,12 +152,6 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
 
-def _passes(activation: Activation) -> bool:
-    """Return True if a model further in gets what its top gives it."""
-    plan = activation.plan
-    return plan is None or not (plan.defers or plan.masks or plan.inside is not None)
-
-
 # Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
 # model itself outside of its graph, those of models inside in it.
 @torches.untraced(
@@ -198,7 +194,9 @@ def _follow_changes(call: Call) -> None:
 def _planned(call: Call) -> Plan:
     """Return the plan of a call, once it is checked, if that is due, and counted."""
     try:
-        plan = _checked(call, decide(call))
+        plan = decide(call)
+        if call.outer is None and call.model.live is not None and (plan.packs or plan.defers):
+            plan = _checked(call, plan)
         plan.count(call.model.tally)
         call.count(plan.volume)
         if logger.isEnabledFor(logging.DEBUG):
@@ -220,8 +218,6 @@ def _planned(call: Call) -> Plan:
 def _checked(call: Call, plan: Plan) -> Plan:
     """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
     model = call.model
-    if call.outer is not None or model.live is None or not (plan.packs or plan.defers):
-        return plan
     if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
         raise UnsupportedModel(
             f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "

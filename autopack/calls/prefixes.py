@@ -69,7 +69,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or why_not(call.model) is not None or (layout is not None and not _shares_in_rows(call, layout)):
+    if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
         return None
     if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
         return None
@@ -77,7 +77,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
-    if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
+    if [name for name, value in given.items() if not (name in known or name in _OF_COLUMNS or _is_of_call(value))]:
         return None
     of_sections = given.get("position_ids") is not None and declared.positions is None
     if of_sections or torch._C._are_functorch_transforms_active():
@@ -123,7 +123,7 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
         return False
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
         return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
-    return bool(call.entry.inner) or not (call.has_labels or call.wants_last_logits)
+    return not (call.has_labels or call.wants_last_logits) or bool(call.entry.inner)
 
 
 def _of_one_frequency(call: Any, largest: int) -> bool:

@@ -218,6 +218,8 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     mask's reach.
     """
     given: Any = call.arguments.get("attention_mask")
+    if given is None:
+        return False
     masks = list(given.values()) if isinstance(given, dict) else [given]
     shape = (layout.rows, layout.columns)
     masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]

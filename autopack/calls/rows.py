@@ -51,7 +51,7 @@ class Rows(Plan):
 
     def most(self) -> int:
         """Return the most dimensions of a result per row: images may be as many as rows."""
-        return 2 if media.given(self.call.arguments) else 9
+        return 2 if self.call.media else 9
 
     def per_row(self, output: Any, rows: int, columns: int) -> list[Any]:
         """Return the parts of an output that may have one result per row that ran."""
@@ -143,8 +143,8 @@ class Unpadded(Rows):
 
     def count(self, tally: Tally) -> None:
         call = self.call
-        if call.documents is None:
-            tally.count(self.way.real)
+        if self.volume is not None:  # documents of a head are counted there
+            tally.unpadded = tally.unpadded.plus(self.volume)
         if call.entry.shifts_labels and call.declared.labelled_after_padding:
             if not tally.after_padding and not call.model.is_silent:
                 logger.warning(
@@ -169,8 +169,9 @@ class Unpadded(Rows):
                 f"cannot be run without padding. Run them one per row.",
                 code="result-per-row",
             )
+        assert self.volume is not None
         outputs.remember(model, call.entry.level, output, names, way.tokens)
-        model.tally.count(way.real, batches=-1)
+        model.tally.unpadded = model.tally.unpadded.minus(self.volume)
         call.count(call.volume, instead_of=ended.volume)
         model.tally.left[outputs.ONE_PER_ROW] += 1
         with scopes.stock(model):

@@ -103,13 +103,14 @@ class Volume(NamedTuple):
         )
 
 
+_VOLUMES = ("unpadded", "training", "evaluation")
+
+
 @dataclass
 class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
 
-    batches: int = 0  # padded batches that ran as a packed row
-    tokens: int = 0  # real tokens in them
-    padding: int = 0  # padding tokens in them, which were not computed
+    unpadded: Volume = field(default_factory=Volume)  # padded batches that ran as a packed row
     left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as without it, by reason."""
@@ -149,17 +150,18 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Add the counts of the same model in another process of this machine."""
-        for name in ("batches", "tokens", "padding", "after_padding", "left", "refused", "apart", "_between"):
+        for name in ("after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _VOLUMES:
+            setattr(self, name, getattr(self, name).plus(getattr(other, name)))
         self.unmasked = self.unmasked or other.unmasked
-        self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
         began = [each for each in (self._began, other._began) if each is not None]
         self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
 
     @classmethod
     def of_plain(cls, counted: dict[str, Any]) -> Tally:
         """Return a tally with the counts in another one's `vars`, once JSON has had them."""
-        volumes = {name: Volume(*counted[name]) for name in ("training", "evaluation")}
+        volumes = {name: Volume(*counted[name]) for name in _VOLUMES}
         reasons = {name: Counter(counted[name]) for name in ("left", "refused", "apart")}
         return cls(**{**counted, **volumes, **reasons})
 
@@ -170,14 +172,20 @@ class Tally:
             return None
         return self._between / (self._latest - self._began)
 
-    def count(self, *halves: np.ndarray, batches: int = 1) -> None:
-        """Count a batch that runs as a packed row, or as one per half of an encoder-decoder.
+    @property
+    def batches(self) -> int:
+        """Number of padded batches that ran as a packed row."""
+        return self.unpadded.calls
 
-        With -1 `batches`, take it out of the count, since it could not run so after all.
-        """
-        self.batches += batches
-        self.tokens += batches * sum(int(real.sum()) for real in halves)
-        self.padding += batches * sum(real.size - int(real.sum()) for real in halves)
+    @property
+    def tokens(self) -> int:
+        """Number of real tokens in them."""
+        return self.unpadded.tokens
+
+    @property
+    def padding(self) -> int:
+        """Number of padding tokens in them, which were not computed."""
+        return self.unpadded.skipped
 
     @property
     def trained(self) -> str | None:
