@@ -19,7 +19,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope, mark_of, refuse_stranger, site_scope
+from autopack.runtime.scope import Scope, ambient, mark_of, running_scope, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """First parameters of an attention function of transformers."""
@@ -86,6 +86,24 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         return backend.attend(call)
 
     return autopack_attention
+
+
+def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
+    """Raise `UnsupportedModel` for a new module's attention over the rows of a packed forward.
+
+    It belongs to no enabled model, so it would take the documents of a row for one.
+    """
+    scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
+    if scope is None or scope.layout is None:
+        return
+    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
+    if (rows, columns) == (scope.layout.rows, ran):
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
+            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
+            f"belongs to as well, or call that outside of this forward.",
+            code="call-within-call",
+        )
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured

@@ -38,8 +38,7 @@ from autopack.layout.token_map import TokenMap
 from autopack.patching import Site
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.runs import bind_checkpointing
-from autopack.runtime.scope import Activation
+from autopack.runtime.scope import Activation, bind_checkpointing
 from autopack.runtime.tally import Volume
 
 logger = logging.getLogger(__name__)
@@ -253,7 +252,8 @@ def _handed_on(arguments: dict[str, Any] | None, entry: Entry, args: tuple[Any, 
     if arguments is None:
         return None
     by_name = dict(arguments)
-    return tuple([by_name.pop(name, None) for name in entry.names[: len(args)]]), by_name
+    by_position = tuple([by_name.pop(name, None) for name in entry.names[: len(args)]]) if args else ()
+    return by_position, by_name
 
 
 def _enter_inside(

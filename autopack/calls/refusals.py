@@ -107,12 +107,15 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
-    refuse_unnamed(call)
+    if call.unnamed:
+        refuse_unnamed(call)
     refuse_caches(call)
-    _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
+    if (mask := call.arguments.get("attention_mask")) is not None:
+        _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
     refuse_early_positions(call, layout)
-    _refuse_labelled_padding(call, layout)
+    if call.model.traits.whole_model_reason is not None:
+        _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -135,13 +138,12 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def refuse_unnamed(call: Call) -> None:
     """Raise `UnsupportedModel` for positional arguments without a known name."""
-    if call.unnamed:
-        given = len(call.entry.names) + call.unnamed
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-            f"autopack cannot tell what they are. Pass them by name.",
-            code="positional-arguments",
-        )
+    given = len(call.entry.names) + call.unnamed
+    raise UnsupportedModel(
+        f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+        f"autopack cannot tell what they are. Pass them by name.",
+        code="positional-arguments",
+    )
 
 
 def refuse_unproven(call: Call) -> None:
@@ -197,8 +199,6 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for labels at padding in a model that runs documents alone."""
     labels = call.arguments.get("labels")
-    if call.model.traits.whole_model_reason is None or real_documents(layout).all():
-        return
     if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
         return
     if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
@@ -244,7 +244,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
 
 def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     shape = (layout.rows, layout.columns)
-    if mask is None or prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
+    if prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
         return
     found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
     raise InvalidPacking(

@@ -26,7 +26,7 @@ from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
+from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Activation, Scope, mark_of
@@ -151,7 +151,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     inputs = call.inputs
     device = torch.device("cpu") if inputs is None else inputs.device
     shape = (0, 0) if inputs is None else tuple(inputs.shape[:2])
-    present = [name in tensors for name in (*OF_PARTS, "shift_labels")]
+    present = [name in tensors for name in (*PER_TOKEN, "shift_labels")]
     header = torch.tensor([refused is not None, *shape, *present], dtype=torch.long, device=device)
     said = host_values(rows.gather(header))
     if refused is not None:
@@ -166,7 +166,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise InvalidPacking(
             f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
             f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
-            f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
+            f"{', '.join((*PER_TOKEN, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
             f"autopack.packing.shard_rows cuts rows like that.",
             code="parts-of-rows",
         )
@@ -249,7 +249,7 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
     """Return this part's declarations and counted shifted labels: each (rows, its columns)."""
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
-    for name in (*OF_PARTS, "shift_labels"):
+    for name in (*PER_TOKEN, "shift_labels"):
         value = call.arguments.get(name)
         if value is None:
             continue

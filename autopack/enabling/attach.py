@@ -27,8 +27,7 @@ from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel, Options, Traits
-from autopack.runtime.runs import unbind_checkpointing
-from autopack.runtime.scope import HANDLE, MARK, ArrivalHook, Mark, is_severed
+from autopack.runtime.scope import HANDLE, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
 

@@ -19,14 +19,14 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.host import host_values, on_host
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import FLASH_KWARGS, OF_HALVES
+from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 
 _RECORDINGS = ("input_features", "input_values", "pixel_values", "flattened_patches")
 """Recordings or images; an encoder that takes no tokens gets one for each document."""
 _BOTH = (
     "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
 )
-DECLARATIONS = (*OF_HALVES, *(f"decoder_{name}" for name in OF_HALVES))
+DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 """Arguments of a call that declare where the documents of its halves lie."""
 
 
@@ -162,8 +162,8 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
-    given = {name: arguments.get(prefix + name) for name in OF_HALVES}
-    known = {name: host[prefix + name] for name in OF_HALVES if prefix + name in host}
+    given = {name: arguments.get(prefix + name) for name in PER_TOKEN}
+    known = {name: host[prefix + name] for name in PER_TOKEN if prefix + name in host}
     return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device, known=known)
 
 

@@ -155,7 +155,7 @@ _LAYOUT = (
 _RUNTIME = (
     seam(
         "checkpointing: layers are recomputed without their layout",
-        "runtime.runs:_Rebound.__call__",
+        "runtime.scope:_Rebound.__call__",
         never(lambda bound, *args, **kwargs: bound.function(*args, **kwargs)),
         "runtime/test_delivery.py",
         "test_checkpointing_that_is_switched_on_between_two_forwards_is_followed",
@@ -193,7 +193,7 @@ _RUNTIME = (
     ),
     seam(
         "arrival: a stranger attends over packed rows",
-        "runtime.scope:refuse_stranger",
+        "attention.site:refuse_stranger",
         skipped,
         "auditing/test_arrival.py",
         "test_a_stranger_that_attends_over_the_packed_row_raises[llama]",
