@@ -71,9 +71,7 @@ def choose(requested: str, call: AttentionCall) -> str:
         return requested
     if not call.replaces_sdpa:
         for name, backend in BACKENDS.items():
-            runs_here = backend.devices is None or call.query.device.type in backend.devices
-            first = runs_here and own in backend.goes_first
-            if first and backend.refusal(call) is None and backend.availability()[0]:
+            if own in backend.goes_first and backend.refusal(call) is None and backend.availability()[0]:
                 return name
     dense = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
     if own == "flex" and dense and not torches.is_block_mask(call.mask):

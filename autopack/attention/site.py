@@ -19,7 +19,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope, ambient, mark_of, running_scope, site_scope
+from autopack.runtime.scope import MARK, Scope, ambient, mark_of, running_scope, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """First parameters of an attention function of transformers."""
@@ -40,7 +40,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     def autopack_attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        mark, scope = mark_of(module), site_scope(module, one_token=query.shape[2] == 1)
+        mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
         seen = None if scope is None else scope.images
         if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])

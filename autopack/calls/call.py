@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry, Kind
 from autopack.inspection import media
+from autopack.integrations.trainers import TrainerAdapter, at_work
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -154,6 +155,11 @@ class Call:
         traits, entry = self.model.traits, self.entry
         as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
         return as_they_are and entry.head is None and entry.inner_head is None and not self.media
+
+    @cached_property
+    def trainer(self) -> tuple[Any, TrainerAdapter | None]:
+        """The innermost trainer in whose step the call comes, and its adapter; None where there is none."""
+        return next(at_work(), (None, None))
 
     @cached_property
     def noted(self) -> np.ndarray | None:

@@ -23,10 +23,9 @@ from autopack.inspection.modules import is_pair
 from autopack.inspection.sharding import in_a_group
 from autopack.layout import prepared
 from autopack.layout.host import recall
-from autopack.layout.prepared import SeenImages
 from autopack.runtime.model import Around
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
-from autopack.runtime.scope import Activation
+from autopack.runtime.scope import Activation, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def _choose(call: Call) -> Plan:
             return SharedRows(call, rows)
         refusals.refuse_split_rows(call)
     if call.outer is None and (call.module.training or call.has_labels):
-        refusals.refuse_lost_documents(model)
+        refusals.refuse_lost_documents(call)
     layout = call.declared.layout
     if layout is None:
         return _choose_without_documents(call)
@@ -102,12 +101,14 @@ def _choose_without_documents(call: Call) -> Plan:
 
 def _as_it_came(call: Call, reason: str, **padding: Any) -> PassThrough:
     """Return the plan of a call that stays, but for images that upstream would mix over rows."""
-    return PassThrough(call, reason, call.volume, *_own_images(call), **padding)
+    return PassThrough(call, reason, *_own_images(call), call.volume, **padding)
 
 
-def _own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
+def _own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
+    """Return the scope and arguments by which rows with images get their results alone, or None."""
     here = call.media and call.outer is None and call.model.options.unpad and not isinstance(call, PairCall)
-    return own_images(call) if here else (None, None)
+    arguments, images = own_images(call) if here else (None, None)
+    return None if images is None else Scope(call.model, images=images), arguments
 
 
 def _masked_apart(call: Call) -> PassThrough:
@@ -115,12 +116,12 @@ def _masked_apart(call: Call) -> PassThrough:
     given = call.arguments["attention_mask"]
     masks = given if isinstance(given, dict) else {"": given}
     changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
-    arguments, images = _own_images(call)
+    scope, arguments = _own_images(call)
     if any(changed[name] is not masks[name] for name in masks):
         if call.unnamed:
             refusals.refuse_unnamed(call)
         arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
-    return PassThrough(call, "its prepared masks keep documents apart already", call.volume, arguments, images)
+    return PassThrough(call, "its prepared masks keep documents apart already", scope, arguments, call.volume)
 
 
 def _why_not_asked(call: Call) -> str | None:

@@ -216,7 +216,7 @@ class PairAsRows(Plan):
         )
         reason = "it declares documents" if pair.packs else "its masks hide padding"
         volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
-        super().__init__(call, Scope(call.model, refusal=refusal), reason, _arguments(call, pair), volume)
+        super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
@@ -258,7 +258,7 @@ class HalfAsRow(Plan):
             if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
                 arguments["encoder_hidden_states"] = encoder.places.gather(states)
         reason = "the call around it declares documents or hides padding"
-        super().__init__(call, Scope(call.model, layout, memory), reason, arguments)
+        super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:

@@ -133,13 +133,13 @@ class ExitHook:
 
 
 def _is_left_to_stock() -> bool:
-    """Whether compiled code runs in no scope, or in one in which nothing is done."""
+    """Return True if compiled code runs in no scope, or in one in which nothing is done."""
     activation = scopes.ambient.activation
     return activation is None or type(activation.plan) is PassThrough
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call brings one token per row, which can hold no two documents."""
+    """Return True if a call brings one token per row, which can hold no two documents."""
     given = {**torches.by_name(entry.names, args), **kwargs}
     if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
         return False

@@ -10,7 +10,6 @@ from torch import nn
 
 from autopack.inspection.state import State
 from autopack.layout.prefixes import Prefixes
-from autopack.layout.prepared import SeenImages
 from autopack.layout.token_map import TokenMap
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation, Scope
@@ -46,12 +45,12 @@ class Plan:
     def __init__(
         self,
         call: Any,
-        scope: Scope,
         reason: str,
+        scope: Scope | None = None,
         arguments: dict[str, Any] | None = None,
         volume: Volume | None = None,
     ):
-        self.call, self.scope, self.reason = call, scope, reason
+        self.call, self.reason, self.scope = call, reason, scope or Scope(call.model)
         self.arguments, self.volume = arguments, volume
 
     def count(self, tally: Tally) -> None:
@@ -96,13 +95,11 @@ class PassThrough(Plan):
         self,
         call: Any,
         reason: str,
-        volume: Volume | None = None,
-        arguments: dict[str, Any] | None = None,
-        images: SeenImages | None = None,
+        *given: Any,
         keeps_padding: bool = False,
         sides: list[tuple[str, np.ndarray]] | None = None,
     ):
-        super().__init__(call, Scope(call.model, images=images), reason, arguments, volume)
+        super().__init__(call, reason, *given)
         self._keeps_padding = keeps_padding
         self._sides = sides if reason in (LOOKS, LOOKS_AT_STATE) else None
         self._state = State(call.module) if self._sides is not None and call.module.training else None
@@ -131,16 +128,8 @@ class Delegate(Plan):
     what = "is left to the model inside"
     defers = True
 
-    def __init__(
-        self,
-        call: Any,
-        reason: str,
-        arguments: dict[str, Any] | None = None,
-        images: SeenImages | None = None,
-        real: np.ndarray | None = None,
-        volume: Volume | None = None,
-    ):
-        super().__init__(call, Scope(call.model, images=images), reason, arguments, volume)
+    def __init__(self, call: Any, reason: str, *given: Any, real: np.ndarray | None = None):
+        super().__init__(call, reason, *given)
         self.documents, self._real = call.documents, real
         self._before = call.model.tally.batches
 

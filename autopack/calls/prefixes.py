@@ -71,7 +71,9 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
         return None
-    if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
+    if (call.outer is not None and call.documents is not None) or call.continues:
+        return None
+    if given.get("inputs_embeds") is not None:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
@@ -186,6 +188,9 @@ def find(
     have at least `least` tokens, and at least the `share` of all tokens is saved.
     """
     keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
+    firsts = keys[np.cumsum(lengths) - lengths]
+    if len(np.unique(firsts)) == len(firsts):
+        return None
     keyed = np.split(keys, np.cumsum(lengths)[:-1])
     order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
     common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]

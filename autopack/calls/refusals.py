@@ -20,7 +20,6 @@ from autopack.inspection import media
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
-from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
@@ -48,9 +47,9 @@ def refuse_bypassed_top(entry: Entry) -> None:
         frame = frame.f_back
 
 
-def refuse_lost_documents(model: EnabledModel) -> None:
+def refuse_lost_documents(call: Call) -> None:
     """Raise `InvalidPacking` in the step of a trainer that loses packed documents' boundaries."""
-    trainer, _ = next(at_work(), (None, None))
+    model, (trainer, _) = call.model, call.trainer
     if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
         return
     lost = boundaries.what_is_lost(trainer)
@@ -64,7 +63,7 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in a trainer's step that takes a row's documents for one sequence."""
     if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
         return
-    trainer, adapter = next(at_work(), (None, None))
+    trainer, adapter = call.trainer
     if adapter is not None and adapter.adds_up_rows:
         name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
         raise InvalidPacking(

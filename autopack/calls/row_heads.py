@@ -186,7 +186,7 @@ class PaddedDocuments(Delegate):
             for name in given.head.labels if given.head.spans else ():
                 arguments[name] = self._left_out(arguments.get(name))
         reason = "it declares documents, and its head gives one result per row"
-        super().__init__(call, reason, arguments, volume=Volume.of_layout(given.layout).without_padding())
+        super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
         self.documents, self.defers = given.head.name, self.batch.is_padded
 
     def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -273,7 +273,7 @@ class PerDocument(Plan):
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
-        super().__init__(call, Scope(call.model), reason, self.calls[0], volume)
+        super().__init__(call, reason, None, self.calls[0], volume)
 
     def _check_ignored(self) -> None:
         head, lengths = self.given.head, self.given.batch.lengths
@@ -351,9 +351,9 @@ def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
     return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
 
 
-def _widened(part: torch.Tensor, dimensions: list[int], longest: int, fill: float) -> torch.Tensor:
-    for dimension in dimensions:
-        shape = list(part.shape)
-        shape[dimension] = longest - shape[dimension]
-        part = torch.cat([part, part.new_full(shape, fill)], dim=dimension)
+def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
+    """Return a result with these axes as long as the longest document's."""
+    for axis in axes:
+        behind = [0, 0] * (part.dim() - 1 - axis)
+        part = torch.nn.functional.pad(part, [*behind, 0, longest - part.shape[axis]], value=fill)
     return part

@@ -90,7 +90,7 @@ class Packed(Rows):
             else:
                 self.way, arguments = way, gathered(arguments, way)
                 scope = replace(scope, layout=once.documents, prefixes=once)
-        super().__init__(call, scope, "it declares documents", arguments, volume)
+        super().__init__(call, "it declares documents", scope, arguments, volume)
 
     def most(self) -> int:
         return 2 if self.call.wants_last_logits else super().most()
@@ -139,7 +139,7 @@ class Unpadded(Rows):
             self.way = TokenMap.of_shared(real, once.columns, padding.device)
             arguments = gathered(arguments, once.row)
         scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
-        super().__init__(call, scope, "its mask hides padding", arguments, volume)
+        super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
         call = self.call
@@ -194,7 +194,7 @@ class Inside(Rows):
         self.way = way
         scope = replace(scope, layout=once.documents, prefixes=once)
         reason = "the loss of the model around it is of every token of every document"
-        super().__init__(call, scope, reason, gathered(call.arguments, way))
+        super().__init__(call, reason, scope, gathered(call.arguments, way))
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> Inside | None:

@@ -95,7 +95,7 @@ class SharedRows(Rows):
         if counted is not None:
             _refuse_targets_across(call, layout, counted)
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
-        super().__init__(call, Scope(call.model, layout, shared=rows), self.why, arguments, Volume.of_layout(layout))
+        super().__init__(call, self.why, Scope(call.model, layout, shared=rows), arguments, Volume.of_layout(layout))
 
     def further_in(self, call: Call) -> dict[str, Any]:
         """Return a third-party call's arguments of an inner model, with this rank's columns.

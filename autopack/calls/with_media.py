@@ -71,7 +71,7 @@ def positions_of_documents(
             code="media-positions",
         )
     _refuse_later_starts(arguments, layout)
-    call, real = _as_rows(parameters, arguments, layout)
+    call, documents = _as_rows(parameters, arguments, layout)
     try:
         with _state_kept(model):
             found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
@@ -83,7 +83,7 @@ def positions_of_documents(
             code="media-positions",
         ) from error
     positions = found[0] if isinstance(found, tuple) else found
-    return None if positions is None else real(positions)
+    return None if positions is None else documents.restore(positions, axis=2).contiguous()
 
 
 def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any])
 
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
-) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the call for documents as right-padded rows, and the way back to packed rows."""
+) -> tuple[dict[str, Any], TokenMap]:
+    """Return the call for documents as right-padded rows, and the way from packed rows to these."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
@@ -109,12 +109,8 @@ def _as_rows(
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
-    call = {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}
-
-    def in_packed_rows(positions: torch.Tensor) -> torch.Tensor:
-        return documents.restore(positions, axis=2).contiguous()
-
-    return call, in_packed_rows
+    # A packed call continues no cache, and its mask has become the layout.
+    return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
 
 
 def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:

@@ -243,7 +243,7 @@ class Shape:
 
 @dataclass
 class Checked:
-    """What checks of calls have found so far, and the largest calls and the kinds of calls among those."""
+    """Findings of checks of calls so far, and the largest and the kinds of calls that were checked."""
 
     every: int = 0
     """Number of training calls from one check to the next; 0 for none but those of the schedule."""
