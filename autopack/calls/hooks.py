@@ -161,26 +161,23 @@ def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
     """Take a call in; return the arguments that the forward gets, None for those that came."""
-    entry, outer = hook.entry, scopes.of_model(model)
-    if outer is not None and outer.level >= entry.level:
-        outer = None  # a call inside the model's own forward that begins anew
-    if outer is not None and not (outer.plan is not None and outer.plan.defers):
+    outer = scopes.of_model(model)
+    if outer is None or outer.level >= hook.entry.level:  # a call, or one inside a forward that begins anew
+        _follow_changes(hook.entry, model, (*args, *kwargs.values()))  # which may put another entry here
+        call = call_at(hook.entry, module, args, kwargs)
+    elif outer.plan is not None and outer.plan.defers:
+        call = call_at(hook.entry, module, args, kwargs, outer)
+    else:
         return _enter_inside(hook, module, args, kwargs, outer)
-    call = call_at(entry, module, args, kwargs, outer)
-    if outer is None:
-        _follow_changes(call)
-        if hook.entry is not entry:  # the model was looked at anew
-            call = call_at(hook.entry, module, args, kwargs)
     return _open(_planned(call), hook, args)
 
 
-def _follow_changes(call: Call) -> None:
+def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
     """Follow what may have changed since the last call: code, attention implementation, checkpointing, the process."""
-    model, entry = call.model, call.entry
     if entry.level:
         refusals.refuse_bypassed_top(entry)
     model.groups = gathering_groups(model.anatomy.entries[0])
-    if not isinstance(call.inputs, FakeTensor):  # of a trace, in which no model can be proven
+    if not [value for value in given if isinstance(value, FakeTensor)]:  # of a trace, in which no model can be proven
         model.follow_code()
     model.lease.follow(model.implementations())
     bind_checkpointing(model.anatomy.checkpointed)
