@@ -28,12 +28,12 @@ from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.declarations import first_of_row
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import CACHES, LAYOUT_KWARGS
+from autopack.layout.ways import CACHES, LAYOUT_KWARGS, Of
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 

@@ -23,10 +23,11 @@ from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Field, Frame, Of, stands_for_no_router
+from autopack.layout.forms import Field, Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
+from autopack.layout.ways import Of
 from autopack.runtime.in_graph import Result, outputs_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead

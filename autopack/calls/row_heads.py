@@ -22,10 +22,11 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.forms import FIELDS, Field, Frame, Of
+from autopack.layout.forms import FIELDS, Field, Frame
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
+from autopack.layout.ways import Of
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers
 from autopack.runtime.scope import Activation, Scope, in_force

@@ -21,7 +21,7 @@ from autopack.calls.plan import Plan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Form, Frame, Of
+from autopack.layout.forms import Form, Frame
 from autopack.layout.packed import (
     PackedLayout,
     real_documents,
@@ -31,7 +31,7 @@ from autopack.layout.packed import (
 )
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import LAYOUT_KWARGS
+from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
@@ -49,13 +49,11 @@ class Rows(Plan):
     way: TokenMap | None = None
     """The way of the call's tokens into the row that runs, if that is another one."""
 
-    def most(self) -> int:
-        """Return the most dimensions of a result per row: images may be as many as rows."""
-        return 2 if self.call.media else 9
-
     def per_row(self, output: Any, rows: int, columns: int) -> list[Any]:
         """Return the parts of an output that may have one result per row that ran."""
-        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, self.most())
+        # Some logits, and images, may be as many as rows.
+        most = 2 if self.call.media or self.call.wants_last_logits else 9
+        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, most)
 
 
 class Packed(Rows):
@@ -91,9 +89,6 @@ class Packed(Rows):
                 self.way, arguments = way, gathered(arguments, way)
                 scope = replace(scope, layout=once.documents, prefixes=once)
         super().__init__(call, "it declares documents", scope, arguments, volume)
-
-    def most(self) -> int:
-        return 2 if self.call.wants_last_logits else super().most()
 
     @torch._dynamo.disable
     def _restored(self, ended: Activation, module: nn.Module, output: Any, way: TokenMap) -> Any:

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     import torch
 
 
-class Per(Enum):
-    """Unit that a declaration has a number for."""
+class Of(Enum):
+    """Unit that a value has an entry for."""
 
     TOKEN = auto()
-    """Each token: (rows, columns), or (tokens,) in an example."""
+    """Each token: (rows, columns, ...), or (tokens,) in an example."""
     DOCUMENT = auto()
-    """Each document, in order."""
+    """Each document, in order: (documents, ...)."""
     BOUND = auto()
     """Each bound between documents of the flattened rows: (documents + 1,)."""
     CALL = auto()
-    """The call as a whole."""
+    """The call as a whole: a number, a word, a switch, a tensor of one element."""
+    UNKNOWN = auto()
+    """Not known."""
 
 
 def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
@@ -52,7 +54,7 @@ class Way:
     """
 
     name: str
-    per: Per = Per.TOKEN
+    per: Of = Of.TOKEN
     says_more: bool = False
     starts: Callable[[np.ndarray], np.ndarray] | None = None
     of_rows: bool = False
@@ -60,23 +62,23 @@ class Way:
     @property
     def in_calls(self) -> bool:
         """True if a call may bring it."""
-        return self.per is not Per.DOCUMENT
+        return self.per is not Of.DOCUMENT
 
     @property
     def in_examples(self) -> bool:
         """True if an example of several documents may have it as a column."""
-        return self.per in (Per.TOKEN, Per.DOCUMENT)
+        return self.per in (Of.TOKEN, Of.DOCUMENT)
 
 
 TABLE = (
     Way("position_ids", says_more=True),
     Way("seq_idx", starts=changes, of_rows=True),
     Way("attention_mask", says_more=True),
-    Way("cu_seq_lens_q", Per.BOUND, of_rows=True),
-    Way("cu_seq_lens_k", Per.BOUND, of_rows=True),
-    Way("max_length_q", Per.CALL),
-    Way("max_length_k", Per.CALL),
-    Way("seq_lengths", Per.DOCUMENT, of_rows=True),
+    Way("cu_seq_lens_q", Of.BOUND, of_rows=True),
+    Way("cu_seq_lens_k", Of.BOUND, of_rows=True),
+    Way("max_length_q", Of.CALL),
+    Way("max_length_k", Of.CALL),
+    Way("seq_lengths", Of.DOCUMENT, of_rows=True),
 )
 
 
@@ -85,10 +87,10 @@ def names(wanted: Callable[[Way], bool]) -> tuple[str, ...]:
     return tuple(way.name for way in TABLE if wanted(way))
 
 
-FLASH_KWARGS = names(lambda way: way.in_calls and way.per in (Per.BOUND, Per.CALL))
+FLASH_KWARGS = names(lambda way: way.in_calls and way.per in (Of.BOUND, Of.CALL))
 LAYOUT_KWARGS = names(lambda way: way.in_calls and not way.says_more)
 """Arguments that only declare documents: the entry takes them out of a packed call."""
-PER_TOKEN = names(lambda way: way.per is Per.TOKEN)
+PER_TOKEN = names(lambda way: way.per is Of.TOKEN)
 OF_EXAMPLES = names(lambda way: way.in_examples)
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""

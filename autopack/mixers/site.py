@@ -18,10 +18,10 @@ from autopack.family import MixerCall, Way
 from autopack.inspection import torches
 from autopack.inspection.sharding import gathers_inside
 from autopack.inspection.source import parameters_of
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
-from autopack.layout.ways import CACHES
+from autopack.layout.ways import CACHES, Of
 from autopack.mixers.alone import MASKS, each_part
 from autopack.patching import Site
 from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle

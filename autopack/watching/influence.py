@@ -26,8 +26,9 @@ from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.followed import is_of_library
 from autopack.inspection.source import class_of
-from autopack.layout.forms import Frame, Of, rows_first
+from autopack.layout.forms import Frame, rows_first
 from autopack.layout.packed import real_documents
+from autopack.layout.ways import Of
 from autopack.watching.conditions import not_sharing, unnoticed
 from autopack.watching.owners import CannotTell
 

@@ -15,9 +15,10 @@ import autopack
 from autopack import tiny
 from autopack.calls.outputs import restore
 from autopack.layout import forms
-from autopack.layout.forms import Field, Form, Frame, Of
+from autopack.layout.forms import Field, Form, Frame
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, TokenMap, equally_long
+from autopack.layout.ways import Of
 from tests.conftest import FLOAT32, error, positions, token_ids
 from tests.support.refusals import refused
 
