@@ -110,7 +110,7 @@ class TokenMap:
         """True if the other batch holds padding."""
         return not self.filled.all()
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Number of tokens of the other batch."""
         return int(self.filled.sum())
@@ -120,7 +120,7 @@ class TokenMap:
         """True if several tokens share a place of the other batch."""
         return int(self.real.sum()) > self.tokens
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row of the other batch."""
         return self.filled.sum(axis=1)
@@ -130,7 +130,7 @@ class TokenMap:
         """Place, in the first batch, of the first token of each row of the other one."""
         return self.sources[:, 0]
 
-    @property
+    @cached_property
     def mask(self) -> torch.Tensor:
         """`filled` as a tensor on the device."""
         return upload(self.filled, self.device)
