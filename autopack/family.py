@@ -11,8 +11,8 @@ import torch
 from autopack.errors import UnsupportedModel
 from autopack.inspection.positions import AFTER_PAD_TOKEN as AFTER_PAD_TOKEN
 from autopack.inspection.positions import Numbering
-from autopack.layout.batches import Spread, spread_tokens
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import Spread, spread_tokens
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
 
@@ -157,9 +157,8 @@ class MixerCall:
 
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
-        return self.changed(
-            lambda name, value: None if name in _PER_CALL else spread_tokens(value, self.layout, spread)
-        )
+        shape = (self.layout.rows, self.layout.columns)
+        return self.changed(lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread))
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
         """Run the module's own forward with other arguments."""

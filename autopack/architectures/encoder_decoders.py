@@ -12,8 +12,8 @@ from torch import nn
 
 from autopack.architectures.own_attention import why_not_block_sparse
 from autopack.family import Family, MixerCall, Tiny, Way, check_tokens
-from autopack.layout.batches import Batches
 from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.token_map import Batches
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
 # Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
@@ -101,7 +101,7 @@ class _RoutingAlone(Way):
         found = Batches.grouped(layout, _one_by_one)
         rows = tokens.unflatten(0, (layout.rows, layout.columns))
         # No mask: it says where padding lies, and documents have none.
-        outputs = [_fresh(call, batch.spread(rows)[0]) for batch in found.batches]
+        outputs = [_fresh(call, batch.gather(rows)[0]) for batch in found.maps]
         routed = found.together([tuple(part[None] for part in output) for output in outputs])
         return tuple(part.flatten(0, 1) for part in routed)
 

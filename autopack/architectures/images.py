@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopack.family import Family, MixerCall, Tiny, Way
-from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents
+from autopack.layout.token_map import Batches, TokenMap, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
 from autopack.mixers.alone import run_documents_alone
 
@@ -127,22 +127,22 @@ class _AfterAnImage(Way):
         pixels, layout = arguments.pop(_PIXELS, None), call.layout
         if pixels is None:
             return call.changed(lambda name, value: value)
-        found = Batches.grouped(layout, equally_long_documents).batches
-        place = {number: image for image, number in enumerate(sorted(n for batch in found for n in batch.documents))}
-        batches = iter(found)
+        groups = equally_long_documents(layout)
+        place = {number: image for image, number in enumerate(sorted(n for group in groups for n in group))}
+        batches = iter(zip(groups, Batches.grouped(layout, equally_long_documents).maps, strict=True))
 
         def original(model: Any, **given: Any) -> Any:
-            batch = next(batches)
-            own = torch.tensor([place[number] for number in batch.documents], device=pixels.device)
+            documents, batch = next(batches)
+            own = torch.tensor([place[number] for number in documents], device=pixels.device)
             return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
 
         return run_documents_alone(replace(call, original=original, arguments=arguments), numbers_itself=True)
 
 
-def _of_text(output: Any, batch: DocumentBatch) -> Any:
+def _of_text(output: Any, batch: TokenMap) -> Any:
     """Return an output without the states of the image, which stand before the tokens, and without
     weights of pairs."""
-    tokens = batch.shape[1]
+    tokens = batch.into[1]
 
     def cut(states: Any) -> Any:
         if isinstance(states, tuple):

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
-from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
 from autopack.layout.packed import real_documents
+from autopack.layout.token_map import Batches, TokenMap, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
 from autopack.patching import Site
 from autopack.runtime.scope import running_scope
@@ -201,15 +201,15 @@ class _ByCells(Way):
     def run(self, call: MixerCall) -> Any:
         call.check()
         found = Batches.grouped(call.layout, equally_long)
-        return found.together([self._embed(call, batch) for batch in found.batches])
+        return found.together([self._embed(call, batch) for batch in found.maps])
 
-    def _embed(self, call: MixerCall, batch: DocumentBatch) -> torch.Tensor:
-        given = spread_tokens(call.arguments["position_ids"], call.layout, batch.spread)
-        counted = (given == torch.arange(batch.shape[1], device=given.device)).all(1)
+    def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
+        given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
+        counted = (given == torch.arange(batch.into[1], device=given.device)).all(1)
         alone = replace(call, arguments={**call.arguments, "position_ids": None})
         if counted.all() or not counted.any():
-            return (alone if counted.all() else call).by_documents(batch.spread)
-        return torch.where(counted[:, None, None], alone.by_documents(batch.spread), call.by_documents(batch.spread))
+            return (alone if counted.all() else call).by_documents(batch.gather)
+        return torch.where(counted[:, None, None], alone.by_documents(batch.gather), call.by_documents(batch.gather))
 
 
 TAPAS = Family(
@@ -251,13 +251,13 @@ class _InWindows(Way):
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found = Batches.grouped(layout, equally_long)
         outputs = []
-        for batch in found.batches:
-            length = batch.shape[1]
+        for batch in found.maps:
+            length = batch.into[1]
             more = -length % window
-            own = functional.pad(batch.spread(seen), (0, more), value=torch.finfo(seen.dtype).min)
+            own = functional.pad(batch.gather(seen), (0, more), value=torch.finfo(seen.dtype).min)
             output = call.original(
                 mixer,
-                functional.pad(batch.spread(hidden), (0, 0, 0, more)),
+                functional.pad(batch.gather(hidden), (0, 0, 0, more)),
                 attention_mask=own,
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,

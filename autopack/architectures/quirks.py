@@ -183,7 +183,7 @@ siglip_text_model tipsv2_text_model xclip_text_model
 """
 
 # Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than positions. What the
-# towers pick of every row is looked after where outputs are (`calls.per_row_outputs`).
+# towers pick of every row is looked after where outputs are (`calls.outputs`).
 TEXT_TOWERS = Family(
     name="text_towers",
     model_types=frozenset(_TYPES.split()),

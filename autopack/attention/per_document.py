@@ -27,14 +27,16 @@ def attend(call: AttentionCall) -> Output:
         return _attend_as_batch(call), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
-    states = (_by_document(each, layout) for each in (call.query, call.key, call.value))
+    states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
+    with_axes = [name for name, option in call.options.items() if isinstance(option, torch.Tensor) and option.dim() > 1]
     for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
-        given = call.options_beside(mask).items()
-        options = {name: _slice_option(call, name, option, row, first, end) for name, option in given}
+        options = dict(call.options_beside(mask))
+        for name in with_axes:
+            options[name] = _slice_option(call, name, options[name], row, first, end)
         output, weight = call.original(call.module, query, key, value, mask, **options)
         outputs.append(output)
         if call.want_weights and weight is not None:
@@ -53,8 +55,10 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
     copy it once more on the way back.
     """
     rows = states.split(1) if layout.rows > 1 else (states,)
-    by_row = zip(rows, layout.lengths_by_row, strict=True)
-    return [document for row, lengths in by_row for document in row.split(lengths, dim=2)]
+    found: list[torch.Tensor] = []
+    for row, lengths in zip(rows, layout.lengths_by_row, strict=True):
+        found += row.split(lengths, dim=2)
+    return found
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
@@ -66,11 +70,9 @@ def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice)
     return mask[rows, :, queries if mask.shape[2] > 1 else slice(None), keys]
 
 
-def _slice_option(call: AttentionCall, name: str, option: Any, row: int, first: int, end: int) -> Any:
+def _slice_option(call: AttentionCall, name: str, option: torch.Tensor, row: int, first: int, end: int) -> torch.Tensor:
     """Return an option for one document; an option without an axis of columns is the same for
     all."""
-    if not isinstance(option, torch.Tensor) or option.dim() < 2:
-        return option
     rows, columns = call.layout.rows, call.layout.columns
     if name == "position_bias" and option.shape[-1] == call.layout.max_seqlen != columns:
         return option[..., : end - first, : end - first]  # that of the longest document

@@ -74,11 +74,11 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
 def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
     """Attend as if documents shared nothing, and keep the result of each token of the row that
     runs."""
-    places = prefixes.places.to(call.query.device)
+    places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in (call.query, call.key, call.value))
     options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
     call = replace(call, query=query, key=key, value=value, options=options)
-    return backend.attend(call)[0].index_select(1, prefixes.firsts.to(query.device))
+    return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
@@ -94,7 +94,7 @@ def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixe
             f"tell what of it is of which document. Use autopack.enable(model, share=False).",
             code="share-refused",
         )
-    return option.index_select(axes[0], prefixes.places.to(option.device))
+    return option.index_select(axes[0], prefixes.row.back.to(option.device))
 
 
 def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> AttentionCall:

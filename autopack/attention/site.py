@@ -19,7 +19,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope, mark_of, refuse_stranger, site_scope
+from autopack.runtime.scope import MARK, Scope, ambient, mark_of, running_scope, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """First parameters of an attention function of transformers."""
@@ -40,7 +40,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     def autopack_attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        mark, scope = mark_of(module), site_scope(module, one_token=query.shape[2] == 1)
+        mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
         seen = None if scope is None else scope.images
         if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])
@@ -86,6 +86,24 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         return backend.attend(call)
 
     return autopack_attention
+
+
+def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
+    """Raise `UnsupportedModel` for a new module's attention over the rows of a packed forward.
+
+    It belongs to no enabled model, so it would take the documents of a row for one.
+    """
+    scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
+    if scope is None or scope.layout is None:
+        return
+    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
+    if (rows, columns) == (scope.layout.rows, ran):
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
+            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
+            f"belongs to as well, or call that outside of this forward.",
+            code="call-within-call",
+        )
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured

@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.plan import HeadDocuments
 from autopack.inspection import media
+from autopack.integrations.trainers import TrainerAdapter, at_work
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
 from autopack.runtime.model import Around, EnabledModel
 from autopack.runtime.scope import Activation
@@ -51,8 +51,8 @@ class Call:
         outer: Activation | None,
     ):
         self.entry = entry
-        self.model = entry.model
-        self.module = module
+        self.model: Any = entry.link.model
+        self.module, self.config = module, entry.config
         self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
         self.unnamed = max(0, len(args) - len(entry.names))
         """Number of positional arguments that the forward does not name."""
@@ -70,20 +70,23 @@ class Call:
         return type(self.module).__name__
 
     @property
-    def config(self) -> Any:
-        """The configuration of the called module."""
-        return self.entry.config
-
-    @property
-    def documents(self) -> HeadDocuments | None:
-        """The packed documents that an outer entry has made this batch's rows, if any."""
+    def documents(self) -> str | None:
+        """The head whose packed documents an outer entry has made this batch's rows, if any."""
         return None if self.outer is None else self.outer.plan.documents
 
     @cached_property
     def inputs(self) -> torch.Tensor | None:
         """The tokens or embeddings (rows, columns, ...); None if the call has none of that form."""
-        found = (self.arguments.get(name) for name in ("input_ids", "inputs_embeds"))
-        return next((value for value in found if isinstance(value, torch.Tensor) and value.dim() >= 2), None)
+        for name in ("input_ids", "inputs_embeds"):
+            value = self.arguments.get(name)
+            if isinstance(value, torch.Tensor) and value.dim() >= 2:
+                return value
+        return None
+
+    @cached_property
+    def media(self) -> list[str]:
+        """The names of arguments that hold images or other media."""
+        return media.given(self.arguments)
 
     @property
     def brings_choices(self) -> bool:
@@ -112,24 +115,23 @@ class Call:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
-        if self._numbered_on_the_way:
+        if self.outer is not None and self._numbered_on_the_way:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
-        first_position = self.model.traits.first_position
-        # Some models keep what they continue to themselves (RecurrentGemma).
-        continues = self.continues or bool(self.arguments.get("use_cache"))
+        shares = prefixes.why_not(self.model) is None
         found = declarations.read(
             arguments,
             (rows, columns),
             inputs.device,
-            first_position,
+            self.model.traits.first_position,
             self.ignored_label,
-            continues,
+            # Some models keep what they continue to themselves (RecurrentGemma).
+            continues=self.continues or bool(self.arguments.get("use_cache")),
             any_positions=self._takes_any_positions,
-            with_tokens=prefixes.why_not(self.model) is None,
+            with_tokens=shares,
         )
         found = found if self.noted is None else replace(found, real=self.noted)
-        if not found.jumps:
+        if shares and not found.jumps:
             self.prefixes = prefixes.found_in(self, found)
             if self.prefixes is not None and found.layout is None:
                 found = replace(found, real=found.real_of((rows, columns)))
@@ -145,25 +147,28 @@ class Call:
         here = self.arguments.get("position_ids")
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
-        around = self.outer.plan.call
-        return around is not None and around.arguments.get("position_ids") is None
+        return self.outer.plan.call.arguments.get("position_ids") is None
 
     @property
     def _takes_any_positions(self) -> bool:
         """True if tokens get any positions of the call as they are, and nothing else reads them."""
         traits, entry = self.model.traits, self.entry
         as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
-        return as_they_are and entry.head is None and entry.inner_head is None and not media.given(self.arguments)
+        return as_they_are and entry.head is None and entry.inner_head is None and not self.media
+
+    @cached_property
+    def trainer(self) -> tuple[Any, TrainerAdapter | None]:
+        """The innermost trainer in whose step the call comes, and its adapter; None where there is none."""
+        return next(at_work(), (None, None))
 
     @cached_property
     def noted(self) -> np.ndarray | None:
         """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
-        anatomy = self.model.anatomy
-        if not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
-            return None  # tokens would see padding that no mask hides
-        if any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS)):
-            return None
-        return noted_padding(self.arguments.get("input_ids"))
+        anatomy, real = self.model.anatomy, noted_padding(self.arguments.get("input_ids"))
+        if real is None or not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
+            return None  # without a mask that hides padding tokens would see it
+        given = any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS))
+        return None if given else real
 
     @cached_property
     def is_scored(self) -> bool:
@@ -173,21 +178,22 @@ class Call:
     @cached_property
     def continues(self) -> bool:
         """True if a given cache holds tokens, which the tokens of this call continue."""
-        return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
+        given = [cache for name in CACHES if (cache := self.arguments.get(name)) is not None]
+        return any(map(_holds_tokens, given))
 
     def why_media_meet(self, kind: str) -> str | None:
         """Return the reason why media of this kind may mix documents' results; None if not."""
-        values = (self.arguments[name] for name in media.given(self.arguments))
+        values = (self.arguments[name] for name in self.media)
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
         layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
         return self.model.why_media_meet(kind, count)
 
-    @property
+    @cached_property
     def has_labels(self) -> bool:
         """True if the model is to compute a loss."""
-        return any(value is not None for name, value in self.arguments.items() if name in LABELS)
+        return bool([name for name in LABELS if self.arguments.get(name) is not None])
 
     @property
     def ignored_label(self) -> int:
@@ -196,11 +202,11 @@ class Call:
         return told if isinstance(told, int) else IGNORED_LABEL
 
     @cached_property
-    def padding(self) -> Padding:
+    def padding(self) -> TokenMap:
         """The places of a padded batch's real tokens."""
         assert self.declared.real is not None
         assert self.inputs is not None
-        return Padding(self.declared.real, self.inputs.device)
+        return TokenMap.of_real(self.declared.real, self.inputs.device)
 
     @property
     def volume(self) -> Volume | None:
@@ -232,12 +238,13 @@ class Call:
         """True if labels of a padded batch count padding into the loss."""
         return self.declared.labelled_padding
 
-    @property
+    @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        return any(isinstance(value := self.arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
+        asked = map(self.arguments.get, LAST_LOGITS)
+        return bool([value for value in asked if isinstance(value, torch.Tensor) or value])
 
-    @property
+    @cached_property
     def wants_weights(self) -> bool:
         """True if the call asks for attention weights."""
         return self._wants("output_attentions", self.config)
@@ -260,7 +267,9 @@ class Call:
     def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
         """Return the value of the argument of this name, or else of a configuration."""
         told = self.arguments.get(name)
-        return bool(told if told is not None else any(getattr(config, name, otherwise) for config in configs))
+        if told is not None:
+            return bool(told)
+        return bool([config for config in configs if getattr(config, name, otherwise)])
 
 
 def _holds_tokens(cache: Any) -> bool:

@@ -8,22 +8,24 @@ from typing import Any
 
 import torch
 
-from autopack.calls import per_row_outputs, refusals, row_heads
+from autopack.calls import refusals, row_heads
 from autopack.calls.call import Call, came_through, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.packed import Packed
+from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
+from autopack.calls.plan import Delegate, PassThrough, Plan
+from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
-from autopack.calls.unpadded import Unpadded
-from autopack.calls.with_media import keep_images_to_rows
+from autopack.calls.with_media import own_images
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import is_pair
+from autopack.inspection.sharding import in_a_group
+from autopack.layout import prepared
 from autopack.layout.host import recall
 from autopack.runtime.model import Around
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
-from autopack.runtime.scope import Activation
+from autopack.runtime.scope import Activation, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -41,36 +43,35 @@ def call_at(
 def decide(call: Call) -> Plan:
     """Return the plan of a call."""
     if generates(call.model):
-        return Untouched(call.model, "transformers generates")
-    if isinstance(call, PairCall):
-        return _choose_pair(call)
-    plan = _choose(call)
-    if plan.scope.layout is None and call.outer is None and call.model.options.unpad:
-        keep_images_to_rows(call, plan)
-    return plan
+        return PassThrough(call, "transformers generates")
+    return _choose_pair(call) if isinstance(call, PairCall) else _choose(call)
 
 
 def _choose(call: Call) -> Plan:
     """Return the plan of a call of a model with one kind of tokens."""
-    rows = rows_shared_by(call)
-    if rows is not None:
-        return SharedRows(call, rows)
-    refusals.refuse_split_rows(call)
+    model = call.model
+    if model.options.sequence_parallel is not None or in_a_group():
+        rows = rows_shared_by(call)
+        if rows is not None:
+            return SharedRows(call, rows)
+        refusals.refuse_split_rows(call)
     if call.outer is None and (call.module.training or call.has_labels):
-        refusals.refuse_lost_documents(call.model)
+        refusals.refuse_lost_documents(call)
     layout = call.declared.layout
-    if layout is not None:
-        if refusals.says_it_all(call, layout):
-            apart = MaskedApart(call)
-            if apart.arguments is not None:
-                refusals.refuse_unnamed(call)
-            return apart
-        refusals.check_packed(call, layout)
-        if call.declared.beside_ones and call.outer is None and not call.model.is_silent:
-            _say_that_documents_are_kept_apart(call.name)
-        if call.model.around is not None:
-            _say_what_is_around(call.model.around, call)
-        return row_heads.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
+    if layout is None:
+        return _choose_without_documents(call)
+    if refusals.says_it_all(call, layout):
+        return _masked_apart(call)
+    refusals.check_packed(call, layout)
+    if call.declared.beside_ones and call.outer is None and not model.is_silent:
+        _say_that_documents_are_kept_apart(call.name)
+    if model.around is not None:
+        _say_what_is_around(model.around, call)
+    return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
+
+
+def _choose_without_documents(call: Call) -> Plan:
+    """Return the plan of a call that declares padding, or nothing."""
     if call.declared.jumps and not call.model.is_silent:
         _say_that_positions_jump(call.name)
     if call.declared.real is None:
@@ -79,23 +80,48 @@ def _choose(call: Call) -> Plan:
     if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
         why = "the mask is made outside of the text model" if hidden else why
-        return Untouched(call.model, why, call.volume, keeps_padding=hidden)
+        return _as_it_came(call, why, keeps_padding=hidden)
+    real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
         refusals.check_sites(call.model)
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
-    if anywhere is None and call.entry.inner and reason != per_row_outputs.REASON:
+    if anywhere is None and call.entry.inner and reason != ONE_PER_ROW:
         labelled = labels_after_padding(call)
         if labelled is None:
-            real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
-            return Deferred(call, reason, real if call.outer is None else None)
+            return Delegate(call, reason, *_own_images(call), real=real if call.outer is None else None)
         reason = labelled
-    if reason in (LOOKS, LOOKS_AT_STATE):
-        return LookedAt(call, reason, [("", call.padding.real)])
-    refusals.check_documents_can_stay_padded(call, reason)
-    return Untouched(call.model, reason, call.volume, keeps_padding=not call.padding.real.all())
+    if reason not in (LOOKS, LOOKS_AT_STATE):
+        refusals.check_documents_can_stay_padded(call, reason)
+        return _as_it_came(call, reason, keeps_padding=real is not None)
+    return _as_it_came(call, reason, keeps_padding=True, sides=[("", call.padding.real)])
+
+
+def _as_it_came(call: Call, reason: str, **padding: Any) -> PassThrough:
+    """Return the plan of a call that stays, but for images that upstream would mix over rows."""
+    return PassThrough(call, reason, *_own_images(call), call.volume, **padding)
+
+
+def _own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
+    """Return the scope and arguments by which rows with images get their results alone, or None."""
+    here = call.media and call.outer is None and call.model.options.unpad and not isinstance(call, PairCall)
+    arguments, images = own_images(call) if here else (None, None)
+    return None if images is None else Scope(call.model, images=images), arguments
+
+
+def _masked_apart(call: Call) -> PassThrough:
+    """Return the plan of packed rows with masks between documents: those hide tokens for good."""
+    given = call.arguments["attention_mask"]
+    masks = given if isinstance(given, dict) else {"": given}
+    changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
+    scope, arguments = _own_images(call)
+    if any(changed[name] is not masks[name] for name in masks):
+        if call.unnamed:
+            refusals.refuse_unnamed(call)
+        arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
+    return PassThrough(call, "its prepared masks keep documents apart already", scope, arguments, call.volume)
 
 
 def _why_not_asked(call: Call) -> str | None:
@@ -145,7 +171,8 @@ def _say_that_documents_are_kept_apart(name: str) -> None:
 
 def _choose_pair(call: PairCall) -> Plan:
     """Return the plan of a call of an encoder-decoder."""
-    refusals.refuse_split_rows(call)
+    if in_a_group():
+        refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
         refusals.check_packed(call, layout)
@@ -153,20 +180,18 @@ def _choose_pair(call: PairCall) -> Plan:
     pair = call.find_pair()
     if pair is None:
         _point_out(call)
-        return Untouched(call.model, "it declares neither documents nor padding", call.volume)
+        return _as_it_came(call, "it declares neither documents nor padding")
     if pair.packs:
         call.check_packed()
     elif not call.model.options.unpad:
-        return Untouched(call.model, "unpad=False", call.volume)
+        return _as_it_came(call, "unpad=False")
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Deferred(call, reason)
-            if reason in (LOOKS, LOOKS_AT_STATE):
-                return LookedAt(call, reason, call.sides)
-            return Untouched(call.model, reason, call.volume, keeps_padding=True)
+                return Delegate(call, reason, *_own_images(call))
+            return _as_it_came(call, reason, keeps_padding=True, sides=call.sides)
     refusals.check_sites(call.model)
     return PairAsRows(call)
 

@@ -20,21 +20,21 @@ from transformers.modeling_outputs import BaseModelOutput
 from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore, without
-from autopack.calls.packed import add_positions, without_what_packing_drops
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
+from autopack.calls.rows import complete, without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
-from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import first_of_row
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
-from autopack.layout.ways import CACHES, LAYOUT_KWARGS
-from autopack.runtime.scope import Scope
+from autopack.layout.token_map import TokenMap
+from autopack.layout.ways import CACHES, LAYOUT_KWARGS, Of
+from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
 DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
@@ -209,26 +209,24 @@ class PairAsRows(Plan):
     packs = True
 
     def __init__(self, call: PairCall):
-        self.pair = call.pair
-        self.reason = "it declares documents" if self.pair.packs else "its masks hide padding"
+        pair = self.pair = call.pair
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
             "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
         )
-        super().__init__(Scope(call.model, refusal=refusal))
-        places = [half.places for half in self.pair.halves]
-        self.volume = Volume.of_row(len(self.pair.decoder.layout.lengths), *places)
+        reason = "it declares documents" if pair.packs else "its masks hide padding"
+        volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
+        super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
-        self.arguments = _arguments(call, call.pair)
 
     def count(self, tally: Tally) -> None:
-        if not self.pair.packs:
-            tally.count(*(half.places for half in self.pair.halves))
+        if not self.pair.packs and self.volume is not None:
+            tally.unpadded = tally.unpadded.plus(self.volume)
             self.call.ran_without_padding()
 
-    def finish(self, module: nn.Module, output: Any) -> Any:
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         return restored.to_tuple() if self.wants_tuple else restored
@@ -238,7 +236,6 @@ class HalfAsRow(Plan):
     """One half of an encoder-decoder's call as a row; a decoder's reads the encoder's too."""
 
     what = "runs as the packed row of its half"
-    reason = "the call around it declares documents or hides padding"
 
     def __init__(self, call: Call, pair: Pair):
         encoder = pair.encoder or _recordings(pair, call.arguments)
@@ -254,14 +251,14 @@ class HalfAsRow(Plan):
         arguments = without_what_packing_drops(call, call.arguments)
         if arguments.get("encoder_attention_mask") is not None:
             arguments["encoder_attention_mask"] = None
-        add_positions(call, arguments, layout)
+        complete(call, arguments, layout)
         memory = encoder.layout if call.entry.decodes else None
         if memory is not None:
             states = arguments.get("encoder_hidden_states")
             if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
                 arguments["encoder_hidden_states"] = encoder.places.gather(states)
-        self.arguments = arguments
-        super().__init__(Scope(call.model, layout, memory))
+        reason = "the call around it declares documents or hides padding"
+        super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
@@ -316,9 +313,9 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
 
 def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
     """Return the decoder tokens made of each document's labels alone: (1, tokens)."""
-    batch = DocumentBatch.without_padding(decoder.layout)
-    alone = batch.spread(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
-    return batch.real(_shift_of(call.module)(alone))[None]
+    batch = TokenMap.of_documents(decoder.layout)
+    alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
+    return batch.restore(_shift_of(call.module)(alone))
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -69,6 +69,12 @@ class Entry:
     """
     earliest_position: int
     """The least position at which a document may begin."""
+    takes_positions: bool
+    """True if its forward takes `position_ids`."""
+    uses_positions: bool
+    """True if positions have to restart at every document of a call here."""
+    pools_single_tokens: bool
+    """True if its pooler is handed one token of every row by its own forward."""
 
     @classmethod
     def of(
@@ -119,6 +125,11 @@ class Entry:
                 or not modules.takes_tokens(entries[0])
                 or (model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level])))
             ),
+            takes_positions="position_ids" in names or takes_others,
+            # A document that is run alone needs none where the model takes none.
+            uses_positions=model.traits.uses_positions
+            and (model.traits.whole_model_reason is None or "position_ids" in names),
+            pools_single_tokens=pools_single_tokens(module),
         )
 
     @property
@@ -131,18 +142,6 @@ class Entry:
     def inner(self) -> list[PreTrainedModel]:
         """The inner entries."""
         return self.model.anatomy.entries[self.level + 1 :]
-
-    @property
-    def takes_positions(self) -> bool:
-        """True if its forward takes `position_ids`."""
-        return "position_ids" in self.names or self.takes_others
-
-    @property
-    def uses_positions(self) -> bool:
-        """True if positions have to restart at every document of a call here."""
-        # A document that is run alone needs none where the model takes none.
-        traits = self.model.traits
-        return traits.uses_positions and (traits.whole_model_reason is None or "position_ids" in self.names)
 
 
 def why_alone(model: EnabledModel, level: int) -> str | None:

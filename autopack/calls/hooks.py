@@ -1,13 +1,18 @@
 """The way into an enabled model and out of it: forward hooks on the instance.
 
-Hooks survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it is. The entry
-decides what becomes of the call (`autopack.calls.choose`) and puts its scope in force; the exit ends it and gives the
+Hooks survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it
+is. `_enter` is the way of every call: what may have changed is followed, the call is read
+(`autopack.calls.call`), its plan is chosen (`autopack.calls.choose`) and its scope is put in force.
+The model's own code runs, and finds the scope at its sites. `_leave` ends the scope and gives the
 output the form that the caller expects.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,26 +24,63 @@ from autopack.calls.call import Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.forward_site import ForwardGuard
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import without
-from autopack.calls.packed import PrefixesInside, inner_arguments, without_mask
-from autopack.calls.plan import Plan, Untouched
+from autopack.calls.plan import PassThrough, Plan
+from autopack.calls.rows import Inside, Unpadded, inner_arguments, without_mask
 from autopack.calls.sequence_parallel import SharedRows
-from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import process, torches
-from autopack.inspection.modules import pool_documents, pools_single_tokens
+from autopack.inspection.modules import pool_documents
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
-from autopack.layout.batches import DocumentBatch
+from autopack.layout.token_map import TokenMap
+from autopack.patching import Site
 from autopack.runtime import scope as scopes
-from autopack.runtime.model import EnabledModel, Link
-from autopack.runtime.runs import bind_checkpointing
-from autopack.runtime.scope import Activation
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import Activation, bind_checkpointing
 from autopack.runtime.tally import Volume
 
 logger = logging.getLogger(__name__)
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward by position and by name."""
+
+
+class ForwardGuard(ABC):
+    """A forward pre-hook that also sees calls of `model.forward(...)`, which go past hooks."""
+
+    @abstractmethod
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a call; return None to keep its arguments, or the forward's new ones."""
+
+    @abstractmethod
+    def is_past(self, module: nn.Module) -> bool:
+        """Return True if this forward began without this hook; called once in every forward."""
+
+
+def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Return a model's forward that calls the model if it was reached past the entry."""
+
+    @functools.wraps(original, updated=())
+    def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _is_past_entry(self, autopack_forward):
+            return original(self, *args, **kwargs)
+        return self(*args, **kwargs)
+
+    return autopack_forward
+
+
+def _is_past_entry(module: nn.Module, forward: Any) -> bool:
+    """Return True if this forward was called directly, and is all that a call would run.
+
+    A forward of a subclass, or on the instance, that calls this one would run twice; the sites that
+    it reaches raise.
+    """
+    is_past = False
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, ForwardGuard):  # all of them: one that was passed forgets it here
+            is_past |= hook.is_past(module)
+    return is_past and "forward" not in vars(module) and type(module).forward is forward
 
 
 class EntryHook(ForwardGuard):
@@ -58,10 +100,12 @@ class EntryHook(ForwardGuard):
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
-            if running is not None and running.deepest < entry.level and _passes(running):
-                running.enter(entry.level)
-                return None
-        return _enter(self, module, args, kwargs)
+            if running is not None and running.deepest < entry.level:
+                plan = running.plan
+                if plan is None or not (plan.defers or plan.masks or plan.inside is not None):
+                    running.enter(entry.level)  # a model further in gets what its top gives it
+                    return None
+        return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
         model = self.entry.link.model
@@ -77,83 +121,25 @@ class ExitHook:
 
     @torches.only_inlined
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self.entry.link.model is None:
+        model = self.entry.link.model
+        if model is None:
             return None  # the entry has raised
         if self.entry.kind is Kind.HALF:
             entered = scopes.ambient.activation
             if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
                 return None  # the entry has left it out of the graph
-            return _leave_untraced(self.entry, module, output)
-        return _leave(self.entry, module, output)
-
-
-class ArrivalHook:
-    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site. Holds nothing."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        scopes.check_arrival(module, output)
-
-
-class PoolerHook:
-    """Forward pre-hook of a backbone's pooler, which reads the first token of every row.
-
-    It gets the rows of a padded batch back, and one row for each document of packed rows.
-    """
-
-    def __init__(self, link: Link):
-        self.link = link
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        running = scopes.of_model(self.link.follow(module))
-        if running is None or running.plan is None or not args:
-            return None
-        rows = running.plan.rows_for_pooler(args[0])
-        if rows is None:
-            return None
-        running.plan.pooled = True
-        return (rows, *args[1:])
-
-
-class OwnPositionsHook:
-    """Forward pre-hook of models of media that may be handed the positions of packed rows, which number other tokens.
-
-    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP Video). That one would
-    number its own tokens by them, and flash attention take a tower's row for documents.
-    """
-
-    def __init__(self, link: Link):
-        self.link = link
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        running = scopes.of_model(self.link.follow(module))
-        if running is None or running.scope.layout is None or "position_ids" not in kwargs:
-            return None
-        return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
-
-
-class SpanLogitsHook:
-    """Forward hook of the parts of a question answering head: logits at padding become the least of their dtype.
-
-    It holds nothing, since PEFT copies the heads that it trains.
-    """
-
-    # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
-    @torch._dynamo.disable
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> torch.Tensor | None:
-        running = scopes.current()
-        return None if running is None or running.plan is None else running.plan.span_logits(output)
+            return _leave_untraced(self.entry, model, module, output)
+        return _leave(self.entry, model, module, output)
 
 
 def _is_left_to_stock() -> bool:
-    """Whether compiled code runs in no scope, or in one in which nothing is done."""
+    """Return True if compiled code runs in no scope, or in one in which nothing is done."""
     activation = scopes.ambient.activation
-    return activation is None or type(activation.plan) is Untouched
+    return activation is None or type(activation.plan) is PassThrough
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call brings one token per row, which can hold no two documents."""
+    """Return True if a call brings one token per row, which can hold no two documents."""
     given = {**torches.by_name(entry.names, args), **kwargs}
     if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
         return False
@@ -165,16 +151,6 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
 
-def _defers(activation: Activation) -> bool:
-    return activation.plan is not None and activation.plan.defers
-
-
-def _passes(activation: Activation) -> bool:
-    """Whether a model further in gets what its top gives it."""
-    plan = activation.plan
-    return plan is None or not (plan.defers or plan.masks or plan.prefixes_inside is not None)
-
-
 # Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
 # model itself outside of its graph, those of models inside in it.
 @torches.untraced(
@@ -182,51 +158,45 @@ def _passes(activation: Activation) -> bool:
     "and not a function that calls it, or compile without fullgraph=True"
 )
 def _enter(
-    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    entry = hook.entry
-    outer = scopes.of_model(entry.model)
-    if outer is not None and outer.scope.stock:
-        return None
-    if entry.kind is Kind.HALF and outer is not None and isinstance(outer.plan, PairAsRows):
-        return _open(HalfAsRow(Call(entry, module, args, kwargs, None), outer.plan.pair), hook, args)
-    if outer is not None and outer.level >= entry.level:
-        outer = None  # a call inside the model's own forward that begins anew
-    if outer is not None and outer.plan is not None and outer.plan.prefixes_inside is not None:
-        inside = PrefixesInside.at(Call(entry, module, args, kwargs, None), outer)
-        if inside is not None:
-            return _open(inside, hook, args)
-        if not entry.inner:
-            outer.plan.leave_apart()
-    if outer is not None and not _defers(outer):
-        further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
-        if further is None:
-            outer.enter(entry.level)  # called by its own top: all is done
-            if outer.plan is not None and outer.plan.masks:
-                further = without_mask(entry, args, kwargs)
-        return further
-    call = call_at(entry, module, args, kwargs, outer)
-    model = entry.model
-    if outer is None:
+    hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
+    """Take a call in; return the arguments that the forward gets, None for those that came."""
+    outer = scopes.of_model(model)
+    if outer is None or outer.level >= hook.entry.level:  # a call, or one inside a forward that begins anew
+        _follow_changes(hook.entry, model, (*args, *kwargs.values()))  # which may put another entry here
+        call = call_at(hook.entry, module, args, kwargs)
+    elif outer.plan is not None and outer.plan.defers:
+        call = call_at(hook.entry, module, args, kwargs, outer)
+    else:
+        return _enter_inside(hook, module, args, kwargs, outer)
+    return _open(_planned(call), hook, args)
+
+
+def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
+    """Follow what may have changed since the last call: code, attention implementation, checkpointing, the process."""
+    if entry.level:
         refusals.refuse_bypassed_top(entry)
-        model.groups = gathering_groups(model.anatomy.entries[0])
-        if not isinstance(call.inputs, FakeTensor):  # of a trace, in which no model can be proven
-            model.follow_code()
-        if hook.entry is not entry:
-            call = call_at(hook.entry, module, args, kwargs)
-        _follow_changes(model)
-        if (mode := process.foreign_mode()) is not None:
-            model.is_checked_closely, model.unknown_code = True, mode
-    return _open(_chosen(call), hook, args)
+    model.groups = gathering_groups(model.anatomy.entries[0])
+    if not [value for value in given if isinstance(value, FakeTensor)]:  # of a trace, in which no model can be proven
+        model.follow_code()
+    model.lease.follow(model.implementations())
+    bind_checkpointing(model.anatomy.checkpointed)
+    if model.anatomy.mixers:
+        accelerate.reroute(model.anatomy.mixers)
+    if (mode := process.foreign_mode()) is not None:
+        model.is_checked_closely, model.unknown_code = True, mode
 
 
-def _chosen(call: Call) -> Plan:
+def _planned(call: Call) -> Plan:
+    """Return the plan of a call, once it is checked, if that is due, and counted."""
     try:
-        plan = _checked(call, decide(call))
-        plan.call = call
+        plan = decide(call)
+        if call.outer is None and call.model.live is not None and (plan.packs or plan.defers):
+            plan = _checked(call, plan)
         plan.count(call.model.tally)
         call.count(plan.volume)
-        _log_once(call, plan)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log_once(call, plan)
         return plan
     except LeakDetected:
         raise
@@ -238,14 +208,12 @@ def _chosen(call: Call) -> Plan:
         if not call.model.tally.refused[reason] and not call.model.is_audited:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
         call.model.tally.refused[reason] += 1
-        return Untouched(call.model, f"autopack refuses it: {reason}")
+        return PassThrough(call, f"autopack refuses it: {reason}")
 
 
 def _checked(call: Call, plan: Plan) -> Plan:
     """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
     model = call.model
-    if call.outer is not None or model.live is None or not (plan.packs or plan.defers):
-        return plan
     if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
         raise UnsupportedModel(
             f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
@@ -259,20 +227,61 @@ def _checked(call: Call, plan: Plan) -> Plan:
 
 def _log_once(call: Call, plan: Plan) -> None:
     """Log what becomes of a call, where this model has met no decision of that kind before."""
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
     kind = (call.name, plan.what, plan.reason)
     if kind not in call.model.logged:
         call.model.logged.add(kind)
         logger.debug("a call of %s %s, since %s", *kind)
 
 
+def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> Arguments | None:
+    """Put the scope of a plan in force; return the arguments that the forward gets."""
+    opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
+    opened.foreign = hook.entry.foreign is not None
+    scopes.ambient.activation = opened
+    around = opened.outer if plan.packs else None
+    while around is not None and around.scope.model is opened.scope.model:
+        around.packed_inside, around = True, around.outer
+    return _handed_on(plan.arguments, hook.entry, args)
+
+
+def _handed_on(arguments: dict[str, Any] | None, entry: Entry, args: tuple[Any, ...]) -> Arguments | None:
+    """Return arguments as the forward gets them: those that came by position go on by position."""
+    if arguments is None:
+        return None
+    by_name = dict(arguments)
+    by_position = tuple([by_name.pop(name, None) for name in entry.names[: len(args)]]) if args else ()
+    return by_position, by_name
+
+
+def _enter_inside(
+    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation
+) -> Arguments | None:
+    """Take in a call inside another one of the model that has been decided about."""
+    entry, plan = hook.entry, outer.plan
+    if outer.scope.stock:
+        return None
+    if entry.kind is Kind.HALF and isinstance(plan, PairAsRows):
+        return _open(HalfAsRow(Call(entry, module, args, kwargs, None), plan.pair), hook, args)
+    if plan is not None and plan.inside is not None and not outer.apart:
+        inside = Inside.at(Call(entry, module, args, kwargs, None), outer)
+        if inside is not None:
+            return _open(inside, hook, args)
+        if not entry.inner:
+            plan.leave_apart(outer)
+    further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
+    if further is None:
+        outer.enter(entry.level)  # called by its own top: all is done
+        if plan is not None and plan.masks:
+            further = without_mask(entry.names, args, kwargs)
+    return further
+
+
 def _further_in(
     hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Enter a model that somebody else's code has called, inside a call that has been decided about.
+) -> Arguments | None:
+    """Take in a call of a model by third-party code, inside a call that has been decided about.
 
-    None where it is to run as the call was meant; what is declared for it alone opens a scope of its own.
+    None is returned if it is to run as that call was meant; what is declared for it alone opens a scope of its own.
     """
     call = Call(hook.entry, module, args, kwargs, None)
     layout = outer.scope.layout
@@ -280,11 +289,11 @@ def _further_in(
         # Padding was decided about where the call came in.
         if call.declared.layout is None:
             return None
-        if outer.plan is not None and outer.plan.volume is not None:
+        if outer.plan is not None and outer.volume is not None:
             # The call around it was counted as one that packs nothing.
-            outer.plan.call.count(Volume(), instead_of=outer.plan.volume)
-            outer.plan.volume = None
-        return _open(_chosen(call), hook, args)
+            outer.plan.call.count(Volume(), instead_of=outer.volume)
+            outer.volume = None
+        return _open(_planned(call), hook, args)
     if call.inputs is None:
         return None
     if isinstance(outer.plan, SharedRows):
@@ -296,62 +305,33 @@ def _further_in(
     return _handed_on(inner_arguments(call, layout), hook.entry, args)
 
 
-def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
-    opened.foreign = hook.entry.foreign is not None
-    scopes.ambient.activation = opened
-    around: Activation | None = opened
-    while plan.packs and around is not None and around.scope.model is opened.scope.model:
-        around.packs, around = True, around.outer
-    return _handed_on(plan.arguments, hook.entry, args)
-
-
-def _handed_on(
-    arguments: dict[str, Any] | None, entry: Entry, args: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Arguments as the forward gets them: those that came by position go on by position."""
-    if arguments is None:
-        return None
-    by_name = dict(arguments)
-    return tuple(by_name.pop(name, None) for name in entry.names[: len(args)]), by_name
-
-
-def _follow_changes(model: EnabledModel) -> None:
-    """Follow what may have changed since the last call: the attention implementation, checkpointing, the process."""
-    model.lease.follow(model.implementations())
-    bind_checkpointing(model.anatomy.checkpointed)
-    accelerate.reroute(model.anatomy.mixers)
-
-
 @torches.only_inlined
-def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
-    pooled = None
-    if output is not None and pools_single_tokens(module):
-        pooled = _pooled(entry.model, module, output)
-    ended = scopes.close(entry.model, entry.level)
+def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
+    """End what the entry began; return the output that the caller expects, None for the one that came."""
+    pooled = _pooled(model, module, output) if entry.pools_single_tokens and output is not None else None
+    ended = scopes.close(model, entry.level)
     if ended is None or ended.plan is None or output is None:
         return pooled
-    if ended.foreign or (ended.outer is not None and ended.outer.foreign):
+    plan, outer = ended.plan, ended.outer
+    if ended.foreign or (outer is not None and outer.foreign):
         _leave_foreign(ended, module, output)
-    names = ended.scope.model.proof.leaves_out
-    is_whole = ended.outer is None or ended.outer.scope.model is not ended.scope.model
-    as_batch = ended.plan.defers and ended.plan.documents is None  # its head has seen the padded form
-    if names and ended.packs and is_whole and not as_batch:
-        pooled = without(output if pooled is None else pooled, names)
-    finished = ended.plan.finish(module, output if pooled is None else pooled)
-    changed = pooled if finished is None else finished
-    model = ended.scope.model
+    packs = plan.packs or ended.packed_inside
+    is_whole = outer is None or outer.scope.model is not model
+    as_batch = plan.defers and plan.documents is None  # its head has seen the padded form
+    if packs and model.proof.leaves_out and is_whole and not as_batch:
+        pooled = without(output if pooled is None else pooled, model.proof.leaves_out)
+    finished = plan.finish(ended, module, output if pooled is None else pooled)
     if model.groups:
-        _check_together(ended)
-    return changed
+        _check_together(ended, packs)
+    return pooled if finished is None else finished
 
 
 @torch._dynamo.disable
-def _check_together(ended: Activation) -> None:
+def _check_together(ended: Activation, packs: bool) -> None:
     """Check a call of a whole model whose parameters ranks gather together, if that is due."""
     model, outer = ended.scope.model, ended.outer
-    if model.live is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):
-        model.live.after(ended.plan.call, ended.packs)
+    if model.live is not None and (outer is None or outer.scope.model is not model):
+        model.live.after(ended.plan.call, packs)
 
 
 @torch._dynamo.disable
@@ -368,12 +348,11 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """The output with what the pooler makes of each document, or None for a call that packs nothing."""
+    """Return the output with what the pooler makes of each document, or None for a call that packs nothing."""
     running = scopes.of_model(model)
     layout = None if running is None else running.scope.layout
     if running is None or layout is None:
         return None
-    if running.plan is not None:
-        running.plan.pooled = True
-    starts = layout.upload(DocumentBatch.without_padding(layout).starts)
+    running.pooled = True
+    starts = layout.upload(TokenMap.of_documents(layout).starts)
     return pool_documents(module, output, starts.to(output[0].device))

@@ -48,7 +48,7 @@ def meet(target: Any) -> None:
     """Note that a loss counts these labels, if ranks share the rows of the current call."""
     activation = scopes.ambient.activation
     if activation is not None and activation.scope.shared is not None and activation.plan is not None:
-        activation.plan.meet(target)
+        activation.met_loss |= activation.plan.counts_labels(target)
 
 
 @torch._dynamo.disable

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autopack.calls import per_row_outputs
+from autopack.calls import outputs
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.unpadded import has_a_place
+from autopack.calls.rows import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
@@ -23,7 +23,7 @@ from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.integrations import peft
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.host import host_values
-from autopack.layout.padding import Padding
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
@@ -36,7 +36,7 @@ _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 
-def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
+def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
     if call.entry.head is not None and call.entry.head.picks:
@@ -86,9 +86,9 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.model.anatomy.chunked}
     if any(padding.tokens % size for size in chunks):
         yield f"its layers take {max(chunks)} tokens at a time, and its {padding.tokens} are no multiple of that"
-    if traits.dense and padding.tokens**2 > padding.rows * padding.columns**2:
+    if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
-    if padding.has_holes and any(_looks_less_far_than(c, padding.columns) for c in call.model.anatomy.configs):
+    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.model.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
     if read is not None and call.module.training:
@@ -99,11 +99,11 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield from _reasons_of_readers(call, padding)
 
 
-def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
+def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why one entry cannot run a batch unpadded, although an inner one may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
     if entry.level in call.model.pooling:
-        yield per_row_outputs.REASON
+        yield outputs.ONE_PER_ROW
     if entry.head is not None and entry.head.of_choices:
         yield "its rows are choices of questions"
     if entry.has_other_head:
@@ -137,7 +137,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
 
 
-def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
+def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch stays padded for code that may read results at padding.
 
     A head may have none there.
@@ -160,7 +160,7 @@ def _compares_columns(call: Call) -> bool:
     return spans or any(call.arguments.get(name) is not None for name in ("start_positions", "end_positions"))
 
 
-def _hidden_tokens(call: Call, padding: Padding) -> list[int]:
+def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
     """Return some masked tokens other than the configuration's pad token, of no pair's batch."""
     pad = getattr(text_config(call.config), "pad_token_id", None)
     ids = call.arguments.get("input_ids")
@@ -179,7 +179,7 @@ def labels_after_padding(call: Call) -> str | None:
     return "a label is compared with what is predicted at padding, which only this entry could mask"
 
 
-def _reaches_the_end(call: Call, padding: Padding) -> bool:
+def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions
     if positions is None and call.model.traits.recurs:  # its documents are numbered from their first tokens
@@ -197,7 +197,7 @@ def _may_want_cache(call: Call) -> bool:
     return returns and not call.is_scored
 
 
-def _reads_padding(call: Call, padding: Padding) -> bool:
+def _reads_padding(call: Call, padding: TokenMap) -> bool:
     """Return True if a head or pooler would read padding: first column, or a decoder's last token.
 
     An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
@@ -212,9 +212,9 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
     pad_token_id, ids = text_config(call.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()
-    columns = torch.arange(padding.columns, device=ids.device)
+    columns = torch.arange(padding.shape[1], device=ids.device)
     last = (columns * (ids != pad_token_id)).argmax(1)
-    return not padding.real[range(padding.rows), host_values(last)].all()
+    return not padding.real[range(padding.shape[0]), host_values(last)].all()
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ from torch import nn
 from autopack.inspection import masks
 from autopack.inspection.modules import positions_of_one_frequency, row_dependent_rotaries
 from autopack.inspection.put_on import hooks_of, looks_at_rows
-from autopack.layout import LEAST_SHARED, prefixes
+from autopack.layout import LEAST_SHARED
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.padding import Padding
-from autopack.layout.prefixes import Prefixes
+from autopack.layout.packed import PackedLayout, one_row, real_documents, real_tokens, rows_as_documents
+from autopack.layout.prefixes import Prefixes, Stretch
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
 
@@ -69,15 +69,17 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or why_not(call.model) is not None or (layout is not None and not _shares_in_rows(call, layout)):
+    if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
         return None
-    if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
+    if (call.outer is not None and call.documents is not None) or call.continues:
+        return None
+    if given.get("inputs_embeds") is not None:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
-    if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
+    if [name for name, value in given.items() if not (name in known or name in _OF_COLUMNS or _is_of_call(value))]:
         return None
     of_sections = given.get("position_ids") is not None and declared.positions is None
     if of_sections or torch._C._are_functorch_transforms_active():
@@ -92,14 +94,14 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
-        row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
+        row: Callable[[], PackedLayout] = partial(rows_as_documents, real, ids.device, declared.positions)
     else:
-        row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
+        row, real = partial(in_one_row, layout), real_tokens(layout)
         lengths, counted = np.diff(layout.bounds)[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
-    found = prefixes.find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
+    found = find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
@@ -123,7 +125,7 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
         return False
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
         return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
-    return bool(call.entry.inner) or not (call.has_labels or call.wants_last_logits)
+    return not (call.has_labels or call.wants_last_logits) or bool(call.entry.inner)
 
 
 def _of_one_frequency(call: Any, largest: int) -> bool:
@@ -160,3 +162,83 @@ def _draws(model: nn.Module) -> bool:
         ):
             return True
     return False
+
+
+def in_one_row(layout: PackedLayout) -> PackedLayout:
+    """Return the documents of packed rows without runs of padding, end to end in a single row."""
+    real = real_documents(layout)
+    told = (layout.first_positions, layout.largest_positions)
+    first, largest = (None if of is None else of[real] for of in told)
+    return one_row(np.diff(layout.bounds)[real], layout.device, first, largest)
+
+
+def find(
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    lengths: np.ndarray,
+    layout: Callable[[], PackedLayout],
+    least: int,
+    share: float,
+) -> Prefixes | None:
+    """Return the tokens that documents have in common at their beginning, or None if they are too
+    few.
+
+    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end;
+    `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
+    have at least `least` tokens, and at least the `share` of all tokens is saved.
+    """
+    keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
+    firsts = keys[np.cumsum(lengths) - lengths]
+    if len(np.unique(firsts)) == len(firsts):
+        return None
+    keyed = np.split(keys, np.cumsum(lengths)[:-1])
+    order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
+    common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]
+    if max(common, default=0) < least or sum(common) < share * len(tokens):
+        return None
+    stretches, chains = _tree(common, lengths[order].tolist(), least)
+    spans = [np.empty(0, dtype=np.int64)] * len(order)
+    for number, chain in zip(order, chains, strict=True):
+        spans[number] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
+    saved = len(tokens) - stretches[-1].end
+    if saved <= 0 or saved < share * len(tokens):
+        return None
+    documents = layout()
+    return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return the number of elements that two arrays begin with in common."""
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:
+    """Return the stretches of documents sorted so that those that begin alike are neighbours.
+
+    `common` is the number of tokens that each has in common with the next one. The second result
+    holds, for each document, the numbers of its stretches.
+    """
+    stretches: list[Stretch] = []
+    chains: list[tuple[int, ...]] = [()] * len(lengths)
+
+    def add(depth: int, end: int, chain: tuple[int, ...]) -> tuple[int, ...]:
+        if end == depth:
+            return chain
+        first = stretches[-1].end if stretches else 0
+        stretches.append(Stretch(first, first + end - depth, depth, chain[-1] if chain else None))
+        return (*chain, len(stretches) - 1)
+
+    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(lengths), 0, ())]
+    while waiting:
+        begin, stop, depth, chain = waiting.pop()
+        if stop - begin == 1:
+            chains[begin] = add(depth, lengths[begin], chain)
+            continue
+        shortest = min(common[begin : stop - 1])
+        if shortest - depth >= least:
+            chain, depth = add(depth, shortest, chain), shortest
+        cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == shortest), stop]
+        waiting += [(one, other, depth, chain) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
+    return stretches, chains

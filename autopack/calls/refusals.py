@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry
+from autopack.calls.entry import Entry, Kind
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
@@ -20,11 +20,9 @@ from autopack.inspection import media
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
-from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.prefixes import real_tokens
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
@@ -49,9 +47,9 @@ def refuse_bypassed_top(entry: Entry) -> None:
         frame = frame.f_back
 
 
-def refuse_lost_documents(model: EnabledModel) -> None:
+def refuse_lost_documents(call: Call) -> None:
     """Raise `InvalidPacking` in the step of a trainer that loses packed documents' boundaries."""
-    trainer, _ = next(at_work(), (None, None))
+    model, (trainer, _) = call.model, call.trainer
     if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
         return
     lost = boundaries.what_is_lost(trainer)
@@ -65,7 +63,7 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in a trainer's step that takes a row's documents for one sequence."""
     if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
         return
-    trainer, adapter = next(at_work(), (None, None))
+    trainer, adapter = call.trainer
     if adapter is not None and adapter.adds_up_rows:
         name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
         raise InvalidPacking(
@@ -94,7 +92,7 @@ def refuse_split_rows(call: Call) -> None:
 def check_sites(model: EnabledModel) -> None:
     """Raise `SiteDrift` for a covered site of this model, `UnsupportedModel` for a mixer."""
     model.lease.check()
-    covered = covered_mixer(model.anatomy.mixers)
+    covered = covered_mixer(model.anatomy.mixers) if model.anatomy.mixers else None
     if covered is not None:
         raise UnsupportedModel(
             f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
@@ -108,13 +106,15 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
-    refuse_unnamed(call)
+    if call.unnamed:
+        refuse_unnamed(call)
     refuse_caches(call)
-    _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
+    if (mask := call.arguments.get("attention_mask")) is not None:
+        _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
-    _refuse_sounds_together(call, layout)
     refuse_early_positions(call, layout)
-    _refuse_labelled_padding(call, layout)
+    if call.model.traits.whole_model_reason is not None:
+        _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -137,13 +137,12 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def refuse_unnamed(call: Call) -> None:
     """Raise `UnsupportedModel` for positional arguments without a known name."""
-    if call.unnamed:
-        given = len(call.entry.names) + call.unnamed
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-            f"autopack cannot tell what they are. Pass them by name.",
-            code="positional-arguments",
-        )
+    given = len(call.entry.names) + call.unnamed
+    raise UnsupportedModel(
+        f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+        f"autopack cannot tell what they are. Pass them by name.",
+        code="positional-arguments",
+    )
 
 
 def refuse_unproven(call: Call) -> None:
@@ -199,8 +198,6 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for labels at padding in a model that runs documents alone."""
     labels = call.arguments.get("labels")
-    if call.model.traits.whole_model_reason is None or real_documents(layout).all():
-        return
     if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
         return
     if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
@@ -220,6 +217,8 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     mask's reach.
     """
     given: Any = call.arguments.get("attention_mask")
+    if given is None:
+        return False
     masks = list(given.values()) if isinstance(given, dict) else [given]
     shape = (layout.rows, layout.columns)
     masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]
@@ -244,7 +243,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
 
 def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     shape = (layout.rows, layout.columns)
-    if mask is None or prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
+    if prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
         return
     found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
     raise InvalidPacking(
@@ -277,14 +276,22 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
     traits = call.model.traits
     given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
-    for name, reason in traits.refused(bool(media.given(given))).items():
+    of_media = [name for name in call.media if name in given]
+    for name, reason in traits.refused(bool(of_media)).items():
         if name in given:
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row.",
                 code="argument-of-no-document",
             )
-    for name in media.given(given):
+    if of_media:
+        _refuse_media(call, given, of_media)
+
+
+def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> None:
+    """Raise `AutopackError` for media that documents of packed rows may not bring."""
+    traits = call.model.traits
+    for name in of_media:
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
             why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
@@ -302,10 +309,10 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                     f"or enable the model with verify=False if you know that they are kept apart.",
                     code="media-not-proven",
                 )
-    norm = _norm_over_batch(call.module) if media.given(given) else None
+    norm = _norm_over_batch(call.module)
     if norm is not None:
         raise UnsupportedModel(
-            f"{media.given(given)[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
+            f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
             f"run the documents one per row.",
             code="media-mixed",
@@ -316,13 +323,11 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
             code="media-of-others",
         )
-
-
-def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` if a sound of one document would change another's results."""
-    rule = call.model.traits.sounds_together
-    sounds = [n for n in media.given(call.arguments) if media.kinds(n, call.arguments[n]) == {"sound"}]
-    why = rule(call.config, call.arguments, layout) if rule is not None and sounds else None
+    layout = None if traits.sounds_together is None or call.entry.kind is Kind.PAIR else call.declared.layout
+    sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
+    if traits.sounds_together is None or layout is None or not sounds:
+        return
+    why = traits.sounds_together(call.config, call.arguments, layout)
     if why is not None:
         raise InvalidPacking(
             f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
@@ -368,7 +373,7 @@ def check_documents_can_stay_padded(call: Call, reason: str) -> None:
     """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
     if call.documents is not None:
         raise UnsupportedModel(
-            f"{call.documents.head} cannot run the documents of packed rows without padding: {reason}. Run them one "
+            f"{call.documents} cannot run the documents of packed rows without padding: {reason}. Run them one "
             f"per row.",
             code="result-per-row",
         )

@@ -15,20 +15,21 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.packed import without_what_packing_drops
-from autopack.calls.plan import HeadDocuments, Plan
+from autopack.calls.plan import Delegate, Plan
+from autopack.calls.rows import without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of_share, mean_loss
-from autopack.layout.forms import FIELDS, Field, Frame, Of
+from autopack.layout.forms import FIELDS, Field, Frame
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
+from autopack.layout.ways import Of
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers
-from autopack.runtime.scope import Scope, in_force
+from autopack.runtime.scope import Activation, Scope, in_force
 from autopack.runtime.tally import Volume
 
 
@@ -48,7 +49,7 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
             code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
-    return DocumentsAlone(call, given) if alone else PaddedDocuments(call, given)
+    return PerDocument(call, given) if alone else PaddedDocuments(call, given)
 
 
 def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
@@ -73,7 +74,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
     together = "flex_attention" not in call.model.implementations()
-    return DocumentsAlone(call, DocumentArguments(head, given, layout), together)
+    return PerDocument(call, DocumentArguments(head, given, layout), together)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
@@ -93,16 +94,21 @@ class DocumentArguments:
     def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
         self.head = head
         self.arguments = arguments
-        self.shape = (layout.rows, layout.columns)
-        self.batch = DocumentBatch.without_padding(layout)
+        self.layout, self.shape = layout, (layout.rows, layout.columns)
+        self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
         for name in head.labels:
             self._check_labels(name)
 
     @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the documents in the layout; padding is none."""
+        return np.flatnonzero(real_documents(self.layout))
+
+    @property
     def documents(self) -> int:
-        """The number of documents; padding is none."""
-        return len(self.batch.documents)
+        """The number of documents."""
+        return len(self.numbers)
 
     def _check_labels(self, name: str) -> None:
         value = self.arguments.get(name)
@@ -163,36 +169,29 @@ class DocumentArguments:
         )
 
 
-class PaddedDocuments(Plan):
+class PaddedDocuments(Delegate):
     """The documents of a packed call as a right-padded batch; the backbone runs without padding."""
 
     what = "becomes a batch of its documents, and is left to the model inside"
-    reason = "it declares documents, and its head gives one result per row"
-    documents: HeadDocuments
     packs = True
 
     def __init__(self, call: Call, given: DocumentArguments):
-        super().__init__(Scope(call.model))
-        self.documents = HeadDocuments(given.head.name)
-        self.volume = Volume.of_layout(given.batch.layout).without_padding()
-        self.spans = given.head.spans
-        self.batch = given.batch
-        self.defers = self.batch.is_padded
-        self.masked = False
-        """True if the head's logits of starts and ends at padding have been taken out."""
-        self.arguments = given.map(self._spread, lambda value: value)
-        if not self.batch.is_padded:
-            return
-        self.arguments["attention_mask"] = self.batch.mask.long()
-        pad_token_id, ids = text_config(call.config).pad_token_id, self.arguments.get("input_ids")
-        if isinstance(pad_token_id, int) and ids is not None:
-            # Heads of decoders look for the last token that is no padding token.
-            self.arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)
-        for name in given.head.labels if self.spans else ():
-            self.arguments[name] = self._left_out(self.arguments.get(name))
+        self.head, self.batch = given.head, given.batch
+        arguments = given.map(self._spread, lambda value: value)
+        if self.batch.is_padded:
+            arguments["attention_mask"] = self.batch.mask.long()
+            pad_token_id, ids = text_config(call.config).pad_token_id, arguments.get("input_ids")
+            if isinstance(pad_token_id, int) and ids is not None:
+                # Heads of decoders look for the last token that is no padding token.
+                arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)
+            for name in given.head.labels if given.head.spans else ():
+                arguments[name] = self._left_out(arguments.get(name))
+        reason = "it declares documents, and its head gives one result per row"
+        super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
+        self.documents, self.defers = given.head.name, self.batch.is_padded
 
     def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        rows, real = self.batch.spread(value), self.batch.mask.to(value.device)
+        rows, real = self.batch.gather(value), self.batch.mask.to(value.device)
         if name == "position_ids":
             # Counted on in padding: where a model hides the mask, they must not look like those of another document.
             return rows.where(real, rows[:, :1] + torch.arange(rows.shape[1], device=rows.device))
@@ -203,38 +202,37 @@ class PaddedDocuments(Plan):
         if positions is None:
             return None
         lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
-        return positions.masked_fill(positions >= lengths, self.batch.shape[1])
+        return positions.masked_fill(positions >= lengths, self.batch.into[1])
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
 
         None for all other outputs.
         """
-        wanted = (*self.batch.shape, 2)
+        wanted = (*self.batch.into, 2)
         if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
             return None
-        self.masked = True
         return output.masked_fill(~self.batch.mask.to(output.device)[..., None], torch.finfo(output.dtype).min)
 
     @torch._dynamo.disable
-    def finish(self, module: nn.Module, output: Any) -> Any:
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         """Raise `UnsupportedModel` if padding may have had a part in the output."""
-        if self.batch.is_padded and not self.documents.unpadded:
+        if self.batch.is_padded and not ended.packed_inside:
             raise UnsupportedModel(
-                f"{self.documents.head} did not call its backbone, so the documents of packed rows were run with "
+                f"{self.head.name} did not call its backbone, so the documents of packed rows were run with "
                 f"padding. Run them one per row.",
                 code="result-per-row",
             )
-        if self.batch.is_padded and self.spans and not self.masked:
+        if self.batch.is_padded and self.head.spans and not ended.masked:
             raise UnsupportedModel(
-                f"no module of {self.documents.head} gave the logits of starts and ends, (documents, longest, 2), so "
+                f"no module of {self.head.name} gave the logits of starts and ends, (documents, longest, 2), so "
                 f"padding would have a part in its loss. Run its documents one per row.",
                 code="result-per-row",
             )
         return None
 
 
-class DocumentsAlone(Plan):
+class PerDocument(Plan):
     """The documents of a packed call as batches of documents of one length.
 
     The forward under way gets the first batch; the others are run when it ends.
@@ -250,40 +248,33 @@ class DocumentsAlone(Plan):
                 f"have to run it as often as each other. Pass it padded batches, one document per row.",
                 code="rows-on-ranks",
             )
-        super().__init__(Scope(call.model))
         self.given = given
-        why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
-        self.reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
         self.groups: list[np.ndarray]
         """Numbers of the documents of each batch; of one each, unless documents run `together`."""
         if not together:
             self.groups = list(np.arange(given.documents)[:, None])
-        elif self._as_one_batch(call):
+        elif call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
+            # Padding changes nothing. A third-party forward may read it, and weights have a column for each token.
             self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
         else:
             self.groups = by_length(given.batch.lengths)
         # Those of the other batches are counted when they are called.
-        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.batch.layout)
+        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
-        self.volume = Volume(1, len(first), columns, columns, len(first), skipped)
+        volume = Volume(1, len(first), columns, columns, len(first), skipped)
         self.wants_tuple = call.wants_tuple
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
+        numbers_itself = call.model.traits.numbers_itself
+        self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
         for each, count in zip(self.calls, self.counts, strict=True):
             each |= items_of_share(each, count, sum(self.counts))
-        self.arguments = self.calls[0]
         self.buffers = Buffers(call.module)
-
-    @staticmethod
-    def _as_one_batch(call: Call) -> bool:
-        """Return True if padding changes nothing.
-
-        A third-party forward may read it, and weights have a column for each token.
-        """
-        return call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None
+        why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
+        reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
+        super().__init__(call, reason, None, self.calls[0], volume)
 
     def _check_ignored(self) -> None:
         head, lengths = self.given.head, self.given.batch.lengths
@@ -296,16 +287,16 @@ class DocumentsAlone(Plan):
                     code="loss-not-of-documents",
                 )
 
-    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
-        whole = self.given.batch
-        batch = DocumentBatch.of(whole.layout, whole.documents[numbers])
+    def _of_group(self, numbers: np.ndarray, count: int, numbers_itself: bool) -> dict[str, Any]:
+        layout, documents = self.given.layout, self.given.numbers[numbers]
+        batch = TokenMap.of_documents(layout, documents)
         index = torch.from_numpy(numbers)
         found = self.given.map(
-            lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
+            lambda name, value: batch.gather(value), lambda value: value.index_select(0, index.to(value.device))
         )
-        first = whole.layout.first_positions  # of runs of padding too
-        counted = first is not None and whole.layout.largest_positions is None and not first[whole.documents].any()
-        if self.scope.model.traits.numbers_itself and counted:
+        first = layout.first_positions  # of runs of padding too
+        counted = first is not None and layout.largest_positions is None and not first[documents].any()
+        if numbers_itself and counted:
             found.pop("position_ids", None)
         if batch.is_padded:
             found["attention_mask"] = batch.mask.long()
@@ -314,7 +305,7 @@ class DocumentsAlone(Plan):
         return {**found, "return_dict": True}
 
     @torch._dynamo.disable
-    def finish(self, module: nn.Module, output: Any) -> Any:
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         """Run the other batches, and put the outputs of all documents in order."""
         outputs = [output]
         # No call of its own for those who count calls.
@@ -325,7 +316,7 @@ class DocumentsAlone(Plan):
         loss = None
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
-            loss = mean_loss(losses, self.counts, self.given.batch.where.device)
+            loss = mean_loss(losses, self.counts, self.given.layout.device)
         runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
         found = merged(runs, self._merge, loss)
         whole = type(output)(**{name: value for name, value in found.items() if value is not None})
@@ -338,7 +329,7 @@ class DocumentsAlone(Plan):
         if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
             return None
         fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
-        longest = self.given.batch.shape[1]
+        longest = self.given.batch.into[1]
         lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
         # Hidden states of latents are as many for every document (Perceiver).
         own = [
@@ -361,9 +352,9 @@ def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
     return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
 
 
-def _widened(part: torch.Tensor, dimensions: list[int], longest: int, fill: float) -> torch.Tensor:
-    for dimension in dimensions:
-        shape = list(part.shape)
-        shape[dimension] = longest - shape[dimension]
-        part = torch.cat([part, part.new_full(shape, fill)], dim=dimension)
+def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
+    """Return a result with these axes as long as the longest document's."""
+    for axis in axes:
+        behind = [0, 0] * (part.dim() - 1 - axis)
+        part = torch.nn.functional.pad(part, [*behind, 0, longest - part.shape[axis]], value=fill)
     return part

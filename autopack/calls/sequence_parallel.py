@@ -17,8 +17,7 @@ from autopack.calls import refusals
 from autopack.calls.call import Call
 from autopack.calls.entry import Kind
 from autopack.calls.outputs import loss_of
-from autopack.calls.packed import add_token_types, without_what_packing_drops
-from autopack.calls.plan import Plan
+from autopack.calls.rows import Rows, complete, without_what_packing_drops
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, media, releases, sharding
 from autopack.inspection.code_origin import original
@@ -27,10 +26,10 @@ from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
+from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope, mark_of
+from autopack.runtime.scope import Activation, Scope, mark_of
 from autopack.runtime.tally import Volume
 
 _WITHOUT = "Train it without sequence parallelism."
@@ -70,18 +69,15 @@ def exchange_of(model: EnabledModel) -> Any:
     return None
 
 
-class SharedRows(Plan):
+class SharedRows(Rows):
     """This rank's part of packed rows."""
 
     what = "runs as this rank's part of packed rows"
-    reason = "ranks share its rows"
-    packs = True
+    why = "ranks share its rows"
 
     def __init__(self, call: Call, rows: RowGroup):
         layout, counted = _gathered(call, rows)
         refusals.refuse_early_positions(call, layout)
-        super().__init__(Scope(call.model, layout, shared=rows))
-        self.volume = Volume.of_layout(layout)
         self.labelled = call.has_labels
         arguments = without_what_packing_drops(call, call.arguments)
         self.shape = (layout.rows, layout.columns // rows.ranks)
@@ -89,26 +85,24 @@ class SharedRows(Plan):
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         call.part = (layout, mine)
-        if arguments.get("position_ids") is None and call.entry.uses_positions:
-            arguments["position_ids"] = layout.position_ids(call.entry.first_position)[:, mine].contiguous()
-        add_token_types(call, arguments, layout)
-        kinds = arguments.get("token_type_ids")
-        if call.arguments.get("token_type_ids") is None and kinds is not None:  # those of whole rows
-            arguments["token_type_ids"] = kinds[:, mine].contiguous()
+        given = {name for name, value in arguments.items() if value is not None}
+        complete(call, arguments, layout)
+        for name in ("position_ids", "token_type_ids"):
+            if name in arguments and name not in given:  # those of whole rows
+                arguments[name] = arguments[name][:, mine].contiguous()
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
         if counted is not None:
             _refuse_targets_across(call, layout, counted)
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
-        self.arguments: dict[str, Any] = arguments
-        self._counted = False
+        super().__init__(call, self.why, Scope(call.model, layout, shared=rows), arguments, Volume.of_layout(layout))
 
     def further_in(self, call: Call) -> dict[str, Any]:
         """Return a third-party call's arguments of an inner model, with this rank's columns.
 
         Raises `UnsupportedModel` if it brings other positions than this call has.
         """
-        given, mine = call.arguments.get("position_ids"), self.arguments.get("position_ids")
+        given, mine = call.arguments.get("position_ids"), (self.arguments or {}).get("position_ids")
         assert call.inputs is not None
         same = given is None or mine is None or given is mine or torch.equal(given.expand_as(mine), mine)
         if not same or call.inputs.shape[:2] != self.shape:
@@ -119,14 +113,14 @@ class SharedRows(Plan):
             )
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
-    def meet(self, target: Any) -> None:
-        """Note the labels that a loss counts."""
+    def counts_labels(self, labels: Any) -> bool:
         mine = self.targets
-        if mine is not None and isinstance(target, torch.Tensor) and target.numel() == mine.numel():
-            self._counted |= target.data_ptr() == mine.data_ptr()
+        if mine is None or not isinstance(labels, torch.Tensor):
+            return False
+        return (labels.numel(), labels.data_ptr()) == (mine.numel(), mine.data_ptr())
 
-    def finish(self, module: nn.Module, output: Any) -> Any:
-        if self.targets is not None and not self._counted and loss_of(output) is not None:
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
                 f"{type(module).__name__} computed its loss otherwise than from the shift_labels that it was given, so "
                 f"that the last token of a part has no label or a wrong one. Compute the loss from the logits and "
@@ -157,7 +151,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     inputs = call.inputs
     device = torch.device("cpu") if inputs is None else inputs.device
     shape = (0, 0) if inputs is None else tuple(inputs.shape[:2])
-    present = [name in tensors for name in (*OF_PARTS, "shift_labels")]
+    present = [name in tensors for name in (*PER_TOKEN, "shift_labels")]
     header = torch.tensor([refused is not None, *shape, *present], dtype=torch.long, device=device)
     said = host_values(rows.gather(header))
     if refused is not None:
@@ -172,7 +166,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise InvalidPacking(
             f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
             f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
-            f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
+            f"{', '.join((*PER_TOKEN, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
             f"autopack.packing.shard_rows cuts rows like that.",
             code="parts-of-rows",
         )
@@ -255,7 +249,7 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
     """Return this part's declarations and counted shifted labels: each (rows, its columns)."""
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
-    for name in (*OF_PARTS, "shift_labels"):
+    for name in (*PER_TOKEN, "shift_labels"):
         value = call.arguments.get(name)
         if value is None:
             continue

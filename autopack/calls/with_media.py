@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,14 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
-from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
-from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
+from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
@@ -73,7 +71,7 @@ def positions_of_documents(
             code="media-positions",
         )
     _refuse_later_starts(arguments, layout)
-    call, real = _as_rows(parameters, arguments, layout)
+    call, documents = _as_rows(parameters, arguments, layout)
     try:
         with _state_kept(model):
             found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
@@ -85,7 +83,7 @@ def positions_of_documents(
             code="media-positions",
         ) from error
     positions = found[0] if isinstance(found, tuple) else found
-    return None if positions is None else real(positions)
+    return None if positions is None else documents.restore(positions, axis=2).contiguous()
 
 
 def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,26 +96,21 @@ def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any])
 
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
-) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the call for documents as right-padded rows, and the way back to packed rows."""
-    documents = DocumentBatch.of(layout, np.arange(len(layout.lengths)))
+) -> tuple[dict[str, Any], TokenMap]:
+    """Return the call for documents as right-padded rows, and the way from packed rows to these."""
+    documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
         if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
-            value = frame.changed(name, value, documents.spread)
+            value = frame.changed(name, value, documents.gather)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
-    call = {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}
-
-    def in_packed_rows(positions: torch.Tensor) -> torch.Tensor:
-        flat = documents.real(positions.permute(1, 2, 0))
-        return flat.reshape(layout.rows, layout.columns, -1).permute(2, 0, 1).contiguous()
-
-    return call, in_packed_rows
+    # A packed call continues no cache, and its mask has become the layout.
+    return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
 
 
 def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:
@@ -187,20 +180,16 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         )
 
 
-def keep_images_to_rows(call: Call, plan: Plan) -> None:
-    """Give each row of a batch its results alone, where upstream mixes rows' images."""
+def own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
+    """Return arguments and images by which each row of a batch gets its results alone.
+
+    They are None where upstream does not mix images of rows.
+    """
     traits = call.model.traits
-    if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
-        return
-    if call.why_media_meet("image") is not None:
-        return  # of code whose images may be a matter of something else
-    if traits.counts_images and plan.arguments is None:
-        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
-        if positions is not None:
-            plan.arguments = {**call.arguments, "position_ids": positions}
-    seen = images_of_rows(call)
-    if seen is not None:
-        plan.scope = replace(plan.scope, images=seen)
+    if not (call.media and (traits.counts_images or traits.image_mask)) or call.why_media_meet("image") is not None:
+        return None, None  # of code whose images may be a matter of something else, too
+    positions = positions_of_rows([call.module, *call.entry.inner], call.arguments) if traits.counts_images else None
+    return None if positions is None else {**call.arguments, "position_ids": positions}, images_of_rows(call)
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:

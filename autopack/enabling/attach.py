@@ -15,7 +15,8 @@ from autopack import registry
 from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
-from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, OwnPositionsHook, PoolerHook, SpanLogitsHook
+from autopack.calls.hooks import EntryHook, ExitHook
+from autopack.calls.part_hooks import OwnPositionsHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
@@ -26,8 +27,7 @@ from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel, Options, Traits
-from autopack.runtime.runs import unbind_checkpointing
-from autopack.runtime.scope import HANDLE, MARK, Mark, is_severed
+from autopack.runtime.scope import HANDLE, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
 

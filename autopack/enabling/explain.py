@@ -92,7 +92,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         plan: Plan | None = None
         try:
             if outer is None and rows_shared_by(call) is not None:  # what they declare is asked of all ranks
-                decisions.append(Decision(call.name, SharedRows.what, SharedRows.reason))
+                decisions.append(Decision(call.name, SharedRows.what, SharedRows.why))
                 break
             plan = decide(call)
             decisions.append(Decision(call.name, plan.what, plan.reason, _volume_of(call, plan)))

@@ -16,10 +16,9 @@ from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.pages import parts
 from autopack.patching import SiteLease
-from autopack.runtime.checked import Checked
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
-from autopack.runtime.tally import Tally, number_of
+from autopack.runtime.tally import Checked, Tally, number_of
 from autopack.watching.live import Live
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]

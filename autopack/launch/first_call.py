@@ -17,7 +17,7 @@ import torch
 import wrapt
 from torch import nn
 
-from autopack.calls.forward_site import ForwardGuard
+from autopack.calls.hooks import ForwardGuard
 from autopack.errors import UnsupportedModel
 from autopack.inspection.put_on import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopack.runtime.checked import Checked
-    from autopack.runtime.tally import Tally
+    from autopack.runtime.tally import Checked, Tally
 
 
 @dataclass(eq=False)

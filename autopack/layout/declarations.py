@@ -27,6 +27,7 @@ from autopack.layout.ways import (
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
 _TOKENS = "input_ids"
+_READ_BY_STARTS = {way.name: way.starts for way in ways.TABLE if way.starts is not None}
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,8 @@ def read(
         declarations[_SECTIONS] = section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
-    starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
-    if starts is None and are_own:
-        starts = others[0]
+    packing = [starts for starts in declarations.values() if (starts & later).any()]
+    starts = packing[0] if packing else others[0] if are_own else None
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
@@ -145,7 +145,7 @@ def read(
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
-    slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    slots = max([host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0)
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
@@ -214,7 +214,7 @@ def _tensors(
     elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
         _check_device("attention_mask", arguments["attention_mask"], device)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-    for name in (way.name for way in ways.TABLE if way.starts is not None):
+    for name in _READ_BY_STARTS:
         value = given.get(name)
         if value is not None:
             _check_tensor(name, arguments[name], device)
@@ -264,9 +264,9 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
         yield "attention_mask (segment ids)", segment_starts(mask)
-    for way in ways.TABLE:
-        if way.starts is not None and way.name in host:
-            yield way.name, way.starts(host[way.name])
+    for name, starts in _READ_BY_STARTS.items():
+        if name in host:
+            yield name, starts(host[name])
     if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
         yield "cu_seq_lens_q/k", cumulative_starts(host, real)
 

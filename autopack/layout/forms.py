@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import torch
+
+from autopack.layout.ways import Of
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,6 @@ FIELDS: dict[str, Field] = {
 The axes of other outputs follow from their shape: (R, C, ...), or none per token in a head's
 results per document.
 """
-
-
-class Of(Enum):
-    """Unit that a value has an entry for."""
-
-    TOKEN = auto()
-    """Each token."""
-    DOCUMENT = auto()
-    """Each document, in order: (D, ...)."""
-    ROW = auto()
-    """Each row: (R, ...)."""
-    CALL = auto()
-    """The call: a number, a word, a switch, a tensor of one element."""
-    UNKNOWN = auto()
-    """Not known."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     return np.array(found, dtype=bool if host.dtype == torch.bool else np.int64).reshape(tuple(host.shape))
 
 
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    # From memory that is not pinned the copy would wait for what the device has to do before it.
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
 _WRITTEN_TO = (
     "autopack: a tensor of a batch was written to after it was moved to this device, by a collective or by its .data, "
     "so documents do not begin where the host has them. Write to a copy of it, and pass that"

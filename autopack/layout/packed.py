@@ -14,6 +14,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
+from autopack.layout.host import upload
 from autopack.layout.ways import changes
 
 _T = TypeVar("_T")
@@ -113,9 +114,7 @@ class PackedLayout:
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """Return a host array as a tensor on the layout's device."""
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        # From memory that is not pinned the copy would wait for what the device has to do before it.
-        return (host.pin_memory() if self.device.type == "cuda" else host).to(self.device, non_blocking=True)
+        return upload(array, self.device)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -209,9 +208,24 @@ def one_row(
     return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
 
 
+def rows_as_documents(real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+    """Return the packed row of a padded batch's rows; both arrays are (rows, columns).
+
+    `real` is True at tokens, and every row holds at least one.
+    """
+    lengths = real.sum(axis=1)
+    first = None if positions is None else positions[real][np.cumsum(lengths) - lengths]
+    return one_row(lengths, device, first)
+
+
 def real_documents(layout: PackedLayout) -> np.ndarray:
     """Return True for documents that are no runs of padding: bool (documents,), on the host."""
     return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding
+
+
+def real_tokens(layout: PackedLayout) -> np.ndarray:
+    """Return True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
+    return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
 def _cut(bounds: np.ndarray, size: int) -> np.ndarray:

@@ -18,15 +18,15 @@ from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.host import host_values, on_host
 from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
-from autopack.layout.ways import FLASH_KWARGS, OF_HALVES
+from autopack.layout.token_map import TokenMap
+from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 
 _RECORDINGS = ("input_features", "input_values", "pixel_values", "flattened_patches")
 """Recordings or images; an encoder that takes no tokens gets one for each document."""
 _BOTH = (
     "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
 )
-DECLARATIONS = (*OF_HALVES, *(f"decoder_{name}" for name in OF_HALVES))
+DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 """Arguments of a call that declare where the documents of its halves lie."""
 
 
@@ -35,14 +35,14 @@ class Half:
     """One side of a call: the places of its real tokens in the batch, and its documents in the row
     of them."""
 
-    places: Padding
+    places: TokenMap
     layout: PackedLayout
 
     @classmethod
     def of_documents(cls, starts: np.ndarray, real: np.ndarray, device: torch.device) -> Half:
         """Build from boolean arrays (rows, columns): True where a document starts, and at real
         tokens."""
-        places = Padding(real, device)
+        places = TokenMap.of_real(real, device)
         bounds = np.append(np.flatnonzero(starts[real]), places.tokens)
         return cls(places, PackedLayout(1, places.tokens, bounds, device))
 
@@ -60,7 +60,7 @@ class Pair:
     packs: bool = False
     """True if the call packs documents, and does not pad them."""
 
-    def of(self, name: str | None) -> Padding | None:
+    def of(self, name: str | None) -> TokenMap | None:
         """Return the padding of the half that makes the output `name`; None if the output stays
         unchanged."""
         half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
@@ -162,8 +162,8 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
-    given = {name: arguments.get(prefix + name) for name in OF_HALVES}
-    known = {name: host[prefix + name] for name in OF_HALVES if prefix + name in host}
+    given = {name: arguments.get(prefix + name) for name in PER_TOKEN}
+    known = {name: host[prefix + name] for name in PER_TOKEN if prefix + name in host}
     return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device, known=known)
 
 

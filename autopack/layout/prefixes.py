@@ -5,16 +5,14 @@ Shapes: R rows, C columns, T real tokens of the batch, S tokens of the row that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
 
-from autopack.layout.packed import PackedLayout, one_row, real_documents
-from autopack.layout.padding import Padding
+from autopack.layout.packed import PackedLayout, one_row
+from autopack.layout.token_map import TokenMap
 
 
 @dataclass(frozen=True)
@@ -61,22 +59,9 @@ class Prefixes:
         return len(self.columns) - self.tokens
 
     @cached_property
-    def firsts_on_host(self) -> np.ndarray:
-        """For each column of the row that runs, a token of the documents that stands there: int64
-        (S,)."""
-        firsts = np.empty(self.tokens, dtype=np.int64)
-        firsts[self.columns[::-1]] = np.arange(len(self.columns))[::-1]
-        return firsts
-
-    @cached_property
-    def firsts(self) -> torch.Tensor:
-        """`firsts_on_host` as a tensor on the device."""
-        return self.documents.upload(self.firsts_on_host)
-
-    @cached_property
-    def places(self) -> torch.Tensor:
-        """`columns` as a tensor on the device."""
-        return self.documents.upload(self.columns)
+    def row(self) -> TokenMap:
+        """The way of the documents, end to end in one row, into the row that runs."""
+        return TokenMap.of_shared(np.ones((1, len(self.columns)), dtype=bool), self.columns, self.device)
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:
@@ -128,114 +113,3 @@ class Prefixes:
         for number, chain in enumerate(self.chains):
             seen[number, list(chain)] = True
         return self.documents.upload(seen)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedPadding(Padding):
-    """A padded batch whose rows begin alike: into a row that holds common tokens once, and back."""
-
-    prefixes: Prefixes
-
-    @cached_property
-    def index(self) -> torch.Tensor:
-        """Places in the flattened batch of the tokens that run: int64 (S,) on `device`."""
-        return self.prefixes.documents.upload(np.flatnonzero(self.real)[self.prefixes.firsts_on_host])
-
-    @cached_property
-    def tokens(self) -> int:
-        """Number of tokens that run, S."""
-        return self.prefixes.tokens
-
-    @cached_property
-    def _sources(self) -> torch.Tensor:
-        """For each place of the flattened batch, its column in the row that runs; 0 at padding."""
-        sources = np.zeros(self.real.size, dtype=np.int64)
-        sources[self.real.reshape(-1)] = self.prefixes.columns
-        return self.prefixes.documents.upload(sources)
-
-    def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
-        batch = tokens.index_select(along, self._sources.to(tokens.device))
-        # In place, on what is new here: another tensor of this size would be made.
-        return batch if self.real.all() else batch.index_fill_(along, self._others.to(tokens.device), 0)
-
-
-def in_one_row(layout: PackedLayout) -> PackedLayout:
-    """Return the documents of packed rows without runs of padding, end to end in a single row."""
-    real = real_documents(layout)
-    told = (layout.first_positions, layout.largest_positions)
-    first, largest = (None if of is None else of[real] for of in told)
-    return one_row(np.diff(layout.bounds)[real], layout.device, first, largest)
-
-
-def real_tokens(layout: PackedLayout) -> np.ndarray:
-    """Return True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
-
-
-def find(
-    tokens: np.ndarray,
-    positions: np.ndarray,
-    lengths: np.ndarray,
-    layout: Callable[[], PackedLayout],
-    least: int,
-    share: float,
-) -> Prefixes | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too
-    few.
-
-    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end;
-    `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
-    have at least `least` tokens, and at least the `share` of all tokens is saved.
-    """
-    keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
-    keyed = np.split(keys, np.cumsum(lengths)[:-1])
-    order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
-    common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]
-    if max(common, default=0) < least or sum(common) < share * len(tokens):
-        return None
-    stretches, chains = _tree(common, lengths[order].tolist(), least)
-    spans = [np.empty(0, dtype=np.int64)] * len(order)
-    for number, chain in zip(order, chains, strict=True):
-        spans[number] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
-    saved = len(tokens) - stretches[-1].end
-    if saved <= 0 or saved < share * len(tokens):
-        return None
-    documents = layout()
-    return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the number of elements that two arrays begin with in common."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
-
-
-def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:
-    """Return the stretches of documents sorted so that those that begin alike are neighbours.
-
-    `common` is the number of tokens that each has in common with the next one. The second result
-    holds, for each document, the numbers of its stretches.
-    """
-    stretches: list[Stretch] = []
-    chains: list[tuple[int, ...]] = [()] * len(lengths)
-
-    def add(depth: int, end: int, chain: tuple[int, ...]) -> tuple[int, ...]:
-        if end == depth:
-            return chain
-        first = stretches[-1].end if stretches else 0
-        stretches.append(Stretch(first, first + end - depth, depth, chain[-1] if chain else None))
-        return (*chain, len(stretches) - 1)
-
-    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(lengths), 0, ())]
-    while waiting:
-        begin, stop, depth, chain = waiting.pop()
-        if stop - begin == 1:
-            chains[begin] = add(depth, lengths[begin], chain)
-            continue
-        shortest = min(common[begin : stop - 1])
-        if shortest - depth >= least:
-            chain, depth = add(depth, shortest, chain), shortest
-        cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == shortest), stop]
-        waiting += [(one, other, depth, chain) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
-    return stretches, chains

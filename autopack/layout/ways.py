@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     import torch
 
 
-class Per(Enum):
-    """Unit that a declaration has a number for."""
+class Of(Enum):
+    """Unit that a value has an entry for."""
 
     TOKEN = auto()
-    """Each token: (rows, columns), or (tokens,) in an example."""
+    """Each token: (rows, columns, ...), or (tokens,) in an example."""
     DOCUMENT = auto()
-    """Each document, in order."""
+    """Each document, in order: (documents, ...)."""
     BOUND = auto()
     """Each bound between documents of the flattened rows: (documents + 1,)."""
     CALL = auto()
-    """The call as a whole."""
+    """The call as a whole: a number, a word, a switch, a tensor of one element."""
+    UNKNOWN = auto()
+    """Not known."""
 
 
 def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
@@ -45,33 +47,38 @@ class Way:
       a packed call.
     * `starts` returns, for a value (rows, columns), where documents start; None if it is read in a
       manner of its own.
-    * `in_calls` is True if a call may bring it, `of_halves` if encoder-decoders take it for each
-      half (with `decoder_` before its name), and `of_parts` if a part of the columns of a row may
-      bring it.
-    * `in_examples` is True if an example of several documents may have it as a column, and
-      `of_rows` if anything with this column is a packed row for certain.
+    * `of_rows` is True if anything with this column is a packed row for certain.
+
+    What there is of each token encoder-decoders take for each half (with `decoder_` before its
+    name), and a part of the columns of a row may bring it.
     """
 
     name: str
-    per: Per = Per.TOKEN
+    per: Of = Of.TOKEN
     says_more: bool = False
     starts: Callable[[np.ndarray], np.ndarray] | None = None
-    in_calls: bool = True
-    of_halves: bool = False
-    of_parts: bool = False
-    in_examples: bool = False
     of_rows: bool = False
+
+    @property
+    def in_calls(self) -> bool:
+        """True if a call may bring it."""
+        return self.per is not Of.DOCUMENT
+
+    @property
+    def in_examples(self) -> bool:
+        """True if an example of several documents may have it as a column."""
+        return self.per in (Of.TOKEN, Of.DOCUMENT)
 
 
 TABLE = (
-    Way("position_ids", says_more=True, of_halves=True, of_parts=True, in_examples=True),
-    Way("seq_idx", starts=changes, of_halves=True, of_parts=True, in_examples=True, of_rows=True),
-    Way("attention_mask", says_more=True, of_halves=True, of_parts=True, in_examples=True),
-    Way("cu_seq_lens_q", Per.BOUND, of_rows=True),
-    Way("cu_seq_lens_k", Per.BOUND, of_rows=True),
-    Way("max_length_q", Per.CALL),
-    Way("max_length_k", Per.CALL),
-    Way("seq_lengths", Per.DOCUMENT, in_calls=False, in_examples=True, of_rows=True),
+    Way("position_ids", says_more=True),
+    Way("seq_idx", starts=changes, of_rows=True),
+    Way("attention_mask", says_more=True),
+    Way("cu_seq_lens_q", Of.BOUND, of_rows=True),
+    Way("cu_seq_lens_k", Of.BOUND, of_rows=True),
+    Way("max_length_q", Of.CALL),
+    Way("max_length_k", Of.CALL),
+    Way("seq_lengths", Of.DOCUMENT, of_rows=True),
 )
 
 
@@ -80,11 +87,10 @@ def names(wanted: Callable[[Way], bool]) -> tuple[str, ...]:
     return tuple(way.name for way in TABLE if wanted(way))
 
 
-FLASH_KWARGS = names(lambda way: way.in_calls and way.per in (Per.BOUND, Per.CALL))
+FLASH_KWARGS = names(lambda way: way.in_calls and way.per in (Of.BOUND, Of.CALL))
 LAYOUT_KWARGS = names(lambda way: way.in_calls and not way.says_more)
 """Arguments that only declare documents: the entry takes them out of a packed call."""
-OF_HALVES = names(lambda way: way.of_halves)
-OF_PARTS = names(lambda way: way.of_parts)
+PER_TOKEN = names(lambda way: way.per is Of.TOKEN)
 OF_EXAMPLES = names(lambda way: way.in_examples)
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""

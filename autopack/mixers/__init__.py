@@ -14,7 +14,7 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
-from autopack.layout.batches import Grouping, equally_long
+from autopack.layout.token_map import Grouping, equally_long
 from autopack.mixers import operations
 from autopack.mixers.alone import Alone as Alone
 from autopack.mixers.alone import run_documents_alone

@@ -20,21 +20,20 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import (
+from autopack.layout.forms import Frame
+from autopack.layout.host import host_values
+from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import (
     Batches,
-    DocumentBatch,
     Grouping,
+    TokenMap,
     each_by_itself,
     equally_long,
     equally_long_documents,
-    gather_pairs,
     items_of_share,
     mean_loss,
     spread_tokens,
 )
-from autopack.layout.forms import Frame
-from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import with_idle
@@ -89,21 +88,21 @@ class Alone(Way):
         by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
         found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
 
-        def run(ours: DocumentBatch, theirs: DocumentBatch | None) -> Any:
+        def run(ours: TokenMap, theirs: TokenMap | None) -> Any:
             if theirs is None:
                 return call.changed(lambda name, value: self._within(call, bias, ours, name, value))
             return call.changed(lambda name, value: _across(bias, ours, theirs, name, value))
 
         with without_layout():  # such code may go on to transformers' interface
-            outputs = [run(*pair) for pair in zip(found.batches, read, strict=True)]
+            outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
         whole = found.together(outputs)
         if call.want_weights and call.memory is None:
-            whole = _with_weights(call, found.batches, whole, outputs)
+            whole = _with_weights(call, found.maps, whole, outputs)
         return _transposed(whole) if self.channels_first else whole
 
-    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: DocumentBatch, name: str, value: Any) -> Any:
+    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: TokenMap, name: str, value: Any) -> Any:
         """Return an argument of a call as attention within each document of a batch needs it."""
-        layout, (documents, length) = call.layout, batch.shape
+        layout, (documents, length) = call.layout, batch.into
         axis = dict(self.beginnings).get(name)
         if name in CACHES or (bias is not None and name == "mask"):
             return None
@@ -114,11 +113,11 @@ class Alone(Way):
         if isinstance(value, DocumentMask):
             return _described(value, batch)
         if not isinstance(value, torch.Tensor):
-            return spread_tokens(value, layout, batch.spread)
+            return spread_tokens(value, batch.shape, batch.gather)
         if name == "cache_position":
             return value[:length]
         if name == "position_ids" and self.from_zero:
-            positions = spread_tokens(value, layout, batch.spread)
+            positions = spread_tokens(value, batch.shape, batch.gather)
             return positions - positions[:, :1]
         if name in self.per_head:
             heads = value.shape[0] // layout.rows
@@ -130,7 +129,7 @@ class Alone(Way):
         of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
         if name in MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
-        return spread_tokens(value, layout, batch.spread)
+        return spread_tokens(value, batch.shape, batch.gather)
 
 
 def _with_tokens_first(call: MixerCall) -> MixerCall:
@@ -150,20 +149,20 @@ def _transposed(output: Any) -> Any:
     return each_part(change, output)
 
 
-def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
+def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
     """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
     columns)."""
     rows, columns = call.layout.rows, call.layout.columns
 
     def merged(whole: Any, *parts: Any) -> Any:
         pairs = list(zip(parts, found, strict=True))
-        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.shape for t, b in pairs):
+        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs):
             return whole
         blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
         for part, batch in pairs:
             for start, weights in zip(batch.starts.tolist(), part, strict=True):
                 row, first = divmod(start, columns)
-                here = slice(first, first + batch.shape[1])
+                here = slice(first, first + batch.into[1])
                 blocks[row, :, here, here] = weights
         return blocks
 
@@ -183,19 +182,58 @@ def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
     return change(*outputs)
 
 
-def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
+def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     """Return each document's part of a mask or bias of pairs, on any axes, or of a padding mask."""
-    columns = batch.layout.columns
-    if mask.dim() == 2 and len(mask) == columns > batch.layout.rows:  # one for all rows (CTRL)
-        return mask[: batch.shape[1], : batch.shape[1]]
+    rows, columns = batch.shape
+    if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
+        return mask[: batch.into[1], : batch.into[1]]
     if mask.dim() == 2:
-        return batch.spread(mask)
+        return batch.gather(mask)
     if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:  # queries before heads (GPT-BigCode)
-        return batch.square(mask.transpose(1, 2)).transpose(1, 2)
-    return batch.square(mask)
+        return square(batch, mask.transpose(1, 2)).transpose(1, 2)
+    return square(batch, mask)
 
 
-def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatch, name: str, value: Any) -> Any:
+def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
+    """Return the part of a mask or bias (rows or 1, ..., columns or 1, columns) for each document,
+    unpadded.
+
+    The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key too
+    many. Raises `UnsupportedModel` for a mask of other rows, such as those of the padded batch.
+    """
+    rows, columns = batch.shape
+    queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]
+    known = (columns, columns + 1)
+    if len(mask) not in (1, rows) or queries not in known or mask.shape[-1] not in known:
+        raise UnsupportedModel(
+            f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
+            f"so what of it belongs to a document cannot be told. Run the documents one per row.",
+            code="other-tokens",
+        )
+    column = batch.where % columns
+    row = batch.where[:, 0] // columns
+    row = row if len(mask) > 1 else row * 0
+    if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
+        return _gather_pairs(mask[row], column, column)
+    # What belongs to the documents alone is read, where that above copies whole rows for each of them.
+    between = [slice(None)] * (mask.dim() - 3)
+    places: Any = (row[:, None, None], *between, column[:, :, None], column[:, None])
+    return mask[places].movedim((1, 2), (-2, -1))
+
+
+def _gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return columns `queries` and `keys` of (documents, ..., columns or 1, columns), per
+    document."""
+
+    def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
+        between = (1,) * (parts.dim() + axis - 1)
+        return torch.take_along_dim(parts, columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)), axis)
+
+    parts = along(-1, keys)
+    return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
+
+
+def _across(bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any) -> Any:
     """Return an argument of a call as cross-attention from a batch's documents to encoder states
     needs it."""
     if name in CACHES or isinstance(value, DocumentMask):
@@ -203,15 +241,15 @@ def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatc
     if bias is not None and name in ("mask", "position_bias"):
         return bias if name == "position_bias" else None
     if name in _STATES:
-        return theirs.spread(value)
-    if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.layout.columns:
-        return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
-    return spread_tokens(value, ours.layout, ours.spread)
+        return theirs.gather(value)
+    if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.shape[1]:
+        return _gather_pairs(value.expand(theirs.into[0], *value.shape[1:]), ours.where, theirs.where)
+    return spread_tokens(value, ours.shape, ours.gather)
 
 
 def pairs_of(
     layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
-) -> tuple[Batches, Sequence[DocumentBatch | None]]:
+) -> tuple[Batches, Sequence[TokenMap | None]]:
     """Return the documents of rows as batches grouped by `alone`; with a `memory`, a decoder's
     documents.
 
@@ -220,21 +258,21 @@ def pairs_of(
     """
     if memory is None:
         found = Batches.grouped(layout, alone)
-        return found, [None] * len(found.batches)
+        return found, [None] * len(found.maps)
 
-    def build() -> tuple[Batches, list[DocumentBatch]]:
+    def build() -> tuple[Batches, list[TokenMap]]:
         kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
         alike = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
         chosen = alone(layout) if alone is each_by_itself else alike
-        return Batches.of(layout, chosen), [DocumentBatch.of(memory, group) for group in chosen]
+        return Batches.of(layout, chosen), [TokenMap.of_documents(memory, group) for group in chosen]
 
     return layout.derived(("batches of pairs", memory), build)
 
 
-def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
+def _described(mask: DocumentMask, batch: TokenMap) -> Any:
     columns = mask.layout.columns
     first = batch.starts.tolist() if mask.absolute else [0]
-    documents, length = batch.shape
+    documents, length = batch.into
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
     if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
@@ -261,12 +299,12 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     found, read = pairs_of(layout, call.memory, equally_long_documents)
     wants_tuple = call.arguments.get("return_dict") is False
 
-    def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:
+    def spread(name: str, value: Any, batch: TokenMap, memory: TokenMap | None) -> Any:
         if memory is not None and name in _STATES:
-            return memory.spread(value)
-        return frame.changed(name, value, batch.spread)
+            return memory.gather(value)
+        return frame.changed(name, value, batch.gather)
 
-    pairs = zip(found.batches, read, strict=True)
+    pairs = zip(found.maps, read, strict=True)
     every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]
     counts = _compared(call.mixer, [given.get("labels") for given in every])
     scope = running_scope()

@@ -25,8 +25,8 @@ from transformers.activations import ACT2FN
 
 from autopack.family import check_tokens
 from autopack.inspection import releases
-from autopack.layout.batches import Batches, DocumentBatch, Grouping, Run, Spread
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import Batches, Grouping, Run, Spread, TokenMap
 from autopack.mixers.in_torch import causal_convolution, selective_scan
 from autopack.patching import Site
 from autopack.runtime.scope import Scope, running_scope
@@ -86,7 +86,7 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
     back as (rows, columns, ...); anything else in a tuple comes from the last bucket.
     """
     found = Batches.grouped(layout, group)
-    return found.together([run(batch.spread) for batch in found.batches])
+    return found.together([run(batch.gather) for batch in found.maps])
 
 
 def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any:
@@ -100,15 +100,18 @@ def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any
     inner = np.flatnonzero(layout.bounds[:-1] % layout.columns)  # the first of a row has nothing before it
     if not reach or not len(inner):
         return whole
-    first = layout.derived(("first tokens", reach), lambda: DocumentBatch.of(layout, inner, reach))
-    tokens = layout.derived(("first tokens' places", reach), lambda: layout.upload(first.tokens))
-    redone = run(first.spread)
+    first = layout.derived(("first tokens", reach), lambda: TokenMap.of_documents(layout, inner, reach))
+    kept, places = layout.derived(
+        ("places of first tokens", reach),
+        lambda: (layout.upload(np.flatnonzero(first.filled)), layout.upload(first.sources[first.filled])),
+    )
+    redone = run(first.gather)
 
     def replaced(part: Any, again: Any) -> Any:
         if not first.holds(again):
             return part
         flat = part.reshape(layout.rows * layout.columns, *part.shape[2:])
-        return flat.index_copy(0, tokens, first.real(again)).reshape(part.shape)
+        return flat.index_copy(0, places, again.flatten(0, 1).index_select(0, kept)).reshape(part.shape)
 
     if not isinstance(whole, tuple):
         return replaced(whole, redone)

@@ -18,10 +18,10 @@ from autopack.family import MixerCall, Way
 from autopack.inspection import torches
 from autopack.inspection.sharding import gathers_inside
 from autopack.inspection.source import parameters_of
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
-from autopack.layout.ways import CACHES
+from autopack.layout.ways import CACHES, Of
 from autopack.mixers.alone import MASKS, each_part
 from autopack.patching import Site
 from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
@@ -106,9 +106,8 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 return _cut(run(arguments), scope.layout.shape, lambda whole: rows.part(whole, 1))
         if (prefixes := scope.prefixes) is not None:
             arguments = {name: _of_documents(name, value, prefixes) for name, value in arguments.items()}
-            shape, firsts = (1, len(prefixes.columns)), prefixes.firsts
             with changed(prefixes=None):
-                return _cut(run(arguments), shape, lambda every: every.index_select(1, firsts.to(every.device)))
+                return _cut(run(arguments), prefixes.row.shape, prefixes.row.gather)
         return run(arguments, memory)
 
     return autopack_mixer
@@ -184,10 +183,10 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
         return type(value)(_of_documents(name, part, prefixes) for part in value)
     if not isinstance(value, torch.Tensor):
         return value
-    places, pairs = prefixes.places.to(value.device), (prefixes.tokens, prefixes.tokens)
+    places, pairs = prefixes.row.back.to(value.device), (prefixes.tokens, prefixes.tokens)
     if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
         return value.index_select(2, places).index_select(3, places)
-    return Frame(1, prefixes.tokens).changed(name, value, lambda row: row.index_select(1, places))
+    return Frame(1, prefixes.tokens).changed(name, value, prefixes.row.restore)
 
 
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:

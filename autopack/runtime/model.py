@@ -41,7 +41,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of the very code, configuration and release of one model, and how.
+    """Knowledge of the very code, configuration and release of one model, and its source.
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone.
@@ -60,7 +60,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Traits:
-    """What of its family concerns one model. What is not explained here is at the same name in `Family` and `Way`.
+    """Properties of one model by its family. Those not explained here are so in `Family` and `Way`.
 
     `adjusted` says that its attention gets queries, keys or values that were made by columns, `counts_columns` that
     something in it counts columns, those of padding too, `uses_positions` that it takes `position_ids`,
@@ -98,7 +98,7 @@ class Traits:
 
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
-        """What of this family concerns a model of this anatomy."""
+        """Return the properties of a model of this anatomy by its family."""
         ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
         attends = bool(anatomy.attention) or any(way.attends for way in ways)
         # A recurrent mixer may begin anew where positions do.
@@ -147,7 +147,7 @@ def _share_of_mixers(anatomy: Anatomy) -> float:
 
 
 class Link:
-    """What marks and hooks on the modules of an enabled model know it by.
+    """The reference to an enabled model of marks and hooks on its modules.
 
     It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`, which links itself
     again, and a copy of a part of one brings nothing but the part, severed from the model.
@@ -173,7 +173,7 @@ class Link:
 
 
 def severed(module: Any) -> str:
-    """Why a copy of a part of an enabled model cannot be run, and the way out."""
+    """Return the reason why a copy of a part of an enabled model cannot run, and the way out."""
     return (
         f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack enabled, and knows "
         f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
@@ -185,7 +185,7 @@ class Live(Protocol):
     """Checks of the calls of a model."""
 
     has_checked: bool
-    """Whether a call was checked since the code or what it reads has changed."""
+    """True if a call was checked since the code or what it reads has changed."""
 
     def begin_anew(self) -> None:
         """Take calls for unchecked, since the code or what it reads is something else now."""
@@ -240,29 +240,29 @@ class EnabledModel:
         self.lease = lease  # the sites that it keeps installed
         self.tally = Tally()  # what became of its padded batches
         self.logged: set[Any] = set()
-        """What has been logged: kinds of decisions about calls, reasons of audits."""
+        """Kinds of decisions about calls and reasons of audits that have been logged."""
         self.padding_read: PaddingRead | None = PaddingRead()
-        """Whether what it gives at padding is read; None while an audit or a twin does not look."""
+        """Observations of reads of results at padding; None while an audit or a twin does not look."""
         self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
         self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
         self.lenient = False
-        """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
+        """True if a call that would be refused runs as it would without autopack (`autopack run`)."""
         self.proof = Proof("not yet")  # what is known of its code
         self.by_twin: Proof | None = None  # the same without what hooks on it have a part in
         self.fingerprint: Fingerprint | None = None
-        """What it was when that was found out; None for a copy, at which nobody has looked yet."""
+        """Its state when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, int]] = Counter()
-        """How often each value that third-party code reads has changed."""
+        """Number of changes of each value that third-party code reads."""
         self.live: Live | None = None
         """The checks of its calls (`autopack.watching`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
         self.is_checked_closely = False
-        """Whether third-party code takes part, hooks included, or no twin proves it."""
+        """True if third-party code takes part, hooks included, or no twin proves it."""
         self.unknown_code: str | None = None  # the first part of it that no twin proves or no library has written
         self.kind: Hashable | None = None
         """Key of what twins say of models like it; None for one whose third-party code has no such key."""
@@ -275,7 +275,7 @@ class EnabledModel:
         self.media_proven_by: Callable[[Any, EnabledModel, str, int], str | None] | None = None
         """Says why documents may not get what they get alone with a kind of media; it runs a twin."""
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
-        """What these three have said of the model as it is: by "prefixes", "parts" and labels, or "media", kind and
+        """Their answers about the model as it is: by "prefixes", "parts" and labels, or "media", kind and
         number in a call."""
         self._renew = renew
         self._settler: object | None = None  # the thread that looks at it, marks it and proves it now
@@ -309,7 +309,7 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
+        """Have this thread look at the model, mark it and prove it; its own calls of the model go on."""
         with _one_at_a_time():
             self._settler = object()
             token = _settlers.set((*_settlers.get(), self._settler))
@@ -321,7 +321,7 @@ class EnabledModel:
 
     @property
     def is_settling(self) -> bool:
-        """Whether this thread is looking at it, marking it and proving it, or is one in which that runs a twin.
+        """True if this thread looks at it, marks it and proves it, or if that runs a twin in this one.
 
         What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
         """
@@ -329,26 +329,26 @@ class EnabledModel:
 
     @property
     def is_silent(self) -> bool:
-        """Whether its calls are those of a proof or an audit, of which the user has nothing to be told."""
+        """True if its calls are those of a proof or an audit, of which users are told nothing."""
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def why_prefixes_stay(self) -> str | None:
-        """Why what rows begin with must be computed for each of them, as the twin says; None where it need not."""
+        """Return the twin's reason why common beginnings must be computed for each row, or None."""
         if self.is_settling or self.prefixes_proven_by is None:
             return None
         return self._ask_twin(self.prefixes_proven_by, "prefixes")
 
     def why_rows_stay_whole(self, labels: Labels) -> str | None:
-        """Why ranks cannot share its rows in calls with such labels, as its twin says; None where they can."""
+        """Return the twin's reason why ranks cannot share its rows in calls with such labels, or None."""
         if self.parts_proven_by is None:
             return None
         return self._ask_twin(self.parts_proven_by, "parts", labels)
 
     def why_media_meet(self, kind: str, count: int) -> str | None:
-        """Why documents may not get what they get alone with so many such media, as its twin says; None where they do.
+        """Return the twin's reason why so many such media may change results of documents, or None.
 
         The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
         """

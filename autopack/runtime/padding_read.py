@@ -19,7 +19,8 @@ from torch import nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
-from autopack.layout.forms import Frame, Of, rows_first
+from autopack.layout.forms import Frame, rows_first
+from autopack.layout.ways import Of
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Repeated runs within a call: on batches of documents in turn, for other ranks, in backward.
+"""Repeated runs within a call: on batches of documents in turn, and for other ranks.
 
 Each run begins with the buffers that the documents alone would begin with.
 
@@ -6,27 +6,20 @@ Under FSDP and ZeRO-3 a run of a module waits for the same run on every rank wit
 parameters, and so does its backward. Where autopack runs a module once for each batch of documents,
 a rank with fewer batches goes on with *idle* runs. An idle run repeats one of its own, leaves
 nothing behind, and its results are in the graph of those that count, with a gradient of zero.
-
-A layer that gradient checkpointing recomputes in backward sees the documents of the forward it
-belongs to. The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled
-model, and into the functions of torch's checkpoint wrappers around its modules
-(`apply_activation_checkpointing`, which accelerate's FSDP plugin uses).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.errors import OutsideForward, UnsupportedModel
+from autopack.errors import UnsupportedModel
 from autopack.inspection.randomness import drawing_nothing, put_into
 from autopack.inspection.sharding import Group
-from autopack.runtime.scope import Scope, ambient, in_force
 
 
 class Buffers:
@@ -176,75 +169,3 @@ class _Idle(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         zeros = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.idle)
         return gradient, *zeros
-
-
-_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
-"""Attributes of transformers' modules and of torch's wrappers; both take a function and its arguments."""
-
-
-class _Rebound:
-    """A checkpointed function that runs in the scope of the forward in which it was first called."""
-
-    def __init__(self, function: Callable[..., Any], scope: Scope):
-        self.function = function
-        self.scope = scope
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.scope.model.active:
-            raise OutsideForward(
-                "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
-                "recomputed as they were. Disable after backward.",
-                code="disabled-before-backward",
-            )
-        activation = ambient.activation
-        if activation is not None and activation.scope is self.scope:
-            return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
-        # A recomputation has its own frame and may have its own thread.
-        with in_force(self.scope):
-            return self.function(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        # Checkpoint functions of others look at the layer whose method they get (`__self__`, LLaMA-Factory).
-        if name == "function":
-            raise AttributeError(name)
-        return getattr(self.function, name)
-
-
-def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """Return a function in a scope; a partial stays one, for third-party code that opens it."""
-    if isinstance(function, partial):
-        return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
-    return _Rebound(function, scope)
-
-
-class BoundCheckpoint:
-    """A checkpoint function that carries the scope in force to the recomputation in backward."""
-
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
-
-    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        activation = ambient.activation
-        bound = function if activation is None else _rebound(function, activation.scope)
-        return self.function(bound, *args, **kwargs)
-
-
-def bind_checkpointing(modules: list[nn.Module]) -> None:
-    """Wrap every checkpoint function of `modules` that is not wrapped yet."""
-    for held, name, function in _checkpoint_functions(modules):
-        if not isinstance(function, BoundCheckpoint):
-            held[name] = BoundCheckpoint(function)
-
-
-def unbind_checkpointing(modules: list[nn.Module]) -> None:
-    """Put back every checkpoint function that `bind_checkpointing` wrapped."""
-    for held, name, function in _checkpoint_functions(modules):
-        if isinstance(function, BoundCheckpoint):
-            held[name] = function.function
-
-
-def _checkpoint_functions(modules: list[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
-    for module in modules:
-        for name in _FUNCTIONS:
-            if (function := module.__dict__.get(name)) is not None:
-                yield module.__dict__, name, function

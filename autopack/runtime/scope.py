@@ -3,6 +3,11 @@
 The entry of an enabled model puts a *scope* in force for its forward; sites read it. A module that
 mixes tokens has a *mark* that names its enabled model: without that model's scope, its site raises
 `OutsideForward`.
+
+A layer that gradient checkpointing recomputes in backward sees the documents of the forward it
+belongs to. The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled
+model, and into the functions of torch's checkpoint wrappers around its modules
+(`apply_activation_checkpointing`, which accelerate's FSDP plugin uses).
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -126,7 +132,11 @@ class Activation:
         self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
         self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.loss_site`)
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
-        self.packs = False  # whether this entry or one further in packs or unpads the call
+        self.pooled = False  # whether a pooler was handed rows of its own
+        self.masked = False  # whether logits of starts and ends were taken out at padding
+        self.apart = False  # whether common beginnings run once per document after all
+        self.volume: Any = None if plan is None else plan.volume  # what of the call is counted here
+        self.packed_inside = False  # whether an entry further in packs or unpads the call
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
@@ -245,13 +255,13 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
     With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
     """
-    mark = mark_of(module)
+    mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:
         return None
-    activation = current()
-    if activation is None and one_token and mark.model is not None:
+    activation, model = current(), mark.link.model
+    if activation is None and one_token and model is not None:
         return None
-    if activation is None or activation.scope.model is not mark.model:
+    if activation is None or activation.scope.model is not model:
         raise _outside(module, mark)
     scope = activation.scope
     if scope.refusal is not None:
@@ -274,50 +284,110 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
     )
 
 
-def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
-    """Raise `UnsupportedModel` for a new module's attention over the rows of a packed forward.
+class ArrivalHook:
+    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site.
 
-    It belongs to no enabled model, so it would take the documents of a row for one.
+    It holds nothing.
     """
-    scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
-    if scope is None or scope.layout is None:
-        return
-    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
-    if (rows, columns) == (scope.layout.rows, ran):
-        raise UnsupportedModel(
-            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
-            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
-            f"belongs to as well, or call that outside of this forward.",
-            code="call-within-call",
-        )
 
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
 
-def check_arrival(module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
-
-    Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
-    it is called.
-    """
-    activation, mark = ambient.activation, mark_of(module)
-    if mark is None or torch.compiler.is_compiling():
-        return
-    if activation is None:
-        states = output[0] if isinstance(output, tuple) else output
-        if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
-            raise _outside(module, mark)
-        return
-    if activation.scope.layout is None:
-        return
-    if activation.scope.model is mark.model and mark not in activation.arrived and not _is_compiled(module):
-        raise UnsupportedModel(
-            f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
-            f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it on "
-            f"padded batches, one document per row.",
-            code="other-code",
-        )
+        Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
+        it is called.
+        """
+        activation, mark = ambient.activation, module.__dict__.get(MARK)
+        if mark is None or torch.compiler.is_compiling():
+            return
+        if activation is None:
+            states = output[0] if isinstance(output, tuple) else output
+            if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
+                raise _outside(module, mark)
+            return
+        if activation.scope.layout is None:
+            return
+        if activation.scope.model is mark.link.model and mark not in activation.arrived and not _is_compiled(module):
+            raise UnsupportedModel(
+                f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
+                f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it "
+                f"on padded batches, one document per row.",
+                code="other-code",
+            )
 
 
 def _is_compiled(module: nn.Module) -> bool:
     """Return True if its class's compiled forward ran, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
     return getattr(method, "__self__", None) is module and getattr(method, "__func__", None) is type(module).forward
+
+
+_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+"""Attributes of transformers' modules and of torch's wrappers; both take a function and its arguments."""
+
+
+class _Rebound:
+    """A checkpointed function that runs in the scope of the forward in which it was first called."""
+
+    def __init__(self, function: Callable[..., Any], scope: Scope):
+        self.function = function
+        self.scope = scope
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.scope.model.active:
+            raise OutsideForward(
+                "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
+                "recomputed as they were. Disable after backward.",
+                code="disabled-before-backward",
+            )
+        activation = ambient.activation
+        if activation is not None and activation.scope is self.scope:
+            return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
+        # A recomputation has its own frame and may have its own thread.
+        with in_force(self.scope):
+            return self.function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Checkpoint functions of others look at the layer whose method they get (`__self__`, LLaMA-Factory).
+        if name == "function":
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+
+def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+    """Return a function in a scope; a partial stays one, for third-party code that opens it."""
+    if isinstance(function, partial):
+        return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
+    return _Rebound(function, scope)
+
+
+class BoundCheckpoint:
+    """A checkpoint function that carries the scope in force to the recomputation in backward."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        activation = ambient.activation
+        bound = function if activation is None else _rebound(function, activation.scope)
+        return self.function(bound, *args, **kwargs)
+
+
+def bind_checkpointing(modules: list[nn.Module]) -> None:
+    """Wrap every checkpoint function of `modules` that is not wrapped yet."""
+    for held, name, function in _checkpoint_functions(modules):
+        if not isinstance(function, BoundCheckpoint):
+            held[name] = BoundCheckpoint(function)
+
+
+def unbind_checkpointing(modules: list[nn.Module]) -> None:
+    """Put back every checkpoint function that `bind_checkpointing` wrapped."""
+    for held, name, function in _checkpoint_functions(modules):
+        if isinstance(function, BoundCheckpoint):
+            held[name] = function.function
+
+
+def _checkpoint_functions(modules: list[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
+    for module in modules:
+        for name in _FUNCTIONS:
+            if (function := module.__dict__.get(name)) is not None:
+                yield module.__dict__, name, function

@@ -1,4 +1,4 @@
-"""Counts, on the host, of the calls of one enabled model and their outcomes."""
+"""Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their checks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import gt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
-    from autopack.layout.padding import Padding
 
 after_each: Callable[[], None] | None = None  # called when a call has been counted, of any model of this process
 
@@ -45,13 +45,13 @@ class Volume(NamedTuple):
         return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
 
     @classmethod
-    def of_row(cls, documents: int, *halves: Padding, saved: int = 0) -> Volume:
+    def of_row(cls, documents: int, *halves: np.ndarray, saved: int = 0) -> Volume:
         """Return the size of a batch whose real tokens run as one row, or one per half.
 
         `saved` of them do not run, since another row began with the same ones.
         """
-        tokens = sum(padding.tokens for padding in halves)
-        skipped = sum(padding.real.size for padding in halves) - tokens
+        tokens = sum(int(real.sum()) for real in halves)
+        skipped = sum(real.size for real in halves) - tokens
         return cls(1, 1, tokens - saved, tokens, documents, skipped, saved)
 
     @classmethod
@@ -103,13 +103,14 @@ class Volume(NamedTuple):
         )
 
 
+_VOLUMES = ("unpadded", "training", "evaluation")
+
+
 @dataclass
 class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
 
-    batches: int = 0  # padded batches that ran as a packed row
-    tokens: int = 0  # real tokens in them
-    padding: int = 0  # padding tokens in them, which were not computed
+    unpadded: Volume = field(default_factory=Volume)  # padded batches that ran as a packed row
     left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as without it, by reason."""
@@ -149,10 +150,11 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Add the counts of the same model in another process of this machine."""
-        for name in ("batches", "tokens", "padding", "after_padding", "left", "refused", "apart", "_between"):
+        for name in ("after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _VOLUMES:
+            setattr(self, name, getattr(self, name).plus(getattr(other, name)))
         self.unmasked = self.unmasked or other.unmasked
-        self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
         began = [each for each in (self._began, other._began) if each is not None]
         self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
 
@@ -163,14 +165,20 @@ class Tally:
             return None
         return self._between / (self._latest - self._began)
 
-    def count(self, *halves: Padding, batches: int = 1) -> None:
-        """Count a batch that runs as a packed row, or as one per half of an encoder-decoder.
+    @property
+    def batches(self) -> int:
+        """Number of padded batches that ran as a packed row."""
+        return self.unpadded.calls
 
-        With -1 `batches`, take it out of the count, since it could not run so after all.
-        """
-        self.batches += batches
-        self.tokens += batches * sum(padding.tokens for padding in halves)
-        self.padding += batches * sum(padding.real.size - padding.tokens for padding in halves)
+    @property
+    def tokens(self) -> int:
+        """Number of real tokens in them."""
+        return self.unpadded.tokens
+
+    @property
+    def padding(self) -> int:
+        """Number of padding tokens in them, which were not computed."""
+        return self.unpadded.skipped
 
     @property
     def trained(self) -> str | None:
@@ -213,6 +221,86 @@ class Tally:
         if self.unmasked:
             parts.append("batches that look padded came without an attention_mask, and were computed as they came")
         return "; ".join(parts) or "no padded batch yet"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The properties of a call by which code may decide: the amount and the kinds of things in it."""
+
+    sizes: tuple[int, ...]
+    """Tokens of its longest document, documents, rows, tokens of the longest row that runs, the last of its tokens in
+    the vocabulary, numbers of its largest media tensor, the longest side of media."""
+    kinds: frozenset[Any]
+    """Names of its arguments, dtype, modes, special tokens."""
+
+
+@dataclass
+class Checked:
+    """Findings of checks of calls so far, and the largest and the kinds of calls that were checked."""
+
+    every: int = 0
+    """Number of training calls from one check to the next; 0 for none but those of the schedule."""
+    checks: int = 0
+    """Calls that were checked."""
+    worst: float = 0.0
+    """The largest error relative to what documents get alone that any of them showed."""
+    leaks: int = 0
+    """Calls among them in which a document differed by more than rounding."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Checks that could not be made, by reason."""
+    calls: int = 0
+    """Packed calls, and padded batches without their padding, that have run."""
+    trained: int = 0
+    """Calls among them in training."""
+    since: int = 0
+    """Calls since the model was last changed."""
+    sizes: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+    """The largest that were checked, as in a `Shape`."""
+    kinds: set[Any] = field(default_factory=set)
+
+    def begin_anew(self) -> None:
+        """Forget how far calls have been checked: the next one is checked whatever it is."""
+        self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
+
+    def goes_beyond(self, shape: Shape, closely: bool) -> bool:
+        """Return True if a call goes beyond those that were checked.
+
+        It does if a size is twice as large; of code that is checked `closely`, if it is larger.
+        """
+        sizes, known = shape.sizes, self.sizes
+        if not closely:
+            sizes, known = tuple(map(int.bit_length, sizes)), tuple(map(int.bit_length, known))
+        return any(map(gt, sizes, known)) or not shape.kinds <= self.kinds
+
+    def is_due(self, trains: bool) -> bool:
+        """Count a call; return True if it is to be checked whatever it is."""
+        self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
+        if self.every and trains and self.trained % self.every == 0:
+            return True
+        return self.since & (self.since - 1) == 0 or self.leaks > 0
+
+    def grow(self, shape: Shape) -> None:
+        """Remember a call that was checked, and in which no leak was found."""
+        self.sizes = tuple(map(max, self.sizes, shape.sizes))
+        self.kinds |= shape.kinds
+
+    def add(self, other: Checked) -> None:
+        """Count what was found of the same model in another process as well."""
+        self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
+        self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
+        self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))
+
+    def __str__(self) -> str:
+        longest, documents, rows, row, *_ = self.sizes
+        found = f"every {self.every} training calls; " if self.every else ""
+        found += f"{self.checks} checks in {self.calls} calls"
+        if self.checks:
+            found += f", worst relative error {self.worst:.1e}"
+        if any(self.sizes):
+            found += f", with documents of up to {longest} and rows of up to {row} tokens, up to {documents} documents "
+            found += f"and {rows} rows in a call"
+        found += f", {self.leaks} leaking" if self.leaks else ""
+        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
 
 
 def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:

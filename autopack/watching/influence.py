@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -25,8 +26,9 @@ from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.code_origin import is_of_library
 from autopack.inspection.source import class_of
-from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Frame, Of, rows_first
+from autopack.layout.forms import Frame, rows_first
+from autopack.layout.packed import real_documents
+from autopack.layout.ways import Of
 from autopack.watching.conditions import not_sharing, unnoticed
 from autopack.watching.owners import CannotTell
 
@@ -60,7 +62,7 @@ def leak_of(call: Call, step: int) -> Leak | None:
         raise CannotTell("its documents are declared further in, or twice")
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
-    spans = [layout.spans[number] for number in DocumentBatch.without_padding(layout).documents]
+    spans = [layout.spans[number] for number in np.flatnonzero(real_documents(layout))]
     # Any two documents lie apart in some bit of their numbers.
     halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
     blind = True

@@ -21,7 +21,7 @@ from autopack.inspection.code_origin import whose
 from autopack.inspection.put_on import is_foreign_hook
 from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
-from autopack.runtime.checked import Checked
+from autopack.runtime.tally import Checked
 from autopack.watching import alone, influence
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import Moved, replaced, replaced_together

@@ -16,7 +16,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import torches
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.runtime.checked import Shape
+from autopack.runtime.tally import Shape
 from autopack.watching.influence import media_sizes
 
 

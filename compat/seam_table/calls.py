@@ -15,7 +15,7 @@ def _from_0(add: Function, call: Any, arguments: dict[str, Any], layout: Any) ->
 SEAMS = (
     seam(
         "positions: those of models that begin elsewhere begin at 0",
-        "calls.packed:add_positions",
+        "calls.rows:_add_positions",
         around(_from_0),
         "calls/test_entry.py",
         "test_roberta_likes_get_positions_after_their_padding_index[arguments0]",
@@ -121,8 +121,8 @@ SEAMS = (
     ),
     seam(
         "images: rows of a padded batch read those of other rows",
-        "calls.with_media:keep_images_to_rows",
-        skipped,
+        "calls.choose:own_images",
+        returns((None, None)),
         "multimodal/test_across.py",
         "test_rows_of_a_padded_batch_get_what_they_get_alone[mllama-left]",
         "multimodal/test_counted_images.py",

@@ -60,7 +60,7 @@ _LAYOUT = (
     ),
     seam(
         "layout: documents come back in the order of their batches",
-        "layout.batches:Batches.of",
+        "layout.token_map:Batches.of",
         result(lambda found: replace(found, back=torch.arange(len(found.back)))),
         "mixers/test_rows.py",
         "test_any_causal_mixer_gets_every_document_once_and_from_its_start",
@@ -74,21 +74,21 @@ _LAYOUT = (
     ),
     seam(
         "padding: the row is one document",
-        "layout.padding:Padding.layout",
+        "layout.packed:rows_as_documents",
         result(as_one),
         "calls/test_unpadding.py",
         "TestAgreement::test_any_number_of_rows[2-llama]",
     ),
     seam(
         "padding: a token comes back in the column before",
-        "layout.padding:Padding._restored",
-        around(lambda put, it, tokens, along: put(it, tokens.roll(-1, along), along)),
+        "layout.token_map:TokenMap.back",
+        result(lambda places: places.roll(1)),
         "calls/test_unpadding.py",
         "TestAgreement::test_any_number_of_rows[1-llama]",
     ),
     seam(
         "padding: tokens behind padding keep their labels",
-        "layout.padding:Padding.unpredicted",
+        "layout.token_map:TokenMap.unpredicted",
         result(lambda places: places[:0]),
         "calls/test_left_padding.py",
         "test_the_loss_is_that_without_them_and_they_are_said_once[left-True-False-False]",
@@ -137,7 +137,7 @@ _LAYOUT = (
     ),
     seam(
         "prefixes: equal tokens at other positions are taken together",
-        "layout.prefixes:find",
+        "calls.prefixes:find",
         around(lambda find, tokens, positions, *more: find(tokens, positions * 0, *more)),
         "prefixes/test_layout.py",
         "test_equal_tokens_at_other_positions_are_others",
@@ -155,7 +155,7 @@ _LAYOUT = (
 _RUNTIME = (
     seam(
         "checkpointing: layers are recomputed without their layout",
-        "runtime.runs:_Rebound.__call__",
+        "runtime.scope:_Rebound.__call__",
         never(lambda bound, *args, **kwargs: bound.function(*args, **kwargs)),
         "runtime/test_delivery.py",
         "test_checkpointing_that_is_switched_on_between_two_forwards_is_followed",
@@ -186,14 +186,14 @@ _RUNTIME = (
     ),
     seam(
         "arrival: a module goes past its site",
-        "runtime.scope:check_arrival",
+        "runtime.scope:ArrivalHook.__call__",
         skipped,
         "auditing/test_arrival.py",
         "test_attention_that_goes_past_its_site_raises[llama]",
     ),
     seam(
         "arrival: a stranger attends over packed rows",
-        "runtime.scope:refuse_stranger",
+        "attention.site:refuse_stranger",
         skipped,
         "auditing/test_arrival.py",
         "test_a_stranger_that_attends_over_the_packed_row_raises[llama]",

@@ -168,7 +168,7 @@ SEAMS = (
     ),
     seam(
         "checks: no call leaves what has been checked",
-        "runtime.checked:Checked.goes_beyond",
+        "runtime.tally:Checked.goes_beyond",
         returns(False),
         "watching/test_envelope.py",
         "test_a_call_that_goes_beyond_is_checked_itself[many documents]",

@@ -11,7 +11,7 @@ import torch
 import autopack
 from autopack import registry, tiny
 from autopack.architectures import own_attention, quirks, recurrent, whole_model
-from autopack.calls import packed
+from autopack.calls import rows as packed
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
 from tests.conftest import FLOAT32, FLOAT64, LEAK, alone, error, gradient_error, gradients, positions, weights_like
@@ -111,7 +111,7 @@ def test_rows_longer_than_the_positions_of_a_model(model_type):
 
 def test_rows_longer_than_the_positions_of_a_model_need_help(monkeypatch):
     fnet = tiny.build("fnet", task="masked-lm", max_position_embeddings=12)
-    monkeypatch.setattr(packed, "add_token_types", lambda *args: None)
+    monkeypatch.setattr(packed, "_add_token_types", lambda *args: None)
     with pytest.raises(RuntimeError):
         packed_error(fnet, *ROWS)
     table = {"RoFormerSinusoidalPositionalEmbedding"}

@@ -16,7 +16,7 @@ from transformers import BertModel, LlamaForCausalLM
 import autopack
 from autopack import tiny
 from autopack.auditing.auditor import MODES, PADDED_MODES
-from autopack.calls.unpadded import Unpadded
+from autopack.calls.rows import Unpadded
 from autopack.layout import IGNORED_LABEL
 from tests.conftest import LEAK
 from tests.support.padded import packs_at_once, put_a_fault_into_unpadding
@@ -215,7 +215,7 @@ def test_padded_batches_that_a_twin_or_a_check_finds_wrong_stay_as_they_came(mon
 
 def test_a_shape_that_padding_should_have_is_found(monkeypatch):
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
-    monkeypatch.setattr(Unpadded, "finish", lambda self, module, output: output)
+    monkeypatch.setattr(Unpadded, "finish", lambda self, ended, module, output: output)
     assert "logits has shape (1, 33, 128); stock gives (4, 12, 128)" in autopack.audit(model, modes=PADDED).padded
 
 

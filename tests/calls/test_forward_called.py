@@ -11,7 +11,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.calls import forward_site
+from autopack.calls import hooks
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, spans, token_ids
 from tests.support.padded import PADDED, batch, logit_error, mask_of, tally_of
 from tests.support.refusals import refused
@@ -149,6 +149,6 @@ def test_a_class_that_is_patched_meanwhile_is_left_to_the_newcomer():
 
 def test_without_the_site_it_raises(monkeypatch):
     model = llama()
-    monkeypatch.setattr(forward_site, "_is_past_entry", lambda *_: False)
+    monkeypatch.setattr(hooks, "_is_past_entry", lambda *_: False)
     with autopack.enable(model), refused("past-the-entry"):
         model.model.forward(input_ids=IDS, position_ids=WHERE)

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import autopack
 from autopack import tiny
 from autopack.calls.outputs import restore
-from autopack.layout.padding import Padding
+from autopack.layout.token_map import TokenMap
 from tests.conftest import LEAK
 from tests.support.padded import (
     FLOAT32,
@@ -29,7 +29,7 @@ from tests.support.padded import (
 
 KINDS = ["llama", "gpt2", "qwen2_moe", "mamba", "bloom"]
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
-PADDING = Padding(REAL, torch.device("cpu"))
+PADDING = TokenMap.of_real(REAL, torch.device("cpu"))
 
 
 @pytest.fixture(params=KINDS)
@@ -163,7 +163,7 @@ class TestCost:
 
     def test_what_nobody_reads_has_no_memory(self, monkeypatch):
         restored = []
-        monkeypatch.setattr(Padding, "restore", lambda *a: restored.append(a))
+        monkeypatch.setattr(TokenMap, "restore", lambda *a: restored.append(a))
         states, output, _ = self._output()
         assert not restored
         output.loss.backward()

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.layout.batches import mean_loss
+from autopack.layout.token_map import mean_loss
 from autopack.mixers import alone
 from tests.conftest import FLOAT32, positions
 

@@ -17,13 +17,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 import autopack
 from autopack.auditing.fields import Sides, WrongShape
 from autopack.calls.outputs import restore
-from autopack.layout.padding import Padding
+from autopack.layout.token_map import TokenMap
 from tests.support.padded import PADDED, batch, build, mask_of, twins
 from tests.support.refusals import refused
 
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
-PADDING = Padding(REAL, torch.device("cpu"))
-INDEX = PADDING.index  # made here, and not by the first test, which may be in inference mode
+PADDING = TokenMap.of_real(REAL, torch.device("cpu"))
+INDEX = PADDING.where  # made here, and not by the first test, which may be in inference mode
 TOKENS, VOCABULARY = 5, 4
 
 

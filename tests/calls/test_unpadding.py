@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.calls.hooks import EntryHook, PoolerHook
+from autopack.calls.hooks import EntryHook
+from autopack.calls.part_hooks import PoolerHook
 from autopack.family import Numbering
 from tests.support.padded import (
     FLOAT32,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autopack import tiny
 from autopack.attention import choose
 from autopack.attention.document_mask import DocumentMask
-from autopack.calls import packed
+from autopack.calls import rows as packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from compat.fuzz import __main__ as fuzz

@@ -13,7 +13,7 @@ from transformers import PerceiverForSequenceClassification
 
 import autopack
 from autopack import tiny
-from autopack.layout.batches import DocumentBatch
+from autopack.layout.token_map import TokenMap
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
 from tests.heads.models import (
     CLASSES,
@@ -110,7 +110,7 @@ def test_latents_read_padding_that_no_mask_hides(monkeypatch):
     stock = with_head("perceiver", "sequence-classification", torch.float32)
     labels = TASKS["sequence-classification"]
     expected, _ = each_alone(stock, IDS[0].split(LENGTHS), labels)
-    monkeypatch.setattr(DocumentBatch, "mask", property(lambda batch: torch.ones(batch.shape, dtype=torch.bool)))
+    monkeypatch.setattr(TokenMap, "mask", property(lambda batch: torch.ones(batch.shape, dtype=torch.bool)))
     with autopack.enable(stock, verify=False):
         assert error(torch.stack(list(results(packed(stock, **labels)))), torch.stack(expected)) > LEAK
 

@@ -21,7 +21,7 @@ from transformers.models.x_clip.modeling_x_clip import XCLIPTextModel
 
 import autopack
 from autopack import tiny
-from autopack.calls.per_row_outputs import REASON
+from autopack.calls.outputs import ONE_PER_ROW
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
 from tests.support.padded import packs_at_once, tally_of
@@ -102,7 +102,7 @@ def test_padded_batches_give_a_vector_for_each_row(tower):
         assert error(*agree_one) <= FLOAT64
         tally = tally_of(model)
         assert tally.batches == 0
-        assert tally.left[REASON] == 3
+        assert tally.left[ONE_PER_ROW] == 3
         as_tuple = model(**second, return_dict=False)
         assert any(torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple)
 
@@ -256,7 +256,7 @@ def test_a_head_of_ones_own_on_such_a_tower():
 
 
 def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():
-    from autopack.calls.per_row_outputs import of_each_row
+    from autopack.calls.outputs import of_each_row
 
     output = {"pooler_output": torch.zeros(1, 64), "log_probs": torch.zeros(1, 32), "logits": torch.zeros(1, 65, 8)}
     assert of_each_row(output, 1, 65, frozenset({64})) == ["pooler_output", "log_probs"]

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import autopack
+from autopack.calls import prefixes
 from autopack.enabling import twin_calls
-from autopack.layout import prefixes
 from compat.programs._words import WORDS, save_model
 from tests.conftest import LEAK
 

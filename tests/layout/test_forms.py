@@ -15,10 +15,10 @@ import autopack
 from autopack import tiny
 from autopack.calls.outputs import restore
 from autopack.layout import forms
-from autopack.layout.batches import Batches, equally_long
-from autopack.layout.forms import Field, Form, Frame, Of
+from autopack.layout.forms import Field, Form, Frame
 from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
+from autopack.layout.token_map import Batches, TokenMap, equally_long
+from autopack.layout.ways import Of
 from tests.conftest import FLOAT32, error, positions, token_ids
 from tests.support.refusals import refused
 
@@ -131,7 +131,7 @@ def test_without_the_line_it_is_left_out(scored):
 
 
 REAL = torch.tensor([[1, 1, 1], [0, 1, 1]], dtype=torch.bool).numpy()
-PADDING = Padding(REAL, torch.device("cpu"))
+PADDING = TokenMap.of_real(REAL, torch.device("cpu"))
 
 
 def test_the_line_serves_padded_batches_too(monkeypatch):
@@ -150,7 +150,7 @@ def test_and_whole_models_that_run_on_documents_alone(monkeypatch):
     layout = PackedLayout.from_lengths([[2, 3], [4, 1]])
     batches = Batches.grouped(layout, equally_long)
     whole = torch.randn(4, 2, 5)
-    outputs = [{"by_layer": torch.stack([batch.spread(part) for part in whole])} for batch in batches.batches]
+    outputs = [{"by_layer": torch.stack([batch.gather(part) for part in whole])} for batch in batches.maps]
     assert batches.together(outputs, lambda parts: None)["by_layer"] is None
     monkeypatch.setitem(forms.FIELDS, "by_layer", Field((2,), rows=1))
     assert torch.equal(batches.together(outputs, lambda parts: None)["by_layer"], whole)

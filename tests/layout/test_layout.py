@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack.layout.batches import DocumentBatch
+from autopack.layout.token_map import TokenMap
+from autopack.mixers.alone import square
 from autopack.packing import PackedLayout
 from tests.support.refusals import refused
 
@@ -138,9 +139,9 @@ def test_rows_of_different_lengths_are_refused():
 def test_a_mask_is_cut_where_its_documents_are():
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
     mask = torch.arange(2 * 7 * 7).reshape(2, 1, 7, 7)
-    found = DocumentBatch.of(layout, np.array([2])).square(mask)
+    found = square(TokenMap.of_documents(layout, np.array([2])), mask)
     assert torch.equal(found, mask[1:, :, :5, :5])
-    assert torch.equal(DocumentBatch.of(layout, np.array([1])).square(mask[:1, :, :1]), mask[:1, :, :1, 3:])
+    assert torch.equal(square(TokenMap.of_documents(layout, np.array([1])), mask[:1, :, :1]), mask[:1, :, :1, 3:])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_mask_of_other_rows_is_not_cut(shape):
     """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
     with refused("other-tokens", match=r"for 2 packed rows of 7 columns"):
-        DocumentBatch.of(layout, np.array([1])).square(torch.zeros(shape))
+        square(TokenMap.of_documents(layout, np.array([1])), torch.zeros(shape))
 
 
 @given(rows_of_lengths(), st.sampled_from([(), (3,), (2, 3)]), st.booleans(), st.booleans(), st.booleans())
@@ -164,7 +165,7 @@ def test_what_belongs_to_documents_is_what_stands_there(rows, between, one_row, 
     for row, lengths in enumerate(rows):
         first = 0
         for length in lengths:
-            found = DocumentBatch.of(layout, np.array([number])).square(mask)
+            found = square(TokenMap.of_documents(layout, np.array([number])), mask)
             own = mask[0 if one_row else row, ..., first : first + length, first : first + length]
             assert torch.equal(found[0], own)
             number, first = number + 1, first + length

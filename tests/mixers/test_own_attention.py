@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import registry, tiny
-from autopack.layout.batches import Batches, equally_long
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import Batches, equally_long
 from autopack.mixers import OneByOne
+from autopack.mixers.alone import square
 from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions
 from tests.support.refusals import refused
 
@@ -153,12 +154,12 @@ def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows, more):
     rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
     layout = PackedLayout.from_lengths(rows)
     mask = torch.randn(len(rows), 2, width, width + more)  # up to 4.57 some models have one key more
-    found = Batches.grouped(layout, equally_long).batches
+    found = Batches.grouped(layout, equally_long).maps
     for part in found:
-        for square, where in zip(part.square(mask), part.where, strict=True):
+        for own, where in zip(square(part, mask), part.where, strict=True):
             row, start = int(where[0]) // width, int(where[0]) % width
             end = start + len(where)
-            assert torch.equal(square, mask[row, :, start:end, start:end])
+            assert torch.equal(own, mask[row, :, start:end, start:end])
     assert sum(part.where.numel() for part in found) == len(rows) * width
 
 

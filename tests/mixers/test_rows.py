@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 import autopack
 from autopack import registry, tiny
 from autopack.inspection import modules
-from autopack.layout.batches import GROWTH, buckets
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import GROWTH, buckets
 from autopack.mixers.operations import run_per_document_row
 from tests.conftest import (
     FLOAT32,

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopack.layout import prefixes
-from autopack.layout.padding import Padding
-from autopack.layout.prefixes import SharedPadding
+from autopack.calls import prefixes
+from autopack.layout.packed import rows_as_documents
+from autopack.layout.token_map import TokenMap
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def find(tokens, real, positions, least, share):
     """What the rows of a padded batch have in common; without positions, a token has the number of its column."""
     numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
-    layout = partial(Padding(real, CPU).layout, positions)
+    layout = partial(rows_as_documents, real, CPU, positions)
     return prefixes.find(tokens[real], numbers[real], real.sum(1), layout, least, share)
 
 
@@ -52,7 +52,7 @@ def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
             assert len({document[0] for document in documents}) == len(documents)
         return
     flat = [pair for document in documents for pair in document]
-    row = [flat[first] for first in found.firsts_on_host]
+    row = [flat[first] for first in found.row.sources[0]]
     assert [row[column] for column in found.columns] == flat
     for stretch, chain in zip(found.stretches, found.chains, strict=True):
         assert sum(found.stretches[number].length for number in chain) == stretch.depth + stretch.length
@@ -70,14 +70,14 @@ def test_a_batch_goes_into_the_row_and_comes_back(batch):
     found = find(tokens, real, positions, 1, 0.0)
     if found is None:
         return
-    padding = SharedPadding(real, CPU, found)
+    padding = TokenMap.of_shared(real, found.columns, CPU)
     values = torch.from_numpy(tokens).double()[..., None]
     assert torch.equal(padding.restore(padding.gather(values)), values * torch.from_numpy(real)[..., None])
 
 
 def test_gradients_of_all_rows_come_to_what_they_share():
     tokens, real = np.array([[7, 8, 1], [7, 8, 2], [7, 9, 0]]), np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0]]) > 0
-    padding = SharedPadding(real, CPU, find(tokens, real, None, 1, 0.0))
+    padding = TokenMap.of_shared(real, find(tokens, real, None, 1, 0.0).columns, CPU)
     row = torch.zeros(1, padding.tokens, 1, requires_grad=True)
     padding.restore(row).sum().backward()
     counts = dict(zip(padding.gather(torch.from_numpy(tokens))[0].tolist(), row.grad.flatten().tolist(), strict=True))

@@ -16,7 +16,7 @@ import torch
 
 import autopack
 from autopack.patching import SiteLease
-from autopack.runtime.runs import BoundCheckpoint
+from autopack.runtime.scope import BoundCheckpoint
 from tests.conftest import (
     FLOAT64,
     LEAK,

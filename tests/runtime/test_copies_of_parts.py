@@ -17,8 +17,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.runtime.runs import BoundCheckpoint
-from autopack.runtime.scope import holds_marks
+from autopack.runtime.scope import BoundCheckpoint, holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
 from tests.support.refusals import refused
 

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import UnsupportedModel
 from autopack.errors import OutsideForward
-from autopack.runtime.runs import BoundCheckpoint, unbind_checkpointing
-from autopack.runtime.scope import current
+from autopack.runtime.scope import BoundCheckpoint, current, unbind_checkpointing
 from tests.conftest import (
     FLOAT64,
     LEAK,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopack.calls import packed, unpadded
+from autopack.calls import rows as packed
 
 
 class Mixing(torch.nn.Module):
@@ -38,4 +38,3 @@ def shift_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
     scope = packed.Scope
     monkeypatch.setattr(packed, "Scope", shifted)
-    monkeypatch.setattr(unpadded, "Scope", shifted)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import autopack
 from autopack import tiny
-from autopack.calls.unpadded import Unpadded
+from autopack.calls.rows import Unpadded
 from autopack.tiny.models import randomize
 
 PADDED = (24, 5, 11, 1)
@@ -132,8 +132,8 @@ def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str) -> N
     """Have a field of every unpadded batch be off by a hundredth."""
     finish = Unpadded.finish
 
-    def wrong(self, module, output):
-        finished = finish(self, module, output)
+    def wrong(self, ended, module, output):
+        finished = finish(self, ended, module, output)
         if finished[field] is not None:
             finished[field] = finished[field] * 1.01
         return finished

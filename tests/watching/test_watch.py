@@ -14,7 +14,7 @@ import torch._dynamo.testing
 
 import autopack
 from autopack.attention import choose
-from autopack.calls import packed
+from autopack.calls import rows as packed
 from autopack.errors import Leak
 from autopack.layout.packed import PackedLayout
 from tests.conftest import positions, token_ids
@@ -116,7 +116,7 @@ def test_positions_that_run_on_are_found_by_a_document_alone(monkeypatch):
 
     model = build("gpt2").eval()
     with autopack.enable(model):
-        monkeypatch.setattr(packed, "add_positions", running_on)
+        monkeypatch.setattr(packed, "_add_positions", running_on)
         with refused("leak-detected", match="got other logits than it gets alone"):
             model(**{name: value for name, value in row(0).items() if name != "labels"})
 

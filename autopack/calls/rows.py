@@ -1,0 +1,335 @@
+"""Packed rows, as they came or made of a padded batch: no mask, no cache, restarting positions.
+
+A causal language model is unpadded at the top, so that head and loss see real tokens only. Any
+other head gets the usual padded form, from a backbone that ran on the packed row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.calls import outputs
+from autopack.calls.call import DROPPED, Call
+from autopack.calls.outputs import restore
+from autopack.calls.plan import Plan
+from autopack.calls.with_media import images_of_documents, positions_of_documents
+from autopack.errors import UnsupportedModel
+from autopack.inspection import media
+from autopack.layout.forms import Form, Frame
+from autopack.layout.packed import (
+    PackedLayout,
+    real_documents,
+    real_tokens,
+    rows_as_documents,
+    without_boundaries,
+)
+from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import TokenMap
+from autopack.layout.ways import LAYOUT_KWARGS, Of
+from autopack.runtime import scope as scopes
+from autopack.runtime.scope import Activation, Scope
+from autopack.runtime.tally import Tally, Volume
+
+logger = logging.getLogger(__name__)
+_NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
+"""Arguments that the packed row of a padded batch does not get."""
+
+
+class Rows(Plan):
+    """Packed rows that run: those of the call, or a row that its tokens are led into by `way`."""
+
+    what = "runs as packed rows, each document by itself"
+    packs = True
+    way: TokenMap | None = None
+    """The way of the call's tokens into the row that runs, if that is another one."""
+
+    def per_row(self, output: Any, rows: int, columns: int) -> list[Any]:
+        """Return the parts of an output that may have one result per row that ran."""
+        # Some logits, and images, may be as many as rows.
+        most = 2 if self.call.media or self.call.wants_last_logits else 9
+        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, most)
+
+
+class Packed(Rows):
+    """The packed rows of a call, in which common beginnings of documents may run once."""
+
+    def __init__(self, call: Call, layout: PackedLayout):
+        once, entry = call.prefixes, call.entry
+        self.labelled = call.has_labels
+        arguments = without_what_packing_drops(call, call.arguments)
+        if call.media and entry.uses_positions:
+            models, counts_images = [call.module, *entry.inner], call.model.traits.counts_images
+            computed = positions_of_documents(models, call.arguments, layout, counts_images)
+            arguments |= {} if computed is None else {"position_ids": computed}
+        complete(call, arguments, layout, 0 if once is None else once.tokens)
+        if entry.shifts_labels:
+            for name in ("labels", "shift_labels"):
+                if isinstance(labels := arguments.get(name), torch.Tensor):
+                    arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
+        self.masks = layout.is_padding is not None and bool(entry.inner) and call.wants_router_loss
+        if self.masks:  # the loss of routers is over tokens alone, and finds them by it
+            arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
+        images = images_of_documents(call, layout) if call.media else None
+        self.layout, self._as_rows = layout, arguments
+        self._scope_of_rows = scope = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
+        volume = self.volume_apart = Volume.of_layout(layout)
+        if once is not None:
+            real = real_tokens(layout)
+            way = TokenMap.of_shared(real, once.columns, once.device)
+            volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
+            if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
+                self.inside = once, way  # a head on all tokens gets those of every document
+            else:
+                self.way, arguments = way, gathered(arguments, way)
+                scope = replace(scope, layout=once.documents, prefixes=once)
+        super().__init__(call, "it declares documents", scope, arguments, volume)
+
+    @torch._dynamo.disable
+    def _restored(self, ended: Activation, module: nn.Module, output: Any, way: TokenMap) -> Any:
+        """Return the output of the row that ran, as packed rows."""
+        model, level = self.scope.model, self.call.entry.level
+        names = self.per_row(output, *way.into)
+        if not names:
+            return restore(output, way, pooled=False)
+        outputs.remember(model, level, output, names, way.tokens)
+        self.leave_apart(ended)
+        with scopes.in_force(self._scope_of_rows, level):
+            return module.forward(**self._as_rows)
+
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        layout, restored = self.layout, None
+        if self.way is not None:
+            output = restored = self._restored(ended, module, output, self.way)
+        names = self.per_row(output, layout.rows, layout.columns)
+        if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
+            return restored
+        return outputs.of_documents(self.scope.model, module, self._as_rows, layout, output, names)
+
+
+class Unpadded(Rows):
+    """The real tokens of a padded batch as one packed row; common beginnings of rows run once."""
+
+    what = "runs without its padding, as one packed row"
+    way: TokenMap
+
+    def __init__(self, call: Call):
+        padding, once = call.padding, call.prefixes
+        real, volume, saved = padding.real, None, 0 if once is None else once.saved
+        if call.documents is None:
+            self.volume_apart = Volume.of_row(len(real), real)
+            volume = Volume.of_row(len(real), real, saved=saved)
+        if once is not None and call.has_labels:  # of which every row has its own
+            self.inside, once = (once, once.row) if call.entry.inner else None, None
+        layout = rows_as_documents(real, padding.device, call.declared.positions)
+        arguments = without_what_packing_drops(call, _in_one_row(call, padding))
+        _add_token_types(call, arguments, layout)
+        self.way = padding
+        if once is not None:
+            self.way = TokenMap.of_shared(real, once.columns, padding.device)
+            arguments = gathered(arguments, once.row)
+        scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
+        super().__init__(call, "its mask hides padding", scope, arguments, volume)
+
+    def count(self, tally: Tally) -> None:
+        call = self.call
+        if self.volume is not None:  # documents of a head are counted there
+            tally.unpadded = tally.unpadded.plus(self.volume)
+        if call.entry.shifts_labels and call.declared.labelled_after_padding:
+            if not tally.after_padding and not call.model.is_silent:
+                logger.warning(
+                    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
+                    "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "
+                    "so losses differ from a run without it. Pad on the right or set these labels to -100, and both "
+                    "agree; unpad=False keeps stock's loss.",
+                    call.name,
+                )
+            tally.after_padding += 1
+        call.ran_without_padding()
+
+    @torch._dynamo.disable
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        call, model, way = self.call, self.scope.model, self.way
+        names = self.per_row(output, *way.into)
+        if not names or (ended.pooled and len(way.real) == 1):
+            return restore(output, way, ended.pooled, model.padding_read)
+        if call.documents is not None:
+            raise UnsupportedModel(
+                f"{call.name}: {outputs.ONE_PER_ROW}, and {call.documents} reads it, so documents of packed rows "
+                f"cannot be run without padding. Run them one per row.",
+                code="result-per-row",
+            )
+        assert self.volume is not None
+        outputs.remember(model, call.entry.level, output, names, way.tokens)
+        model.tally.unpadded = model.tally.unpadded.minus(self.volume)
+        call.count(call.volume, instead_of=ended.volume)
+        model.tally.left[outputs.ONE_PER_ROW] += 1
+        with scopes.stock(model):
+            return module.forward(**call.arguments)
+
+    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
+        return self.way.restore(states)
+
+
+class Inside(Rows):
+    """The backbone of a call with the model's own loss: it alone computes common beginnings once.
+
+    Labels differ where documents part, so head and loss get every token of every document, as
+    usual.
+    """
+
+    what = "runs what its documents begin with once"
+
+    def __init__(self, call: Call, scope: Scope, once: Prefixes, way: TokenMap):
+        self.way = way
+        scope = replace(scope, layout=once.documents, prefixes=once)
+        reason = "the loss of the model around it is of every token of every document"
+        super().__init__(call, reason, scope, gathered(call.arguments, way))
+
+    @classmethod
+    def at(cls, call: Call, outer: Activation) -> Inside | None:
+        """Return the plan for a call inside a planned one that runs common beginnings once."""
+        if call.entry.inner or outer.scope.layout is None:
+            return None
+        once, way = outer.plan.inside
+        frame = Frame(*way.shape)
+        forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in forms:
+            return None
+        return cls(call, outer.scope, once, way)
+
+    @torch._dynamo.disable
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        return restore(output, self.way, pooled=False)
+
+
+def gathered(arguments: dict[str, Any], way: TokenMap, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return arguments with what has a value per token led along a way, and all others as they
+    are."""
+    found, frame = dict(arguments), Frame(*way.shape)
+    for name, value in arguments.items():
+        if name not in but and (form := form_in_row(name, value, way)).of is Of.TOKEN:
+            found[name] = frame.each(value, form, way.gather)
+    return found
+
+
+def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
+    """Return the packed row's arguments: values per token are gathered, positions the batch's.
+
+    If the loss shifts, a token without a real token right before it gets no label: its prediction
+    would have been made at padding.
+    """
+    arguments = gathered(call.arguments, padding, _NOT_IN_ROWS)
+    arguments.update(row_sizes(arguments, padding))
+    traits = call.model.traits
+    if traits.uses_positions and arguments.get("position_ids") is None:
+        mask = torch.from_numpy(padding.real).to(padding.device)
+        if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
+            found = mask.long().cumsum(1) - 1
+        else:
+            found = call.entry.numbering.in_padded_batch(call.config, mask, call.arguments.get("input_ids"))
+        arguments["position_ids"] = padding.gather(found)
+    labels = arguments.get("labels")
+    if call.entry.shifts_labels and labels is not None:
+        at = torch.from_numpy(padding.unpredicted).to(labels.device)
+        arguments["labels"] = labels.index_fill(1, at, call.ignored_label)
+    return arguments
+
+
+def row_sizes(arguments: dict[str, Any], padding: TokenMap) -> dict[str, int]:
+    """Return the row's shape, if a head hands on the batch's (ModernBERT's, for inner masks)."""
+    sizes = zip(("batch_size", "seq_len"), padding.shape, padding.into, strict=True)
+    return {
+        name: of_row
+        for name, of_batch, of_row in sizes
+        if isinstance(arguments.get(name), int) and arguments[name] == of_batch
+    }
+
+
+def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
+    """Return True if a padded batch's argument has a known form in the packed row."""
+    if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
+        return False  # a word or number for each row
+    return name in _NOT_IN_ROWS or form_in_row(name, value, padding).of in (Of.TOKEN, Of.CALL)
+
+
+def form_in_row(name: str, value: Any, way: TokenMap) -> Form:
+    """Return the form of an argument; media have none that shapes tell."""
+    if isinstance(value, torch.Tensor) and media.holds_media(name):
+        return Form(Of.UNKNOWN)
+    return Frame(*way.shape).form_of(name, value)
+
+
+def without_mask(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return an inner model's arguments without the mask that its top has kept, or None."""
+    place = names.index("attention_mask") if "attention_mask" in names else len(args)
+    if place < len(args):
+        return (*args[:place], None, *args[place + 1 :]), kwargs
+    return None if kwargs.get("attention_mask") is None else (args, {**kwargs, "attention_mask": None})
+
+
+def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a packed row, without declarations, masks and caches."""
+    entry = call.entry
+    kept = {name: value for name, value in arguments.items() if name not in LAYOUT_KWARGS}
+    if not entry.uses_positions:
+        kept.pop("position_ids", None)
+    kept.update({name: None for name in DROPPED if kept.get(name) is not None})
+    if "attention_mask" in entry.names:
+        kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
+    by_others = entry.takes_others and getattr(call.config, "use_cache", False)
+    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
+    if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
+        kept["use_cache"] = False
+    return kept
+
+
+def complete(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
+    """Add the positions and token types that the arguments of packed rows lack."""
+    _add_positions(call, arguments, layout)
+    _add_token_types(call, arguments, layout, columns)
+
+
+def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """Add positions that restart at every document, if needed and not in the call."""
+    if not call.entry.uses_positions or arguments.get("position_ids") is not None:
+        return
+    if not call.entry.takes_positions:
+        raise UnsupportedModel(
+            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
+            f"documents one per row, or register a family that restarts them (docs/families.md).",
+            code="positions-cannot-restart",
+        )
+    numbering, ids = call.entry.numbering, arguments.get("input_ids")
+    counted = numbering.of_counted(call.config, ids, layout.start_columns)
+    first = call.entry.first_position
+    arguments["position_ids"] = layout.position_ids(first) if counted is None else counted
+
+
+def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
+    """Add token types to long rows from the model's buffer, which is as long as documents may be.
+
+    Its forward would take as many of them as the row has columns; `columns` are the columns of a
+    row that holds common beginnings once.
+    """
+    if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
+        return
+    buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
+    kinds = next((buffer for buffer in buffers if buffer is not None), None)
+    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < max(layout.columns, columns):
+        places = layout.derived("places", layout.position_ids).to(kinds.device)
+        arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
+
+
+def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
+    """Return the arguments of an inner model that third-party code called with packed rows."""
+    arguments = without_what_packing_drops(call, call.arguments)
+    complete(call, arguments, layout)
+    return arguments
