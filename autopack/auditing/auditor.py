@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
-from autopack.auditing.fields import errors_between, fields_of, scales_of
+from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE, errors_between, scales_of
+from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
-from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
+from autopack.auditing.packed import INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
 from autopack.auditing.places import first_difference
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
@@ -35,21 +36,6 @@ from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest error, relative to the standard deviation of a field alone, that counts as rounding.
-
-In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
-well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
-"""
-LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest rounding error of a loss, relative. transformers computes losses in float32, so float64
-is held to no less. In half precision they are means over tokens, closer than single logits."""
-_PADDED_TOLERANCE = TOLERANCE[torch.float32]
-"""Least tolerance of padded batches: softmax and norms mostly go through float32 in any dtype, and
-round otherwise beside padding. Documents alone and packed are alike there."""
-_GRADIENT_FACTOR = {torch.float16: 2, torch.bfloat16: 2}
-"""Tolerance of gradients, sums over tokens and layers, as a multiple of the logits'; ten in other
-dtypes. Half precision's is wide already: ten times would let everything pass."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
 """Names of all call modes."""
 TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
@@ -92,7 +78,9 @@ def audit(
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
     check_can_be_audited(base)
-    with left_as_found(base):
+    with left_as_found(base) as enabled:
+        if enabled is not None:
+            enabled.live = None  # what is watched is the user's training
         return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
@@ -145,9 +133,10 @@ class Audit:
             dtype=str(dtype).removeprefix("torch."),
             lengths=lengths,
             tolerance=tolerance,
-            gradient_tolerance=_GRADIENT_FACTOR.get(dtype, 10) * tolerance,
+            gradient_tolerance=GRADIENT_TOLERANCE.get(dtype, 1e-3),
             loss_tolerance=LOSS_TOLERANCE.get(dtype, 1e-3),
-            padded_tolerance=max(_PADDED_TOLERANCE, tolerance),
+            # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding.
+            padded_tolerance=max(TOLERANCE[torch.float32], tolerance),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
@@ -157,25 +146,14 @@ class Audit:
         results: dict[tuple[str, bool], ModeResult] = {}
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
-        tally = None if enabled is None else enabled.tally.counted()
-        looks = (None, None) if enabled is None else (enabled.live, enabled.padding_read)
-        try:
-            if enabled is not None:
-                enabled.live = enabled.padding_read = None  # what is watched is the user's training
-                enabled.is_audited = True
-            self._find_required()
-            with torch.set_grad_enabled(self._find_reference()):
-                labels = self.labels(training)
-                before = state_of(self.model)
-                for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
-                    results[result.mode, result.training] = result
-                if self.all and True in training and state_of(self.model) != before:
-                    by_chance = self._by_chance()
-        finally:
-            if enabled is not None and tally is not None:
-                vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.live, enabled.padding_read = looks
-                enabled.is_audited = False
+        self._find_required()
+        with torch.set_grad_enabled(self._find_reference()):
+            labels = self.labels(training)
+            before = state_of(self.model)
+            for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
+                results[result.mode, result.training] = result
+            if self.all and True in training and state_of(self.model) != before:
+                by_chance = self._by_chance()
         self.report.results.extend(by_chance)
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
@@ -229,7 +207,8 @@ class Audit:
         try:
             for drawn, value in DRAWN.items():
                 with Pinned(value):
-                    result = PackedRuns(self.runner, self.case, {}).measure("default", None, False, False, False)
+                    runs = PackedRuns(self.runner, self.case, {}, replace(self.report, notes={}, unattributed=set()))
+                    result = runs.measure("default", None, False, False, False)
                 if math.isfinite(result.worst) and not self.report.is_exact(result):
                     wrong.append(replace(result, mode=f"default, {drawn}"))
         except Exception as error:
@@ -328,7 +307,7 @@ class Audit:
         """Return the runs of packed rows in a training mode, and put the model into that mode."""
         self.model.train(train)
         if train not in self._packed:
-            self._packed[train] = PackedRuns(self.runner, self.case, self.others)
+            self._packed[train] = PackedRuns(self.runner, self.case, self.others, self.report)
         return self._packed[train]
 
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
@@ -372,17 +351,10 @@ class Audit:
             elif name == ROUTER:
                 result = measure_router(self.runner, self.case, labels, self.pads)
             else:
-                judge, bound = self.report.is_exact, self.report.padded_tolerance
-                runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
-                result = runs.measure(name, differentiate)
-                self.report.notes.update(runs.notes)
+                result = PaddedRuns(packed, labels).measure(name, differentiate)
         except NoReference as reason:
             self.report.left_out[name] = str(reason)
             result = None
-        self.report.notes.update(packed.notes)
-        self.report.unattributed.update(packed.unattributed)
-        if packed.unknown:
-            self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
         return result
 
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
@@ -390,7 +362,7 @@ class Audit:
             return False
         if name == ALIKE:  # run in evaluation alone
             return True
-        chosen = GRADIENTS & set(self.modes)
+        chosen = TRAINED & set(MODES) & set(self.modes)
         return (train or True not in training) and name in chosen if chosen else True
 
     def _replaces(self, name: str) -> bool:

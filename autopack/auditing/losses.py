@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, first_label_counts, labels_of, loss_of
+from autopack.auditing.asking import argument_names, first_label_counts, labels_of
 from autopack.auditing.cases import Call, Case
-from autopack.auditing.fields import Fields, Sides
+from autopack.auditing.compare import Fields
+from autopack.auditing.fields import Side, Sides
+from autopack.calls.outputs import loss_of
 from autopack.layout import IGNORED_LABEL
 
 LABELS = ("labels", "start_positions", "end_positions")
@@ -38,13 +40,10 @@ class Labels:
 
     def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
         """Return the labels of a packed call; per-token ones of one document `only` if asked."""
-        sides = Sides.of(call)
+        side = Sides.of(call).halves[0]
         if not self.per_token:
-            return {
-                name: torch.cat([self.alone[number % len(self.alone)][name] for number in sides.order])
-                for name in self.alone[0]
-            }
-        return self._of_tokens(sides, int(self.ignore_first), only)
+            return {name: self._of_documents(name, side) for name in self.alone[0]}
+        return self._of_tokens(side, int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
         """Return the labels of a padded batch of the documents; labels of padding are ignored.
@@ -52,32 +51,32 @@ class Labels:
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
         too.
         """
-        if not self.per_token:
-            starts = torch.stack([columns[0] for _, columns in sides.columns])
-            together = {name: torch.cat([each[name] for each in self.alone]) for name in self.alone[0]}
-            if "start_positions" in together:
-                return {name: value + starts.to(value.device) for name, value in together.items()}
-            return together
-        return self._of_tokens(sides, int(predicted and self.shifts))
+        side = sides.halves[0]
+        if self.per_token:
+            return self._of_tokens(side, int(predicted and self.shifts))
+        together = {name: self._of_documents(name, side) for name in self.alone[0]}
+        if "start_positions" in together:
+            starts = torch.from_numpy((side.owner >= 0).argmax(1))
+            return {name: value + starts.to(value.device) for name, value in together.items()}
+        return together
 
-    def _of_tokens(self, sides: Sides, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+    def _of_documents(self, name: str, side: Side, only: int | None = None) -> torch.Tensor:
+        parts = [(number, self.alone[number % len(self.alone)][name]) for number in side.order]
+        ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
+        return torch.cat([part if only in (None, number) else ignored for number, part in parts])
+
+    def _of_tokens(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
         """Return labels at documents' tokens in a batch, but for each one's first `skipped`.
 
         Labels of one per document are beside them.
         """
         (name,) = (name for name, value in self.alone[0].items() if value.dim() > 1)
         example = self.alone[0][name]
-        found: dict[str, torch.Tensor] = {}
-        for other in self.alone[0].keys() - {name}:
-            parts = [(number, self.alone[number % len(self.alone)][other]) for number in sides.order]
-            ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
-            found[other] = torch.cat([part if only in (None, number) else ignored for number, part in parts])
-        labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
-        for number, (row, columns) in enumerate(sides.columns):
-            if only in (None, number):
-                given = self.alone[number % len(self.alone)][name]
-                labels[row, columns[skipped:].to(labels.device)] = given[0, skipped:]
-        return {name: labels, **found}
+        labels = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
+        for number in side.order if only is None else [only]:
+            row, (first, end) = side.place_of(number)
+            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
+        return {name: labels} | {n: self._of_documents(n, side, only) for n in self.alone[0].keys() - {name}}
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
@@ -86,14 +85,6 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
     total = sum(count for _, count in terms)
     mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
     return [mean, torch.stack([loss for loss, _ in terms]).sum()]
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the relative difference of two losses; 0 if neither is a number (no terms)."""
-    one, other = float(found.detach()), float(expected.detach())
-    if one == other or (one != one and other != other):
-        return 0.0
-    return abs(one - other) / max(abs(other), 1e-12)
 
 
 def find_labels(

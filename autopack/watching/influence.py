@@ -8,7 +8,6 @@ gradients by the results of some documents, and by those of all others, may not 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
+from autopack.auditing.places import listening
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
@@ -27,7 +27,7 @@ from autopack.inspection.followed import is_of_library
 from autopack.inspection.source import class_of
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, rows_first
-from autopack.watching.conditions import not_sharing, unnoticed
+from autopack.watching.conditions import unnoticed
 from autopack.watching.owners import CannotTell
 
 TOLERANCE = 1e-6
@@ -70,8 +70,7 @@ def leak_of(call: Call, step: int) -> Leak | None:
     for mode in modes:
         reason: CannotTell | None = None
         with (
-            unnoticed(call.module, call.model),
-            not_sharing(call.model),
+            unnoticed(call, share=False),
             _keeping_gradients(call.module),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -222,24 +221,17 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
     return tree_map_only(torch.Tensor, follow, value)
 
 
-@contextmanager
-def _embedded(model: Any, leaves: list[torch.Tensor]) -> Iterator[None]:
+def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
     """Have what a model embeds tokens with give leaves, in this thread."""
     try:
         embedding = model.get_input_embeddings()
     except NotImplementedError:
         embedding = None
-    thread = threading.get_ident()
 
-    def follow(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _followed(output, leaves) if module is embedding and threading.get_ident() == thread else None
+    def follow(module: nn.Module, given: Any, output: Any) -> Any:
+        return _followed(output, leaves) if module is embedding else None
 
-    # One for all modules and not one on this, which the model would be looked at again for.
-    handle = nn.modules.module.register_module_forward_hook(follow)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return listening(follow)
 
 
 def _states(output: Any, frame: Frame) -> tuple[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
 import autopack
-from autopack.auditing.fields import Sides, WrongShape
+from autopack.auditing.fields import Side, Sides, WrongShape
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
 from tests.support.padded import PADDED, batch, build, mask_of, twins
@@ -188,7 +188,7 @@ def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
     assert found[1][0].shape == (6, 7)
     with refused("unpad-refused"):
         restore({"odd": nothing}, PADDING)
-    sides = Sides((1, TOKENS), [(0, torch.arange(2)), (0, torch.arange(2, 5))])
+    sides = Sides([Side(np.array([[0, 0, 1, 1, 1]]))])
     name = "decoder_router_logits[0][0]"
     got, _, unknown = sides.split({name: nothing}, [{name: nothing}, {name: nothing.clone()}])
     assert got == [{name: nothing}] * 2
