@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
-from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE, errors_between, scales_of
-from autopack.auditing.fields import fields_of
+from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
@@ -163,13 +162,6 @@ class Audit:
             place = self._place()
             if place is not None:
                 self.report.notes["place"] = place
-        if self.report.packed is not None and not self.case.options:
-            change = max(self.change_by_cache(train) for train in training)
-            if change > self.report.tolerance:
-                self.report.notes["cache"] = (
-                    f"stock's cache alone changes what a document gets by {change:.1e}, and packed rows have none; set "
-                    f"model.config.use_cache = False, and stock runs without it too"
-                )
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
@@ -226,21 +218,6 @@ class Audit:
             return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
         except Exception:  # whatever kept it from being told is no reason to say less than what was found
             return None
-
-    @torch.no_grad()
-    def change_by_cache(self, train: bool) -> float:
-        """Return the largest change by `use_cache=False` in stock's documents; 0 if unknown."""
-        self.model.train(train)
-        found = [0.0]
-        for case in (self.case, *self.others.values()):
-            alone = [case.by_itself(number) for number in range(len(case.documents))]
-            try:
-                cached = [fields_of(self.runner.stock(call)) for call in alone]
-                without = [fields_of(self.runner.stock({**call, "use_cache": False})) for call in alone]
-            except Exception:  # most forwards take no `use_cache` where there is no cache
-                continue
-            found += [worst for worst, _ in errors_between(without, cached, scales_of(cached))]
-        return max(found)
 
     @torch.no_grad()
     def _find_required(self) -> None:

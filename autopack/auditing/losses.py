@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, first_label_counts, labels_of
+from autopack.auditing.asking import argument_names, first_label_counts, labelled, labels_of, width_of
 from autopack.auditing.cases import Call, Case
 from autopack.auditing.compare import Fields
 from autopack.auditing.fields import Side, Sides
@@ -132,35 +131,14 @@ def find_labels(
 
 def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
     """Return stock's objection to a call with labels; None if it gives a loss."""
-    before = getattr(model.config, "problem_type", None)
     try:
-        with warnings.catch_warnings():
-            # Torch compares shapes that do not fit by repeating one of them, and warns.
-            warnings.filterwarnings("error", message="Using a target size")
-            loss = loss_of(run())
+        return "it gives no loss" if loss_of(labelled(model, run)) is None else None
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    finally:
-        # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
-        if getattr(model.config, "problem_type", None) != before:
-            model.config.problem_type = before
-    return "it gives no loss" if loss is None else None
-
-
-def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | None:
-    """Return the number of classes that are predicted for each token, or for each row."""
-    named = sorted(alone[0], key=lambda name: name != "logits")
-    for name in named:
-        parts = [fields[name] for fields in alone]
-        of_tokens = all(p.dim() > 2 and p.shape[:2] == (1, n) for p, n in zip(parts, lengths, strict=True))
-        of_rows = all(p.dim() == 2 and p.shape == parts[0].shape and len(p) == 1 for p in parts)
-        if of_tokens if per_token else of_rows:
-            return parts[0].shape[-1]
-    return None
 
 
 def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
-    width = _width(alone, case.lengths, per_token=True)
+    width = width_of(alone[0], (1, case.lengths[0]))
     for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
         yield [{"labels": labels} for labels in form]
 
@@ -176,7 +154,9 @@ def _of_both(case: Case) -> list[dict[str, torch.Tensor]]:
 
 
 def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
-    width = _width(alone, case.lengths, per_token=False)
+    named = sorted(alone[0], key=lambda name: name != "logits")
+    shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
+    width = next((shape[1] for shape, *others in shapes if not others and len(shape) == 2 and shape[0] == 1), None)
     numbers = torch.arange(len(case.documents), device=case.device)
     if width is not None:
         dtype = next(iter(alone[0].values())).dtype

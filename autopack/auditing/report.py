@@ -140,8 +140,7 @@ class LeakReport:
         if worst is None:
             return None
         said = self._words(worst)
-        notes = [self.notes[name] for name in ("place", "cache") if name in self.notes]
-        return f"{said} ({'; '.join(notes)})" if notes else said
+        return f"{said} ({self.notes['place']})" if "place" in self.notes else said
 
     @property
     def _worst_packed(self) -> ModeResult | None:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
+from autopack.auditing.compare import largest
 from autopack.auditing.places import listening
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
@@ -63,35 +64,26 @@ def leak_of(call: Call, step: int) -> Leak | None:
     spans = [layout.spans[number] for number in DocumentBatch.without_padding(layout).documents]
     # Any two documents lie apart in some bit of their numbers.
     halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
-    blind = True
+    blind, reason = True, None
     # Estimators that go straight through a choice have their gradients in the first of both alone.
     throughout = _Throughout()
-    modes = (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),)
-    for mode in modes:
-        reason: CannotTell | None = None
-        with (
-            unnoticed(call, share=False),
-            _keeping_gradients(call.module),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            try:
+    for mode in (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),):
+        try:
+            with (
+                unnoticed(call, share=False),
+                _keeping_gradients(call.module),
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):
                 run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
-                worst = max(map(run.shared, halves), default=0.0)
-                if worst > TOLERANCE:
-                    place = next((n for n in range(len(spans)) if run.shared([n]) > TOLERANCE), 0)
-                    row, first, end = spans[place]
-                    name = f"{run.name}, by what is another document's,"
-                    return Leak(call.name, place, row, (first, end), name, worst, TOLERANCE, step)
-                if halves and (apart := run.not_added_up(halves[0])) > _ADDED:
-                    than = "than those of half of the documents, and of the others, add up to"
-                    return Leak(call.name, 0, *_place(spans[0]), "gradients", apart, _ADDED, step, than)
+                leak = run.leak(call.name, halves, step)
                 blind = blind and run.is_blind()
-            except CannotTell as found:
-                reason = found
-            except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
-                said = f"running it for its gradients raised {type(error).__name__}: {error}"
-                reason = CannotTell(said.partition("\n")[0])
+        except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
+            reason = error
+        else:
+            reason = None
+            if leak is not None:
+                return leak
     if reason is not None:
         raise reason
     if blind:
@@ -150,7 +142,7 @@ class _Run:
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
         with _embedded(call.module, self._leaves), mode:
             output = call.module(**given)
-        self._parameters = _of_others(call.module)
+        self._spans, self._parameters = spans, _of_others(call.module)
         self.name, states = _states(output, frame)
         self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
 
@@ -159,41 +151,50 @@ class _Run:
         found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
-    def shared(self, chosen: list[int]) -> float:
-        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+    def leak(self, name: str, halves: list[list[int]], step: int) -> Leak | None:
+        """Return where documents meet: at tokens or media, or in gradients of third-party modules."""
+        worst = max(map(self._shared, halves), default=0.0)
+        if worst > TOLERANCE:
+            place = next((n for n in range(len(self._spans)) if self._shared([n]) > TOLERANCE), 0)
+            row, first, end = self._spans[place]
+            field = f"{self.name}, by what is another document's,"
+            return Leak(name, place, row, (first, end), field, worst, TOLERANCE, step)
+        if halves and (apart := self._not_added_up(halves[0])) > _ADDED:
+            than = "than those of half of the documents, and of the others, add up to"
+            row, first, end = self._spans[0]
+            return Leak(name, 0, row, (first, end), "gradients", apart, _ADDED, step, than)
+        return None
+
+    def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return gradients by the results of the chosen documents, and by those of all others."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
-        found = [self._gradients(weights, self._leaves) for weights in (inside, 1 - inside)]
-        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in zip(*found, strict=True)]
-        largest = max((float(torch.maximum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-        shared = max((float(torch.minimum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-        if not largest or not math.isfinite(largest + shared):
-            raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
-        return shared / largest
+        return list(zip(self._gradients(inside, leaves), self._gradients(1 - inside, leaves), strict=True))
 
-    def not_added_up(self, chosen: list[int]) -> float:
+    def _shared(self, chosen: list[int]) -> float:
+        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in self._by_halves(chosen, self._leaves) if ours.numel()]
+        most = max((float(torch.maximum(*pair).max()) for pair in pairs), default=0.0)
+        shared = max((float(torch.minimum(*pair).max()) for pair in pairs), default=0.0)
+        if not most or not math.isfinite(most + shared):
+            raise CannotTell("its gradients are no numbers" if most else "nothing of it has a gradient")
+        return shared / most
+
+    def _not_added_up(self, chosen: list[int]) -> float:
         """Return by how much gradients of two halves of the documents do not add up to those of all, relative.
 
         Of parameters in third-party modules: their backward may clip or normalise what comes from all documents.
         """
         if not self._parameters:
             return 0.0
-        inside = torch.zeros_like(self._sums)
-        inside[chosen] = 1.0
-        ones = torch.ones_like(inside)
-        one, other, both = (self._gradients(weights, self._parameters) for weights in (inside, ones - inside, ones))
-        largest = max(float(each.abs().max()) for each in both)
-        gaps = [float((a + b - c).abs().max()) for a, b, c in zip(one, other, both, strict=True)]
-        return max(gaps) / largest if largest and math.isfinite(largest) else 0.0
+        wanted = self._gradients(torch.ones_like(self._sums), self._parameters)
+        added = [one + other for one, other in self._by_halves(chosen, self._parameters)]
+        size = max(float(each.abs().max()) for each in wanted)
+        return max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
 
     def _gradients(self, weights: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         return torch.autograd.grad(self._sums, leaves, weights, **options)
-
-
-def _place(span: tuple[int, int, int]) -> tuple[int, tuple[int, int]]:
-    row, first, end = span
-    return row, (first, end)
 
 
 def _of_others(model: nn.Module) -> list[torch.Tensor]:

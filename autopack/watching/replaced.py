@@ -11,7 +11,6 @@ import contextlib
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from autopack.auditing.fields import Side, Sides
 from autopack.auditing.places import first_that_differs, heard
 from autopack.calls.call import DROPPED, Call
 from autopack.inspection.randomness import Pinned
-from autopack.layout.host import host_values
 from autopack.layout.pair import DECLARATIONS
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.watching.conditions import Difference, Runs, how_far, unnoticed
@@ -183,8 +181,8 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
 
     The part of a row on one rank may have none of them.
 
-    Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like of a
-    document are turned round.
+    Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like come from
+    the other end of the row.
     """
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
@@ -194,8 +192,8 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
         for name in _names_of_tokens(call, side):
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
-                where = torch.from_numpy(np.append(touched, False)[side.owner] & ~_shared(call, side)).to(value.device)
-                new = _others(value, where, side, special.to(value.device), generator)
+                where = _like(value, np.append(touched, False)[side.owner] & ~_shared(call, side))
+                new = _others(value, where, special.to(value.device), generator)
                 if not torch.equal(new, value):
                     arguments[name] = new
                     tokens.add(name)
@@ -206,8 +204,14 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
             continue
         owner = next((side.owner for side in sides.halves if value.shape[:2] == side.owner.shape), None)
         if owner is not None:
-            arguments[name] = _turned(value, owner, touched)
+            arguments[name] = torch.where(_like(value, np.append(touched, False)[owner]), value.flip(1), value)
     return arguments
+
+
+def _like(value: torch.Tensor, where: np.ndarray) -> torch.Tensor:
+    """Return a mask (R, C) in the shape of a value (R, C, ...)."""
+    mask = torch.from_numpy(where).to(value.device)
+    return mask.reshape(*mask.shape, *[1] * (value.dim() - 2))
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:
@@ -219,45 +223,24 @@ def _names_of_tokens(call: Call, side: Side) -> list[str]:
 def _shared(call: Call, side: Side) -> np.ndarray:
     """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token that differs."""
     shared = np.zeros(side.owner.shape, dtype=bool)
-    ids = call.arguments.get("input_ids")
-    if call.prefixes is None or not isinstance(ids, torch.Tensor) or ids.shape[:2] != shared.shape:
-        return shared
-    flat, owner = host_values(ids).reshape(-1), side.owner.reshape(-1)
-    places = [np.flatnonzero(owner == number) for number in range(owner.max() + 1)]
-    order = sorted(range(len(places)), key=lambda number: flat[places[number]].tolist())
-    for one, other in pairwise(order):
-        length = min(len(places[one]), len(places[other]))
-        differ = np.flatnonzero(flat[places[one][:length]] != flat[places[other][:length]])
-        fork = int(differ[0]) + 1 if len(differ) else length + 1
-        for number in (one, other):
-            shared.reshape(-1)[places[number][:fork]] = True
+    if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
+        columns = call.prefixes.columns
+        several = np.bincount(columns)[columns] > 1
+        several[1:] |= several[:-1]
+        shared[side.owner >= 0] = several
     return shared
 
 
 def _others(
-    value: torch.Tensor, where: torch.Tensor, side: Side, special: torch.Tensor, generator: torch.Generator
+    value: torch.Tensor, where: torch.Tensor, special: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
     """Return tokens, or embeddings, with others of the same call where they are touched."""
     if value.is_floating_point():
-        pool = value[torch.from_numpy(side.owner >= 0).to(value.device)]
-        drawn = torch.randint(0, len(pool), (int(where.sum()),), generator=generator)
-        new = value.clone()
-        new[where] = pool[drawn.to(value.device)].flip(-1)
-        return new
+        drawn = torch.randperm(value.shape[1], generator=generator)
+        return torch.where(where, value[:, drawn.to(value.device)].flip(-1), value)
     ordinary = ~torch.isin(value, special)
     pool = torch.unique(value[ordinary]).cpu()
     if len(pool) < _FEWEST:
         pool = torch.arange(3, 200)[~torch.isin(torch.arange(3, 200), special.cpu())]
     drawn = pool[torch.randint(0, len(pool), tuple(value.shape), generator=generator)].to(value)
-    while where.dim() < value.dim():
-        where = where[..., None]
     return torch.where(where & ordinary, drawn, value)
-
-
-def _turned(value: torch.Tensor, owner: np.ndarray, touched: np.ndarray) -> torch.Tensor:
-    order = np.arange(owner.size)
-    for number in np.flatnonzero(touched):
-        places = np.flatnonzero(owner.reshape(-1) == number)
-        order[places] = places[::-1]
-    flat = value.reshape(-1, *value.shape[2:])
-    return flat[torch.from_numpy(order).to(value.device)].reshape(value.shape)
