@@ -14,7 +14,7 @@ from torch import nn
 
 from autopack.auditing.cases import Call
 from autopack.auditing.compare import Fields, largest
-from autopack.layout.forms import columns_of, rows_first, stands_for_no_router
+from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z)_loss")
@@ -22,6 +22,10 @@ _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_state
 
 Losses of labels and routers are measured on their own.
 """
+
+
+_ALL = np.ones(1, dtype=bool)
+"""The choice of a document by itself."""
 
 
 class WrongShape(Exception):
@@ -147,8 +151,6 @@ class Sides:
                 unknown.append(name)
                 continue
             for number, (got, wanted) in enumerate(made):
-                if got.shape != wanted.shape:
-                    raise WrongShape(f"{name} of a document has shape {tuple(got.shape)}, alone {tuple(wanted.shape)}")
                 found[number][name], expected[number][name] = got, wanted
         return found, expected, unknown
 
@@ -157,24 +159,31 @@ class Sides:
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
         if value.dim() == 0 or any(part.dim() == 0 for part in alone):
             return None if any(part.dim() for part in (value, *alone)) else self._number(value, alone)
-        for side in self.halves:
-            axis = columns_of(alone, [(1, n) for n in side.lengths])
-            if axis is not None and value.dim() == alone[0].dim():
-                grids = [side.owner, side.by_document()]
-                return _by_token(name, rows_first(value, axis), grids, [rows_first(a, axis)[0] for a in alone])
-        for side in self.halves:
-            if [len(a) for a in alone] == side.lengths:
-                grids = [side.real, side.owner.reshape(-1), side.by_document().reshape(-1)]
-                return _by_token(name, value, grids, alone)
-        if all(a.shape == alone[0].shape and len(a) == 1 for a in alone):
-            if stands_for_no_router(name, value):
-                return [(value, a) for a in alone]
-            if len(value) != len(alone):
-                raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
-            back = np.argsort(self.halves[0].order)
-            return [(value[int(place)], a[0]) for place, a in zip(back, alone, strict=True)]
-        if all(a.shape == value.shape for a in alone):  # of the call as a whole, and the same in each, or wrong
-            return [(value, a) for a in alone]
+        if stands_for_no_router(name, value):
+            return [(value, part) for part in alone]
+        pairs = [self.beside(name, value, number, part) for number, part in enumerate(alone)]
+        known = [pair for pair in pairs if pair is not None]
+        if len(known) == len(pairs):
+            return known
+        if all(self._alone(number).part(name, part, _ALL) is not None for number, part in enumerate(alone)):
+            wanted = ", ".join(str(tuple(part.shape)) for part in alone)
+            raise WrongShape(f"{name} has shape {tuple(value.shape)}, which is not made of those alone: {wanted}")
+        # Of the call as a whole, it is the same in each, or wrong.
+        return [(value, part) for part in alone] if all(part.shape == value.shape for part in alone) else None
+
+    def _alone(self, number: int) -> Sides:
+        """Return the places of a document by itself."""
+        return Sides([Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix) for half in self.halves])
+
+    def beside(
+        self, name: str, value: torch.Tensor, number: int, alone: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return what a document has of an output, and of one that it has alone, in the same form; None without one."""
+        chosen = np.arange(self.count) == number
+        for wanted in self._alone(number)._candidates(name, alone, _ALL):
+            for found in self._candidates(name, value, chosen):
+                if found.shape == wanted.shape:
+                    return found, wanted
         return None
 
     def _number(self, value: torch.Tensor, alone: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -193,6 +202,10 @@ class Sides:
 
         None if its shape does not tell.
         """
+        return next(self._candidates(name, value, chosen), None)
+
+    def _candidates(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> Iterator[torch.Tensor]:
+        """Yield what the chosen documents may have of an output by its shape, the likeliest first."""
         if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
             value = value.movedim(2, 1)  # (rows, heads, columns, keys)
         # An encoder and its decoder may have batches of one shape.
@@ -201,17 +214,13 @@ class Sides:
         mine = np.append(chosen, False)
         for fewer, side in itertools.product((0, 1), ordered):  # a field of shifted labels has a column fewer
             for grid in (side.owner, side.real[None]):  # a batch without its padding may be one row
-                grid = grid[:, : grid.shape[1] - fewer]
-                for axis in (1, 2) if value.dim() > 3 else (1,):  # several streams of states come first
-                    if value.shape[axis - 1 : axis + 1] == grid.shape:
-                        return _taken(rows_first(value, axis), mine[grid])
-            for mask in (mine[side.owner.reshape(-1)], mine[side.real]):
+                yield from _of_tokens(value, mine[grid[:, : grid.shape[1] - fewer]])
+        for side in ordered:
+            for mask in (chosen[side.order], side.rows_of(chosen)):
                 if value.dim() and len(value) == len(mask):
-                    return _taken(value, mask)
-        for mask in (mask for side in ordered for mask in (chosen, side.rows_of(chosen))):
-            if value.dim() and len(value) == len(mask):
-                return _taken(value, mask)
-        return None
+                    yield _taken(value, mask)
+        for side in ordered:
+            yield from _of_tokens(value, mine[side.by_document()])
 
     def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
         """Return each document's part of an output by its shape; the whole of it, if that does not tell."""
@@ -219,11 +228,10 @@ class Sides:
         return [value if part is None else part for part in found]
 
 
-def _by_token(
-    name: str, value: torch.Tensor, grids: list[np.ndarray], alone: list[torch.Tensor]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    for grid in grids:
-        if value.shape[: grid.ndim] == grid.shape:
-            return [(_taken(value, grid == number), a) for number, a in enumerate(alone)]
-    wanted = " or ".join(str(grid.shape) for grid in grids)
-    raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted {wanted} and what a token has alone")
+def _of_tokens(value: torch.Tensor, mask: np.ndarray) -> Iterator[torch.Tensor]:
+    """Yield the tokens of a mask (rows, columns) in a value with such axes, or with one of all of them."""
+    for axis in range(1, value.dim()):  # several streams of states come first
+        if value.shape[axis - 1 : axis + 1] == mask.shape:
+            yield _taken(rows_first(value, axis), mask)
+    if value.dim() and len(value) == mask.size:
+        yield _taken(value, mask.reshape(-1))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.compare import TOLERANCE, Fields, error_by_token, relative_error
-from autopack.auditing.fields import Side, Sides, fields_of
+from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.running import forget_lengths
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
@@ -83,11 +83,10 @@ class _Compared:
             alone = self._stock(_cut(call, sides, number))
             if state_of(call.module) != before:
                 raise CannotTell("its forward draws random numbers that autopack cannot switch off")
-            mine, every = np.arange(sides.count) == number, np.ones(1, dtype=bool)
-            whole = Sides([Side(np.zeros((1, sides.halves[0].lengths[number]), dtype=int))])
             for name, value in fields_of(alone).items():
-                if name in found:
-                    self._add(name, sides.part(name, found[name], mine), whole.part(name, value, every), number)
+                pair = sides.beside(name, found[name], number, value) if name in found else None
+                if pair is not None:
+                    self._add(name, *pair, number)
             if losses and _has_a_loss_of_its_own(call):
                 labels = call.arguments["labels"]
                 kept = torch.from_numpy(sides.halves[0].owner == number).to(labels.device)
