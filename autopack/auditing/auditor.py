@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -142,26 +143,27 @@ class Audit:
 
     def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
         """Run all modes and fill in the report."""
-        results: dict[tuple[str, bool], ModeResult] = {}
         by_chance: list[ModeResult] = []
-        enabled = self.runner.enabled
         self._find_required()
         with torch.set_grad_enabled(self._find_reference()):
             labels = self.labels(training)
             before = state_of(self.model)
-            for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
-                results[result.mode, result.training] = result
+            results = list(self.measured(training, gradients and torch.is_grad_enabled(), labels))
             if self.all and True in training and state_of(self.model) != before:
                 by_chance = self._by_chance()
         self.report.results.extend(by_chance)
-        for name in self.modes:
-            self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        self.report.results.extend(result for name in self.modes for result in results if result.mode == name)
         if self.doubts and self.report.dtype == "float32":
             self._measure_again(gradients)
-        if enabled is not None and self.report.packed is not None:
-            place = self._place()
-            if place is not None:
-                self.report.notes["place"] = place
+        worst = None if self.runner.enabled is None else self.report.worst_packed
+        if worst is not None and worst.failure is None and worst.mode in MODES:
+            self.model.train(worst.training)
+            case = self.others.get(worst.mode, self.case)
+            # Whatever keeps it from being told is no reason to say less than what was found.
+            with suppress(Exception):
+                place = first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
+                if place is not None:
+                    self.report.notes["place"] = place
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
@@ -200,24 +202,12 @@ class Audit:
             for drawn, value in DRAWN.items():
                 with Pinned(value):
                     runs = PackedRuns(self.runner, self.case, {}, replace(self.report, notes={}, unattributed=set()))
-                    result = runs.measure("default", None, False, False, False)
+                    result = runs.measure("default", None, False, False)
                 if math.isfinite(result.worst) and not self.report.is_exact(result):
                     wrong.append(replace(result, mode=f"default, {drawn}"))
         except Exception as error:
             self.report.notes["branches by chance"] = f"not measured: {type(error).__name__}: {error}"
         return wrong
-
-    def _place(self) -> str | None:
-        """Return the place where the worst packed call begins to differ, or None."""
-        worst = self.report._worst_packed
-        if worst is None or worst.failure is not None or worst.mode not in MODES:
-            return None
-        self.model.train(worst.training)
-        case = self.others.get(worst.mode, self.case)
-        try:
-            return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-        except Exception:  # whatever kept it from being told is no reason to say less than what was found
-            return None
 
     @torch.no_grad()
     def _find_required(self) -> None:
@@ -227,10 +217,9 @@ class Audit:
         if not known or not hasattr(self.model.config, "vision_config"):
             return
         self.model.train()
-        try:
-            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
-        except Exception as error:
-            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", str(error)))
+        raised = self.raised_alone()
+        if raised is not None:
+            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", raised))
         else:
             wanted = tuple(known) if self._is_refused(()) and not self._is_refused(tuple(known)) else ()
         for case in (self.case, *self.others.values()):
@@ -258,20 +247,20 @@ class Audit:
                 "run with use_cache=False, as with labels: else they see later tokens"
             )
         first = self.raised_alone()
-        for case in cases if first is not None else ():
-            case.options = {"use_cache": False}
         if first is None:
             return True
-        if self.raised_alone() is None:
-            self.report.notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
-            return True
-        for case in cases:
-            case.options = {}
-        with torch.no_grad():
-            if self.raised_alone() is not None:
-                return True  # it does not run at all, which every mode will say
-        self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
-        return False
+        for options in ({"use_cache": False}, {}):
+            for case in cases:
+                case.options = options
+            with torch.set_grad_enabled(bool(options)):
+                raised = self.raised_alone()
+            if raised is None and options:
+                said = f"run with use_cache=False, because stock raises without: {first}"
+                self.report.notes["documents alone"] = said
+                return True
+        if raised is None:  # else it does not run at all, which every mode will say
+            self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
+        return raised is not None
 
     def raised_alone(self) -> str | None:
         try:
@@ -309,30 +298,17 @@ class Audit:
                 if self.all and train and False in training and name not in TRAINED:
                     continue
                 first = not train or False not in training
-                if name in MODES:
-                    asked = differentiate and self._differentiates(name, train, training)
-                else:
-                    asked = differentiate and train
-                result = self.result(name, train, labels, asked, first and self._replaces(name), first)
-                if result is not None:
-                    yield result
-
-    def result(
-        self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
-    ) -> ModeResult | None:
-        """Return the result of one mode by `PackedRuns.measure`; None, noted, without reference."""
-        packed = self.packed_runs(train)
-        try:
-            if name in MODES:
-                result = packed.measure(name, labels, differentiate, replace, apart)
-            elif name == ROUTER:
-                result = measure_router(self.runner, self.case, labels, self.pads)
-            else:
-                result = PaddedRuns(packed, labels).measure(name, differentiate)
-        except NoReference as reason:
-            self.report.left_out[name] = str(reason)
-            result = None
-        return result
+                packed = self.packed_runs(train)
+                try:
+                    if name in MODES:
+                        asked = differentiate and self._differentiates(name, train, training)
+                        yield packed.measure(name, labels, asked, first and self._replaces(name))
+                    elif name == ROUTER:
+                        yield measure_router(self.runner, self.case, labels, self.pads)
+                    else:
+                        yield PaddedRuns(packed, labels).measure(name, differentiate and train)
+                except NoReference as reason:
+                    self.report.left_out[name] = str(reason)
 
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):

@@ -56,13 +56,10 @@ class PackedRuns:
         """Return stock's results for every document by itself."""
         return self._alone(self.case, MODES["default"](self.case))
 
-    def measure(
-        self, name: str, labels: Labels | None, differentiate: bool, replace: bool, apart: bool = True
-    ) -> ModeResult:
+    def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
         """Run one call mode; raise `NoReference` if stock cannot run documents that begin there.
 
-        With `replace` documents are replaced one at a time, with `apart` labels are given in every
-        way.
+        With `replace` documents are replaced one at a time, and labels are given in every way.
         """
         case = self.others.get(name, self.case)
         call = MODES[name](case)
@@ -81,32 +78,16 @@ class PackedRuns:
             return ModeResult(name, self.training, failure=said)
         try:
             given = None if more or case is not self.case else labels
-            return self._measured(name, case, call, alone, given, differentiate, replace, apart)
+            return self._measured(name, case, call, alone, given, differentiate, replace)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
             if not isinstance(failure, AutopackError) and (place := raised_at(failure)) is not None:
                 said += f" ({place})"
             refused = rare and isinstance(failure, AutopackError)
-            if refused or self._is_not_taken(said, case, call):  # no mask, up to 4.57 (FNet)
+            unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)  # no mask, up to 4.57 (FNet)
+            if refused or (unexpected is not None and not case.takes(unexpected[1])):
                 raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
-
-    def _is_not_taken(self, said: str, case: Case, call: Call) -> bool:
-        """Return True if a call failed for an argument that stock does not take alone either."""
-        found = re.search(r"unexpected keyword argument '(\w+)'", said)
-        given = {**call.arguments, **call.options}
-        if found is None or found[1] not in given:
-            return False
-        value = given[found[1]]
-        if isinstance(value, torch.Tensor):
-            value = torch.ones_like(case.by_itself(0)["input_ids"])
-        try:
-            self.runner.stock({**case.by_itself(0), found[1]: value})
-        except TypeError as error:
-            return found[0] in str(error)
-        except Exception:  # it takes it, whatever it says of its value
-            return False
-        return False
 
     def _measured(
         self,
@@ -117,13 +98,12 @@ class PackedRuns:
         labels: Labels | None,
         differentiate: bool,
         replace: bool,
-        apart: bool,
     ) -> ModeResult:
         outputs: Fields = {}
         loss, refused = None, None
         if labels is not None:
-            outputs, loss, refused = self._with_labels(call, labels, apart and name == "default")
-        if (apart and name in INFLUENCE) or not _tells_as_much(outputs, alone):
+            outputs, loss, refused = self._with_labels(call, labels, replace and name == "default")
+        if (replace and name in INFLUENCE) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
             outputs = fields_of(self.runner.run(**case.given(call)))
         sides = Sides.of(call)
@@ -141,7 +121,7 @@ class PackedRuns:
         worst, field = max(errors_between(found, expected, scales))
         influence = None
         if replace:
-            one_by_one = labels if loss is not None and apart and name == "default" else None
+            one_by_one = labels if loss is not None and name == "default" else None
             influence, of_one, refused_one = self._influence(case, call, alone, found, scales, one_by_one)
             loss = None if refused_one or loss is None else max(loss, of_one)
             refused = refused or refused_one

@@ -181,8 +181,8 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
 
     The part of a row on one rank may have none of them.
 
-    Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like come from
-    the other end of the row.
+    Tokens that the configuration names stay, and so do beginnings that rows share. Token types and the like of a
+    document are turned round.
     """
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
@@ -204,8 +204,17 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
             continue
         owner = next((side.owner for side in sides.halves if value.shape[:2] == side.owner.shape), None)
         if owner is not None:
-            arguments[name] = torch.where(_like(value, np.append(touched, False)[owner]), value.flip(1), value)
+            arguments[name] = _turned(value, owner, touched)
     return arguments
+
+
+def _turned(value: torch.Tensor, owner: np.ndarray, touched: np.ndarray) -> torch.Tensor:
+    order = np.arange(owner.size)
+    for number in np.flatnonzero(touched):
+        places = np.flatnonzero(owner.reshape(-1) == number)
+        order[places] = places[::-1]
+    flat = value.reshape(-1, *value.shape[2:])
+    return flat[torch.from_numpy(order).to(value.device)].reshape(value.shape)
 
 
 def _like(value: torch.Tensor, where: np.ndarray) -> torch.Tensor:
