@@ -58,7 +58,7 @@ class _Heard:
         return relative_error(self.loss, other.loss) > 1e-7
 
 
-def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool | None:
+def first_label_counts(model: PreTrainedModel) -> bool | None:
     """Return True if the loss of a model uses the first label of a row.
 
     False for a loss that shifts labels, as causal language models do; True for one that compares
@@ -66,9 +66,13 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
     or one that no label changes. The model runs as it stands, in eval mode and, if that gives no
     loss, in train mode; ask a model that autopack has enabled inside
     `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
-    as they were. `run` calls the model, for callers that count calls.
+    as they were.
     """
-    run = _with_empty_images(model, run or model)
+    empty = empty_images(model)
+
+    def run(**given: Any) -> Any:
+        return model(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
+
     # It is not asked about the cache, of which stock raises where a class counts other layers than it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
     with left_as_found(model):
@@ -81,11 +85,6 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
                 if answer is not None and _hear(model, run, arguments, labels) is not None:
                     return answer
     return None
-
-
-def _with_empty_images(model: PreTrainedModel, run: Run) -> Run:
-    empty = empty_images(model)
-    return lambda **given: run(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
 
 
 def argument_names(model: nn.Module) -> set[str]:

@@ -111,16 +111,15 @@ class Audit:
         longer = threshold_lengths(model, lengths)
         if longer is not None:
             self.others["thresholds"] = kind(model, longer, seed)
-        self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
         if enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
-        self.pads = enabled is not None and enabled.options.unpad
+        pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
             **{name: name in self.others for name in ("thresholds", ALIKE)},
             ROUTER: self.case.has_router,
-            **dict.fromkeys(PADDED_MODES, self.pads),
+            **dict.fromkeys(PADDED_MODES, pads),
         }
         self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
@@ -140,6 +139,7 @@ class Audit:
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
+        self.packed = PackedRuns(self.runner, self.case, self.others, self.report)
 
     def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
         """Run all modes and fill in the report."""
@@ -269,19 +269,13 @@ class Audit:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def packed_runs(self, train: bool) -> PackedRuns:
-        """Return the runs of packed rows in a training mode, and put the model into that mode."""
-        self.model.train(train)
-        if train not in self._packed:
-            self._packed[train] = PackedRuns(self.runner, self.case, self.others, self.report)
-        return self._packed[train]
-
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Return labels that the loss takes in a training mode, found before any measurement."""
         why: str | None = None
         for train in training:
+            self.model.train(train)
             try:
-                labels, said = self.packed_runs(train).find_labels()
+                labels, said = self.packed.find_labels()
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -298,15 +292,15 @@ class Audit:
                 if self.all and train and False in training and name not in TRAINED:
                     continue
                 first = not train or False not in training
-                packed = self.packed_runs(train)
+                self.model.train(train)
                 try:
                     if name in MODES:
                         asked = differentiate and self._differentiates(name, train, training)
-                        yield packed.measure(name, labels, asked, first and self._replaces(name))
+                        yield self.packed.measure(name, labels, asked, first and self._replaces(name))
                     elif name == ROUTER:
-                        yield measure_router(self.runner, self.case, labels, self.pads)
+                        yield measure_router(self.runner, self.case, labels)
                     else:
-                        yield PaddedRuns(packed, labels).measure(name, differentiate and train)
+                        yield PaddedRuns(self.packed, labels).measure(name, differentiate and train)
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
 

@@ -13,12 +13,11 @@ from autopack.auditing.asking import argument_names, first_label_counts, labelle
 from autopack.auditing.cases import Call, Case
 from autopack.auditing.compare import Fields
 from autopack.auditing.fields import Side, Sides
+from autopack.auditing.running import Runner
 from autopack.calls.outputs import loss_of
 from autopack.layout import IGNORED_LABEL
 
 LABELS = ("labels", "start_positions", "end_positions")
-Run = Callable[[dict[str, Any]], Any]
-"""A function that runs stock with arguments; raises whatever it raises."""
 
 
 @dataclass
@@ -87,26 +86,22 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
 
 
 def find_labels(
-    model: PreTrainedModel,
-    case: Case,
-    alone: list[Fields],
-    stock: Run,
-    ignore_boundaries: bool,
-    call: Callable[..., Any] | None = None,
+    runner: Runner, case: Case, alone: list[Fields], ignore_boundaries: bool
 ) -> tuple[Labels | None, str | None]:
     """Return labels that stock's loss takes for documents alone, or the reason why there are none.
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as
-    collators do for stock. `call` calls the model, for callers that count calls.
+    collators do for stock. Enter `runner.as_stock` first.
     """
+    model = runner.model
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
     def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
         given = {**case.by_itself(number), **made[number], **case.without_router}
-        return _refusal(model, lambda: stock(given))
+        return _refusal(model, lambda: runner.stock(given))
 
-    counts_first = first_label_counts(model, call)
+    counts_first = first_label_counts(model)
     said: str | None = None
     if counts_first is not None:
         for made in _per_token(model, case, alone):

@@ -31,7 +31,7 @@ _ITEMS = "num_items_in_batch"
 
 
 class PackedRuns:
-    """One model in one training mode. Stock runs once for all call modes that need it."""
+    """Packed rows of one model. Stock runs once for all call modes that need it."""
 
     def __init__(self, runner: Runner, case: Case, others: Mapping[str, Case], report: LeakReport):
         """Take the model's `runner` and documents; `others` are modes' own documents, by mode.
@@ -39,18 +39,22 @@ class PackedRuns:
         What is not measured is noted in the `report`.
         """
         self.runner, self.case, self.others, self.report = runner, case, others, report
-        self.training = runner.model.training
         self._unknown: set[str] = set()
         """Fields whose parts cannot be assigned to documents."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
 
+    @property
+    def training(self) -> bool:
+        """True while the model is in train mode."""
+        return self.runner.model.training
+
     def find_labels(self) -> tuple[Labels | None, str | None]:
         """Return labels that stock's loss takes, or why there are none; None without a loss."""
         runner, alone = self.runner, self.alone()
         with runner.as_stock():
-            return find_labels(runner.model, self.case, alone, runner.stock, runner.enabled is None, runner.run)
+            return find_labels(runner, self.case, alone, ignore_boundaries=runner.enabled is None)
 
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""
@@ -153,10 +157,11 @@ class PackedRuns:
         through float32, gradients of two uses round otherwise than the sum of each.
         """
         number_of = len(call.first) if by_span else len(case.documents)
-        keys = [(id(case), number % number_of, first, bool(options)) for number, first in enumerate(call.first)]
+        how = id(case), self.training, bool(options)
+        keys = [(number % number_of, first, *how) for number, first in enumerate(call.first)]
         for key in keys:
             if key not in self._outputs:
-                output = self.runner.stock({**case.alone(call, key[1]), **(options or {})})
+                output = self.runner.stock({**case.alone(call, key[0]), **(options or {})})
                 self._outputs[key] = fields_of(output)
         return [self._outputs[key] for key in keys]
 
@@ -212,7 +217,7 @@ class PackedRuns:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
             return None
-        key = tuple(call.first), tuple(call.spans), tuple(expected[0])
+        key = tuple(call.first), tuple(call.spans), tuple(expected[0]), self.training
         if key not in self._gradients:
             try:
                 self._gradients[key] = self.runner.gradients(other)
@@ -300,7 +305,7 @@ class PackedRuns:
         return fields_of(output), loss
 
     def _loss_alone(self, call: Call, labels: Labels, number: int) -> torch.Tensor:
-        key = number % len(self.case.documents), call.first[number]
+        key = number % len(self.case.documents), call.first[number], self.training
         if key not in self._losses:
             self._losses[key] = self._stock_loss(self._labelled(call, labels, number))
         return self._losses[key]

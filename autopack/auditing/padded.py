@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class PaddedRuns:
         error, where = max(errors_between(one.documents, expected.documents, scales))
         loss = gradient = None
         if expected.loss is not None:
-            loss = float("inf") if found.loss is None else relative_error(found.loss, expected.loss)
+            loss = math.inf if found.loss is None else relative_error(found.loss, expected.loss)
         if differentiate and (found.loss is None) == (expected.loss is None) and self.runner.parameters():
             gradient = self._gradient_error(one, expected)
         training = self.runner.model.training
@@ -181,11 +182,11 @@ _WANTED = {"output_router_logits": True}
 
 
 @torch.no_grad()
-def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool) -> ModeResult:
+def measure_router(runner: Runner, case: Case, labels: Labels | None) -> ModeResult:
     """Compare all numbers beside results: packed with and without padding, and padded.
 
-    Padded batches are compared if it `pads`. A router is balanced over all tokens of a batch, so
-    documents alone say nothing of it. Raises `NoReference` if stock counts padding in it.
+    A router is balanced over all tokens of a batch, so documents alone say nothing of it. Raises
+    `NoReference` if stock counts padding in it.
     """
     training = runner.model.training
     if labels is None:
@@ -204,7 +205,7 @@ def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool
         {**case.given(call), **labels.packed(call)} for call in (MODES[n](case) for n in ("default", "padding mask"))
     ]
     worst, refused = 0.0, None
-    for call in [*calls, *([given] if pads else [])]:
+    for call in [*calls, given]:
         try:
             worst = max(worst, _error(_numbers(runner.run(**{**call, **_WANTED})), expected))
         except AutopackError as failure:
@@ -219,18 +220,12 @@ def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, 
     return {**padded, **labels.padded(Sides.of_padded(padded)), **_WANTED}
 
 
-def _numbers(output: Any) -> dict[str, torch.Tensor]:
+def _numbers(output: Any) -> dict[Any, torch.Tensor]:
     """Return the loss of an output, and all other single numbers in it."""
-    found = {
-        str(name): value
-        for name, value in parts_of(output).items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.dim()
-    }
-    loss = loss_of(output)
-    return found if loss is None else {**found, "loss": loss}
+    parts = {**parts_of(output), "loss": loss_of(output)}
+    numbers = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor) and not value.dim()}
+    return {name: value for name, value in numbers.items() if value.is_floating_point()}
 
 
-def _error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    if found.keys() < expected.keys():
-        return float("inf")
-    return max(relative_error(found[name], value) for name, value in expected.items())
+def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+    return max(relative_error(found[name], value) if name in found else math.inf for name, value in expected.items())

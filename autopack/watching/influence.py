@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.compare import largest
 from autopack.auditing.places import listening
+from autopack.auditing.running import weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
@@ -143,8 +144,10 @@ class _Run:
         with _embedded(call.module, self._leaves), mode:
             output = call.module(**given)
         self._spans, self._parameters = spans, _of_others(call.module)
-        self.name, states = _states(output, frame)
-        self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
+        name, states = _states(output, frame)
+        self.name = name
+        sums = [weighted_sum([{name: states[row, first:end]}], {name: 1.0}) for row, first, end in spans]
+        self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
         """Whether there are media of numbers, none of which has a part in the results."""
@@ -243,9 +246,3 @@ def _states(output: Any, frame: Frame) -> tuple[str, torch.Tensor]:
             if form.of is Of.TOKEN and form.columns:
                 return name, rows_first(value, form.columns)
     raise CannotTell("no result of it that has something for each token has a gradient")
-
-
-def _weighted(states: torch.Tensor) -> torch.Tensor:
-    weights = torch.linspace(0.5, 1.5, states.numel(), device=states.device).reshape(states.shape)
-    # What stands for minus infinity would swallow all else.
-    return (states.where(states.abs() < 1e30, torch.zeros_like(states)).float() * weights).sum()

@@ -106,7 +106,7 @@ class Model:
         try:
             with torch.no_grad():
                 alone = [fields_of(self.runner.stock(self.pool.by_itself(n))) for n in range(len(self.pool.documents))]
-            found, _ = find_labels(self.stock, self.pool, alone, self.runner.stock, ignore_boundaries=False)
+            found, _ = find_labels(self.runner, self.pool, alone, ignore_boundaries=False)
         except Exception:
             return None  # calls without labels say what stock raises
         return ignoring(found, self.spec.seed) if found is not None and self.spec.ignored else found
