@@ -25,7 +25,7 @@ from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.packed import INFLUENCE, PackedRuns
-from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
+from autopack.auditing.padded import ROUTER, PaddedRuns
 from autopack.auditing.places import first_difference
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Runner
@@ -297,10 +297,9 @@ class Audit:
                     if name in MODES:
                         asked = differentiate and self._differentiates(name, train, training)
                         yield self.packed.measure(name, labels, asked, first and self._replaces(name))
-                    elif name == ROUTER:
-                        yield measure_router(self.runner, self.case, labels)
-                    else:
-                        yield PaddedRuns(self.packed, labels).measure(name, differentiate and train)
+                        continue
+                    padded = PaddedRuns(self.packed, labels)
+                    yield padded.measure_router() if name == ROUTER else padded.measure(name, differentiate and train)
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
 

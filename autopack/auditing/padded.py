@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference
+from autopack.auditing.cases import MODES, PADDED_MODES, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.losses import Labels, expected_losses
 from autopack.auditing.packed import PackedRuns
 from autopack.auditing.report import ROUTER, ModeResult
-from autopack.auditing.running import Runner, weighted_sum
+from autopack.auditing.running import weighted_sum
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import AutopackError
 
+_WANTED = {"output_router_logits": True}
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
 
@@ -73,6 +74,36 @@ class PaddedRuns:
             if self.report.is_exact(other):
                 return other
         return result
+
+    @torch.no_grad()
+    def measure_router(self) -> ModeResult:
+        """Compare all numbers beside results: packed with and without padding, and padded.
+
+        A router is balanced over all tokens of a batch, so documents alone say nothing of it. Raises
+        `NoReference` if stock counts padding in it.
+        """
+        case, labels, training = self.case, self.labels, self.runner.model.training
+        if labels is None:
+            raise NoReference("there are no labels that its loss takes")
+        given, other = ({**self._given({}, filler)[0], **_WANTED} for filler in (None, case.other_filler))
+        try:
+            expected, changed = (_numbers(self.runner.stock(arguments)) for arguments in (given, other))
+        except Exception as error:
+            raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+        if not expected:
+            raise NoReference("stock gives no loss for the padded batch")
+        if _error(changed, expected) > 1e-6:
+            raise NoReference("stock counts padding in it, so that a padded batch says nothing")
+        packed = (MODES[name](case) for name in ("default", "padding mask"))
+        worst, refused = 0.0, None
+        for arguments in [*({**case.given(call), **labels.packed(call), **_WANTED} for call in packed), given]:
+            try:
+                worst = max(worst, _error(_numbers(self.runner.run(**arguments)), expected))
+            except AutopackError as failure:
+                refused = f"{type(failure).__name__}: {failure}"
+            except Exception as failure:
+                return ModeResult(ROUTER, training, failure=f"{type(failure).__name__}: {failure}")
+        return ModeResult(ROUTER, training, None, None, None, worst, loss_refused=refused)
 
     def _reference(self, arguments: dict[str, Any], sides: Sides) -> _Answer:
         """Return stock's results, or raise `NoReference` if it raises or gives no numbers."""
@@ -176,48 +207,6 @@ def _answer(output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
 def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments without decoder tokens if another call has them made of its labels."""
     return {name: value for name, value in arguments.items() if name not in _OF_DECODER or name in like}
-
-
-_WANTED = {"output_router_logits": True}
-
-
-@torch.no_grad()
-def measure_router(runner: Runner, case: Case, labels: Labels | None) -> ModeResult:
-    """Compare all numbers beside results: packed with and without padding, and padded.
-
-    A router is balanced over all tokens of a batch, so documents alone say nothing of it. Raises
-    `NoReference` if stock counts padding in it.
-    """
-    training = runner.model.training
-    if labels is None:
-        raise NoReference("there are no labels that its loss takes")
-    given = _padded(case, labels)
-    try:
-        expected = _numbers(runner.stock(given))
-        changed = _numbers(runner.stock(_padded(case, labels, case.other_filler)))
-    except Exception as error:
-        raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
-    if not expected:
-        raise NoReference("stock gives no loss for the padded batch")
-    if _error(changed, expected) > 1e-6:
-        raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-    calls = [
-        {**case.given(call), **labels.packed(call)} for call in (MODES[n](case) for n in ("default", "padding mask"))
-    ]
-    worst, refused = 0.0, None
-    for call in [*calls, given]:
-        try:
-            worst = max(worst, _error(_numbers(runner.run(**{**call, **_WANTED})), expected))
-        except AutopackError as failure:
-            refused = f"{type(failure).__name__}: {failure}"
-        except Exception as failure:
-            return ModeResult(ROUTER, training, failure=f"{type(failure).__name__}: {failure}")
-    return ModeResult(ROUTER, training, None, None, None, worst, loss_refused=refused)
-
-
-def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, Any]:
-    padded: dict[str, Any] = dict(case.padded(filler=filler))
-    return {**padded, **labels.padded(Sides.of_padded(padded)), **_WANTED}
 
 
 def _numbers(output: Any) -> dict[Any, torch.Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
 from autopack.auditing.compare import largest
+from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.places import listening
 from autopack.auditing.running import weighted_sum
 from autopack.calls.call import Call
@@ -27,10 +29,8 @@ from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.followed import is_of_library
 from autopack.inspection.source import class_of
-from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Frame, Of, rows_first
 from autopack.watching.conditions import unnoticed
-from autopack.watching.owners import CannotTell
+from autopack.watching.owners import CannotTell, sides_of
 
 TOLERANCE = 1e-6
 """Of the largest gradient. What another document has no part in is not small, but exactly 0."""
@@ -62,9 +62,10 @@ def leak_of(call: Call, step: int) -> Leak | None:
         raise CannotTell("its documents are declared further in, or twice")
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
-    spans = [layout.spans[number] for number in DocumentBatch.without_padding(layout).documents]
+    sides = sides_of(call)
     # Any two documents lie apart in some bit of their numbers.
-    halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
+    bits = range(max(sides.count - 1, 0).bit_length())
+    halves = [[n for n in range(sides.count) if n >> bit & 1] for bit in bits]
     blind, reason = True, None
     # Estimators that go straight through a choice have their gradients in the first of both alone.
     throughout = _Throughout()
@@ -76,7 +77,7 @@ def leak_of(call: Call, step: int) -> Leak | None:
                 torch.inference_mode(False),
                 torch.enable_grad(),
             ):
-                run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
+                run = _Run(call, sides, mode)
                 leak = run.leak(call.name, halves, step)
                 blind = blind and run.is_blind()
         except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
@@ -135,7 +136,7 @@ class _Throughout(TorchFunctionMode):
 class _Run:
     """A run of a call whose results have gradients by its media and by its embedded tokens."""
 
-    def __init__(self, call: Call, spans: list[tuple[int, int, int]], frame: Frame, mode: AbstractContextManager[Any]):
+    def __init__(self, call: Call, sides: Sides, mode: AbstractContextManager[Any]):
         given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {"return_dict": True}
         self._leaves: list[torch.Tensor] = []
         given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
@@ -143,10 +144,14 @@ class _Run:
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
         with _embedded(call.module, self._leaves), mode:
             output = call.module(**given)
-        self._spans, self._parameters = spans, _of_others(call.module)
-        name, states = _states(output, frame)
-        self.name = name
-        sums = [weighted_sum([{name: states[row, first:end]}], {name: 1.0}) for row, first, end in spans]
+        self._sides, self._parameters = sides, _of_others(call.module)
+        shape = sides.halves[0].owner.shape
+        known = ((n, v) for n, v in fields_of(output).items() if v.requires_grad and v.shape[:2] == shape)
+        self.name, states = next(known, ("", None))
+        if states is None:
+            raise CannotTell("no result of it that has something for each token has a gradient")
+        parts = [sides.part(self.name, states, chosen) for chosen in np.eye(sides.count, dtype=bool)]
+        sums = [weighted_sum([{self.name: part}], {self.name: 1.0}) for part in parts if part is not None]
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
@@ -158,14 +163,12 @@ class _Run:
         """Return where documents meet: at tokens or media, or in gradients of third-party modules."""
         worst = max(map(self._shared, halves), default=0.0)
         if worst > TOLERANCE:
-            place = next((n for n in range(len(self._spans)) if self._shared([n]) > TOLERANCE), 0)
-            row, first, end = self._spans[place]
+            place = next((n for n in range(self._sides.count) if self._shared([n]) > TOLERANCE), 0)
             field = f"{self.name}, by what is another document's,"
-            return Leak(name, place, row, (first, end), field, worst, TOLERANCE, step)
+            return Leak(name, place, *self._sides.halves[0].place_of(place), field, worst, TOLERANCE, step)
         if halves and (apart := self._not_added_up(halves[0])) > _ADDED:
             than = "than those of half of the documents, and of the others, add up to"
-            row, first, end = self._spans[0]
-            return Leak(name, 0, row, (first, end), "gradients", apart, _ADDED, step, than)
+            return Leak(name, 0, *self._sides.halves[0].place_of(0), "gradients", apart, _ADDED, step, than)
         return None
 
     def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -236,13 +239,3 @@ def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[
         return _followed(output, leaves) if module is embedding else None
 
     return listening(follow)
-
-
-def _states(output: Any, frame: Frame) -> tuple[str, torch.Tensor]:
-    """The first result that has something for each token and a gradient: its name, and (rows, columns, ...)."""
-    for name, value in output.items() if isinstance(output, dict) else ():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            form = frame.form_of_output(name, value)
-            if form.of is Of.TOKEN and form.columns:
-                return name, rows_first(value, form.columns)
-    raise CannotTell("no result of it that has something for each token has a gradient")
