@@ -31,14 +31,14 @@ _FEW = 1_000_000
 def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
     """Run without noise, with gradients, in the model's precision; restore as `preserved`."""
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    device = next(model.parameters()).device.type
+    device, enabled = next(model.parameters()).device.type, enabled_in(model)
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
         in_their_own_precision(list(model.modules())),
-        preserved(model) as enabled,
+        preserved(model, enabled),
     ):
         yield enabled
 
@@ -56,15 +56,17 @@ def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 
 @contextlib.contextmanager
-def preserved(model: PreTrainedModel, noise: bool = False, checkpoints: bool = False) -> Iterator[EnabledModel | None]:
+def preserved(
+    model: PreTrainedModel, enabled: EnabledModel | None = None, noise: bool = False, checkpoints: bool = False
+) -> Iterator[None]:
     """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs, and counts of calls.
 
     Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with `checkpoints`. The model
     writes to copies of its buffers, since the graph of an earlier call may have kept those that it has. Parameters come
-    back too if a module's code may write to them: others are not copied, for they are large. Yields what autopack made
-    of the model, whose settings come back as well.
+    back too if a module's code may write to them: others are not copied, for they are large. So do settings of what is
+    `enabled`, which neither looks at padding nor tells anything meanwhile.
     """
-    modules, enabled = list(model.modules()), enabled_in(model)
+    modules = list(model.modules())
     rates = [] if noise else noise_of(model)
     counted = {} if enabled is None else enabled.tally.counted()
     settings = {} if enabled is None else {name: getattr(enabled, name) for name in _SETTINGS}
@@ -115,7 +117,7 @@ def preserved(model: PreTrainedModel, noise: bool = False, checkpoints: bool = F
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
             enabled.padding_read, enabled.is_audited = None, True
-        yield enabled
+        yield
 
 
 def _may_be_written(buffer: torch.Tensor) -> bool:

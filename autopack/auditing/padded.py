@@ -68,12 +68,17 @@ class PaddedRuns:
         if self.report.is_exact(result):
             return result
         # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
-        alone = self._alone(arguments, sides, expected)
-        if alone is not None and self._stock_reads_padding(form, expected, alone):
-            other = self._compare(name, found, alone, differentiate, unpadded)
-            if self.report.is_exact(other):
-                return other
-        return result
+        alone = self._alone(arguments, sides, expected) if self._reads_padding else None
+        other = None if alone is None else self._compare(name, found, alone, differentiate, unpadded)
+        return result if other is None or not self.report.is_exact(other) else other
+
+    @property
+    def _reads_padding(self) -> bool:
+        enabled = self.runner.enabled
+        assert enabled is not None
+        traits = enabled.traits
+        reads = traits.recurs or traits.reads_padding or traits.counts_columns
+        return reads or enabled.anatomy.has_row_dependent_rotary
 
     @torch.no_grad()
     def measure_router(self) -> ModeResult:
@@ -153,24 +158,6 @@ class PaddedRuns:
             if all(bool(each.isfinite().all()) for each in (wanted, *gradients)):
                 return gradient_error(self.runner.gradients(total), gradients)
         return None
-
-    @torch.no_grad()
-    def _stock_reads_padding(self, form: dict[str, Any], expected: _Answer, alone: _Answer) -> bool:
-        """Return True if stock's results change with tokens in padding, or padding behind."""
-        filler = self.case.filler if self.case.other_filler is None else self.case.other_filler
-        for before, other_form, other_filler in ((expected, form, filler), (alone, {**form, "side": "right"}, None)):
-            arguments, sides = self._given(other_form, other_filler)
-            try:
-                after = _answer(self.runner.stock(arguments), sides)
-            except Exception:
-                continue  # a batch of that form cannot be run, and says nothing
-            known = [
-                {n: value for n, value in one.items() if n in other and other[n].shape == value.shape}
-                for one, other in zip(before.documents, after.documents, strict=True)
-            ]
-            if max(errors_between(after.documents, known, scales_of(known)))[0] > self.report.padded_tolerance:
-                return True
-        return False
 
     def _alone(self, arguments: dict[str, Any], sides: Sides, expected: _Answer) -> _Answer | None:
         """Return the documents' results alone, in the form of a padded batch's answer."""

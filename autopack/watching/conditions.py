@@ -76,7 +76,7 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[None]:
         if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(preserved(call.module, **kept))
+        stack.enter_context(preserved(call.module, call.model, **kept))
         stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
