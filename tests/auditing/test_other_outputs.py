@@ -57,9 +57,10 @@ def build(more: Callable[[torch.Tensor], Any]) -> Any:
             output = super().forward(*args, **kwargs)
             return Output(logits=output.logits, loss=output.loss, more=more(output.logits))
 
-    model = tiny.build("llama")
-    model.__class__ = Users
-    return model
+    stock = tiny.build("llama")
+    model = Users._from_config(stock.config)
+    model.load_state_dict(stock.state_dict())
+    return model.eval()
 
 
 LEAKS: dict[str, Callable[[torch.Tensor], Any]] = {
