@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autopack import registry, tiny
-from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.compare import TOLERANCE
 from autopack.tiny import media_rows
 from compat.images import alone, compare, documents, refusal, takes_media
 from compat.standins import set_implementation

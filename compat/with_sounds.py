@@ -9,7 +9,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.compare import TOLERANCE
 from autopack.errors import AutopackError
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document

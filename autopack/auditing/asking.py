@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import empty_images, tokens_to_draw
+from autopack.auditing.compare import Fields, largest, relative_error
+from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.calls.outputs import loss_of
+from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.modules import device_of
 from autopack.inspection.randomness import normal_numbers
+from autopack.inspection.source import parameters_of
 from autopack.layout import IGNORED_LABEL
 
 _ROWS, _COLUMNS = 2, 6
@@ -42,25 +45,20 @@ Run = Callable[..., Any]
 class _Heard:
     """The result of one run with labels: its loss, and its slopes by the model's results."""
 
-    loss: float
+    loss: torch.Tensor
     slopes: tuple[torch.Tensor, ...]
 
     def differs(self, other: _Heard) -> bool:
         """Return True if two runs had different losses; a number differs from one that is none."""
-        if math.isfinite(self.loss) != math.isfinite(other.loss):
-            return True
-        if not math.isfinite(self.loss):
-            return False
-        if len(self.slopes) == len(other.slopes) != 0:
-            # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
-            pairs = [(a.double(), b.double()) for a, b in zip(self.slopes, other.slopes, strict=True)]
-            largest = max(float(max(a.abs().max(), b.abs().max())) for a, b in pairs)
-            if math.isfinite(largest) and largest > 0:
-                return max(float((a - b).abs().max()) for a, b in pairs) > _SAME * largest
-        return abs(self.loss - other.loss) > 1e-7 * max(abs(self.loss), abs(other.loss))
+        # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
+        pairs = [(one.double(), two.double()) for one, two in zip(self.slopes, other.slopes, strict=False)]
+        size = max((float(max(one.abs().max(), two.abs().max())) for one, two in pairs), default=0.0)
+        if size > 0 and math.isfinite(size) and bool(self.loss.isfinite() & other.loss.isfinite()):
+            return max(largest(one, two) for one, two in pairs) > _SAME * size
+        return relative_error(self.loss, other.loss) > 1e-7
 
 
-def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool | None:
+def first_label_counts(model: PreTrainedModel) -> bool | None:
     """Return True if the loss of a model uses the first label of a row.
 
     False for a loss that shifts labels, as causal language models do; True for one that compares
@@ -68,9 +66,13 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
     or one that no label changes. The model runs as it stands, in eval mode and, if that gives no
     loss, in train mode; ask a model that autopack has enabled inside
     `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
-    as they were. `run` calls the model, for callers that count calls.
+    as they were.
     """
-    run = _with_empty_images(model, run or model)
+    empty = empty_images(model)
+
+    def run(**given: Any) -> Any:
+        return model(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
+
     # It is not asked about the cache, of which stock raises where a class counts other layers than it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
     with left_as_found(model):
@@ -79,35 +81,15 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
             for question, labels in _questions(model, run):
                 arguments = {**question, **plain}
                 narrow = {n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
-                answer = _ask(run, narrow, labels[:, :-1].contiguous())
-                if answer is not None and _hear(run, arguments, labels) is not None:
+                answer = _ask(model, run, narrow, labels[:, :-1].contiguous())
+                if answer is not None and _hear(model, run, arguments, labels) is not None:
                     return answer
     return None
 
 
-def _with_empty_images(model: PreTrainedModel, run: Run) -> Run:
-    empty = empty_images(model)
-    return lambda **given: run(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
-
-
-def takes_both_halves(model: PreTrainedModel) -> bool:
-    """Return True if a model takes tokens for both halves, by its signature and configuration."""
-    return "decoder_input_ids" in argument_names(model) or bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def codebooks_of(model: PreTrainedModel) -> int | None:
-    """Return the tokens per column in models of audio codes (rows, columns, codebooks), or None."""
-    try:
-        embeddings = model.get_input_embeddings()
-    except NotImplementedError:
-        return None
-    return len(embeddings) if isinstance(embeddings, nn.ModuleList) else None
-
-
 def argument_names(model: nn.Module) -> set[str]:
-    """Return the argument names of a class's forwards: `(*args, **kwargs)` hides its bases'."""
-    forwards = [vars(cls)["forward"] for cls in type(model).__mro__ if cls is not nn.Module and "forward" in vars(cls)]
-    return {name for forward in forwards for name in inspect.signature(forward).parameters}
+    """Return the names of the arguments that a model takes."""
+    return set(parameters_of(type(model)).names)
 
 
 def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
@@ -119,7 +101,13 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
     picked = torch.arange(_ROWS * _COLUMNS) * 7 % len(allowed)
     tokens = allowed[picked].reshape(_ROWS, _COLUMNS).to(device_of(model))
     for arguments in _inputs(model, tokens):
-        yield from ((arguments, labels) for labels in labels_of(model, tokens, _width(run, arguments)))
+        try:
+            with torch.no_grad():
+                fields = fields_of(run(**arguments))
+        except Exception:
+            fields = {}  # arguments of this form are not taken, or not without labels
+        width = width_of(fields, (_ROWS, _COLUMNS))
+        yield from ((arguments, labels) for labels in labels_of(model, tokens, width))
 
 
 def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -> Iterator[torch.Tensor]:
@@ -129,8 +117,10 @@ def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -
     """
     labels = tokens if width is None else tokens % max(width, 2)
     yield labels
-    if (codebooks := codebooks_of(model)) is not None:
-        yield labels[..., None].expand(-1, -1, codebooks).contiguous()
+    with suppress(NotImplementedError):
+        embeddings = model.get_input_embeddings()
+        if isinstance(embeddings, nn.ModuleList):  # a token for each of several codebooks of audio
+            yield labels[..., None].expand(-1, -1, len(embeddings)).contiguous()
     yield (labels % 2).to(_dtype_of(model))
 
 
@@ -140,7 +130,7 @@ def _dtype_of(model: PreTrainedModel) -> torch.dtype:
 
 def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
     names = argument_names(model)
-    if takes_both_halves(model):
+    if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would count.
         if "input_ids" in names or not names & {"decoder_input_ids"}:
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
@@ -152,26 +142,14 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
         yield {"input_ids": tokens}
 
 
-def _width(run: Run, arguments: dict[str, Any]) -> int | None:
-    """Return the number of predicted classes per token, or None if it needs labels to tell."""
-    try:
-        with torch.no_grad():
-            output = run(**arguments)
-    except Exception:
-        return None  # arguments of this form are not taken, or not without labels
-    tensors = [part for part in tensors_of(output) if part.shape[:2] == (_ROWS, _COLUMNS) and part.dim() > 2]
-    named = getattr(output, "logits", None)
-    chosen = named if any(part is named for part in tensors) else next(iter(tensors), None)
-    return None if chosen is None else chosen.shape[-1]
+def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
+    """Return the number of classes that are predicted for each token of (rows, columns); None if that is not told."""
+    scores = {n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2}
+    named = sorted(scores, key=lambda name: name != "logits")
+    return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def tensors_of(output: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors of an output that are not nested inside its parts."""
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else [output]
-    return [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
-
-
-def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+def _ask(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
     """Return True if the first label counts: replaced or, if that does not tell, ignored."""
 
     def other(column: int) -> torch.Tensor:
@@ -192,36 +170,48 @@ def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | No
         # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
         *([(only(None), only(0), [only(1), only(2)])] if labels.device.type == "cpu" else []),
     ):
-        heard = _hear(run, arguments, plain)
-        first = heard and _hear(run, arguments, with_first)
+        heard = _hear(model, run, arguments, plain)
+        first = heard and _hear(model, run, arguments, with_first)
         if heard is None or first is None:
             continue
         if heard.differs(first):
             return True
-        rest = [_hear(run, arguments, each) for each in with_others]
+        rest = [_hear(model, run, arguments, each) for each in with_others]
         if any(each is not None and heard.differs(each) for each in rest):
             return False
     return None
 
 
-def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
+def _hear(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
     """Run with labels, from the same random state each time; return None if that gives no loss."""
     torch.manual_seed(0)
     try:
-        with warnings.catch_warnings():
-            # Torch compares shapes that do not fit by repeating one of them, and warns: those are no labels of tokens.
-            warnings.filterwarnings("error", message="Using a target size")
-            output = run(**arguments, labels=labels)
+        output = labelled(model, lambda: run(**arguments, labels=labels))
     except Exception:
         return None  # labels of this form are not taken
     loss = loss_of(output)
     if loss is None:
         return None
-    parts = [part for part in tensors_of(output) if part is not loss and part.requires_grad and part.dim()]
+    parts = [part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()]
+    parts = [part for part in parts if part.is_floating_point() and part.requires_grad]
     slopes: tuple[torch.Tensor | None, ...] = ()
     if loss.requires_grad and parts:
         slopes = torch.autograd.grad(loss, parts, allow_unused=True)
-    return _Heard(float(loss.detach()), tuple(slope for slope in slopes if slope is not None))
+    return _Heard(loss.detach(), tuple(slope for slope in slopes if slope is not None))
+
+
+def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
+    """Return what a call with labels gives; raise whatever it raises."""
+    before = getattr(model.config, "problem_type", None)
+    try:
+        with warnings.catch_warnings():
+            # Torch compares shapes that do not fit by repeating one of them, and warns: those are no labels of tokens.
+            warnings.filterwarnings("error", message="Using a target size")
+            return run()
+    finally:
+        # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
+        if getattr(model.config, "problem_type", None) != before:
+            model.config.problem_type = before
 
 
 def check_can_be_audited(model: PreTrainedModel) -> None:

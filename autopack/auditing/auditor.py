@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +20,12 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
-from autopack.auditing.fields import errors_between, fields_of, scales_of
+from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
-from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
-from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
+from autopack.auditing.packed import INFLUENCE, PackedRuns
+from autopack.auditing.padded import ROUTER, PaddedRuns
 from autopack.auditing.places import first_difference
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Runner
@@ -35,21 +36,6 @@ from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest error, relative to the standard deviation of a field alone, that counts as rounding.
-
-In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
-well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
-"""
-LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest rounding error of a loss, relative. transformers computes losses in float32, so float64
-is held to no less. In half precision they are means over tokens, closer than single logits."""
-_PADDED_TOLERANCE = TOLERANCE[torch.float32]
-"""Least tolerance of padded batches: softmax and norms mostly go through float32 in any dtype, and
-round otherwise beside padding. Documents alone and packed are alike there."""
-_GRADIENT_FACTOR = {torch.float16: 2, torch.bfloat16: 2}
-"""Tolerance of gradients, sums over tokens and layers, as a multiple of the logits'; ten in other
-dtypes. Half precision's is wide already: ten times would let everything pass."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
 """Names of all call modes."""
 TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
@@ -92,7 +78,9 @@ def audit(
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
     check_can_be_audited(base)
-    with left_as_found(base):
+    with left_as_found(base) as enabled:
+        if enabled is not None:
+            enabled.live = None  # what is watched is the user's training
         return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
@@ -123,16 +111,15 @@ class Audit:
         longer = threshold_lengths(model, lengths)
         if longer is not None:
             self.others["thresholds"] = kind(model, longer, seed)
-        self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
         if enabled is not None and not of_pair and why_not(enabled) is None:
             self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
-        self.pads = enabled is not None and enabled.options.unpad
+        pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
             **{name: name in self.others for name in ("thresholds", ALIKE)},
             ROUTER: self.case.has_router,
-            **dict.fromkeys(PADDED_MODES, self.pads),
+            **dict.fromkeys(PADDED_MODES, pads),
         }
         self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
@@ -145,53 +132,38 @@ class Audit:
             dtype=str(dtype).removeprefix("torch."),
             lengths=lengths,
             tolerance=tolerance,
-            gradient_tolerance=_GRADIENT_FACTOR.get(dtype, 10) * tolerance,
+            gradient_tolerance=GRADIENT_TOLERANCE.get(dtype, 1e-3),
             loss_tolerance=LOSS_TOLERANCE.get(dtype, 1e-3),
-            padded_tolerance=max(_PADDED_TOLERANCE, tolerance),
+            # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding.
+            padded_tolerance=max(TOLERANCE[torch.float32], tolerance),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
+        self.packed = PackedRuns(self.runner, self.case, self.others, self.report)
 
     def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
         """Run all modes and fill in the report."""
-        results: dict[tuple[str, bool], ModeResult] = {}
         by_chance: list[ModeResult] = []
-        enabled = self.runner.enabled
-        tally = None if enabled is None else enabled.tally.counted()
-        looks = (None, None) if enabled is None else (enabled.live, enabled.padding_read)
-        try:
-            if enabled is not None:
-                enabled.live = enabled.padding_read = None  # what is watched is the user's training
-                enabled.is_audited = True
-            self._find_required()
-            with torch.set_grad_enabled(self._find_reference()):
-                labels = self.labels(training)
-                before = state_of(self.model)
-                for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
-                    results[result.mode, result.training] = result
-                if self.all and True in training and state_of(self.model) != before:
-                    by_chance = self._by_chance()
-        finally:
-            if enabled is not None and tally is not None:
-                vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.live, enabled.padding_read = looks
-                enabled.is_audited = False
+        self._find_required()
+        with torch.set_grad_enabled(self._find_reference()):
+            labels = self.labels(training)
+            before = state_of(self.model)
+            results = list(self.measured(training, gradients and torch.is_grad_enabled(), labels))
+            if self.all and True in training and state_of(self.model) != before:
+                by_chance = self._by_chance()
         self.report.results.extend(by_chance)
-        for name in self.modes:
-            self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        self.report.results.extend(result for name in self.modes for result in results if result.mode == name)
         if self.doubts and self.report.dtype == "float32":
             self._measure_again(gradients)
-        if enabled is not None and self.report.packed is not None:
-            place = self._place()
-            if place is not None:
-                self.report.notes["place"] = place
-        if self.report.packed is not None and not self.case.options:
-            change = max(self.change_by_cache(train) for train in training)
-            if change > self.report.tolerance:
-                self.report.notes["cache"] = (
-                    f"stock's cache alone changes what a document gets by {change:.1e}, and packed rows have none; set "
-                    f"model.config.use_cache = False, and stock runs without it too"
-                )
+        worst = None if self.runner.enabled is None else self.report.worst_packed
+        if worst is not None and worst.failure is None and worst.mode in MODES:
+            self.model.train(worst.training)
+            case = self.others.get(worst.mode, self.case)
+            # Whatever keeps it from being told is no reason to say less than what was found.
+            with suppress(Exception):
+                place = first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
+                if place is not None:
+                    self.report.notes["place"] = place
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
@@ -229,39 +201,13 @@ class Audit:
         try:
             for drawn, value in DRAWN.items():
                 with Pinned(value):
-                    result = PackedRuns(self.runner, self.case, {}).measure("default", None, False, False, False)
+                    runs = PackedRuns(self.runner, self.case, {}, replace(self.report, notes={}, unattributed=set()))
+                    result = runs.measure("default", None, False, False)
                 if math.isfinite(result.worst) and not self.report.is_exact(result):
                     wrong.append(replace(result, mode=f"default, {drawn}"))
         except Exception as error:
             self.report.notes["branches by chance"] = f"not measured: {type(error).__name__}: {error}"
         return wrong
-
-    def _place(self) -> str | None:
-        """Return the place where the worst packed call begins to differ, or None."""
-        worst = self.report._worst_packed
-        if worst is None or worst.failure is not None or worst.mode not in MODES:
-            return None
-        self.model.train(worst.training)
-        case = self.others.get(worst.mode, self.case)
-        try:
-            return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-        except Exception:  # whatever kept it from being told is no reason to say less than what was found
-            return None
-
-    @torch.no_grad()
-    def change_by_cache(self, train: bool) -> float:
-        """Return the largest change by `use_cache=False` in stock's documents; 0 if unknown."""
-        self.model.train(train)
-        found = [0.0]
-        for case in (self.case, *self.others.values()):
-            alone = [case.by_itself(number) for number in range(len(case.documents))]
-            try:
-                cached = [fields_of(self.runner.stock(call)) for call in alone]
-                without = [fields_of(self.runner.stock({**call, "use_cache": False})) for call in alone]
-            except Exception:  # most forwards take no `use_cache` where there is no cache
-                continue
-            found += [worst for worst, _ in errors_between(without, cached, scales_of(cached))]
-        return max(found)
 
     @torch.no_grad()
     def _find_required(self) -> None:
@@ -271,10 +217,9 @@ class Audit:
         if not known or not hasattr(self.model.config, "vision_config"):
             return
         self.model.train()
-        try:
-            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
-        except Exception as error:
-            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", str(error)))
+        raised = self.raised_alone()
+        if raised is not None:
+            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", raised))
         else:
             wanted = tuple(known) if self._is_refused(()) and not self._is_refused(tuple(known)) else ()
         for case in (self.case, *self.others.values()):
@@ -302,20 +247,20 @@ class Audit:
                 "run with use_cache=False, as with labels: else they see later tokens"
             )
         first = self.raised_alone()
-        for case in cases if first is not None else ():
-            case.options = {"use_cache": False}
         if first is None:
             return True
-        if self.raised_alone() is None:
-            self.report.notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
-            return True
-        for case in cases:
-            case.options = {}
-        with torch.no_grad():
-            if self.raised_alone() is not None:
-                return True  # it does not run at all, which every mode will say
-        self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
-        return False
+        for options in ({"use_cache": False}, {}):
+            for case in cases:
+                case.options = options
+            with torch.set_grad_enabled(bool(options)):
+                raised = self.raised_alone()
+            if raised is None and options:
+                said = f"run with use_cache=False, because stock raises without: {first}"
+                self.report.notes["documents alone"] = said
+                return True
+        if raised is None:  # else it does not run at all, which every mode will say
+            self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
+        return raised is not None
 
     def raised_alone(self) -> str | None:
         try:
@@ -324,19 +269,13 @@ class Audit:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def packed_runs(self, train: bool) -> PackedRuns:
-        """Return the runs of packed rows in a training mode, and put the model into that mode."""
-        self.model.train(train)
-        if train not in self._packed:
-            self._packed[train] = PackedRuns(self.runner, self.case, self.others)
-        return self._packed[train]
-
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Return labels that the loss takes in a training mode, found before any measurement."""
         why: str | None = None
         for train in training:
+            self.model.train(train)
             try:
-                labels, said = self.packed_runs(train).find_labels()
+                labels, said = self.packed.find_labels()
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -353,44 +292,23 @@ class Audit:
                 if self.all and train and False in training and name not in TRAINED:
                     continue
                 first = not train or False not in training
-                if name in MODES:
-                    asked = differentiate and self._differentiates(name, train, training)
-                else:
-                    asked = differentiate and train
-                result = self.result(name, train, labels, asked, first and self._replaces(name), first)
-                if result is not None:
-                    yield result
-
-    def result(
-        self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
-    ) -> ModeResult | None:
-        """Return the result of one mode by `PackedRuns.measure`; None, noted, without reference."""
-        packed = self.packed_runs(train)
-        try:
-            if name in MODES:
-                result = packed.measure(name, labels, differentiate, replace, apart)
-            elif name == ROUTER:
-                result = measure_router(self.runner, self.case, labels, self.pads)
-            else:
-                judge, bound = self.report.is_exact, self.report.padded_tolerance
-                runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
-                result = runs.measure(name, differentiate)
-                self.report.notes.update(runs.notes)
-        except NoReference as reason:
-            self.report.left_out[name] = str(reason)
-            result = None
-        self.report.notes.update(packed.notes)
-        self.report.unattributed.update(packed.unattributed)
-        if packed.unknown:
-            self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
-        return result
+                self.model.train(train)
+                try:
+                    if name in MODES:
+                        asked = differentiate and self._differentiates(name, train, training)
+                        yield self.packed.measure(name, labels, asked, first and self._replaces(name))
+                        continue
+                    padded = PaddedRuns(self.packed, labels)
+                    yield padded.measure_router() if name == ROUTER else padded.measure(name, differentiate and train)
+                except NoReference as reason:
+                    self.report.left_out[name] = str(reason)
 
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):
             return False
         if name == ALIKE:  # run in evaluation alone
             return True
-        chosen = GRADIENTS & set(self.modes)
+        chosen = TRAINED & set(MODES) & set(self.modes)
         return (train or True not in training) and name in chosen if chosen else True
 
     def _replaces(self, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from autopack.auditing.cases import Call
-from autopack.layout.forms import columns_of, rows_first, stands_for_no_router
+from autopack.auditing.compare import Fields, largest
+from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z)_loss")
@@ -21,13 +22,10 @@ _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_state
 
 Losses of labels and routers are measured on their own.
 """
-_FEW = 16
-"""Least number of values whose spread tells of others of their kind."""
-_VALUES = 1 << 24
-"""Values to widen at a time: a long document's float64 logits need more memory than the model."""
 
-Fields = dict[str, torch.Tensor]
-"""Tensors of one output, or of one document, by dotted name."""
+
+_ALL = np.ones(1, dtype=bool)
+"""The choice of a document by itself."""
 
 
 class WrongShape(Exception):
@@ -78,45 +76,71 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}" if name else key, part
 
 
-class Sides:
-    """The places of documents in a batch; of a pair, in its decoder's and its encoder's."""
+class Side:
+    """One half of a batch: `owner` is the number of each token's document, (rows, columns), -1 at padding.
 
-    def __init__(self, shape: tuple[int, int], columns: list[tuple[int, torch.Tensor]], source: Sides | None = None):
-        self.shape = shape
-        self.columns = columns
-        """Row and columns of each document."""
-        self.source = source
-        self.lengths = [len(found) for _, found in columns]
-        self.order = sorted(range(len(columns)), key=lambda i: (columns[i][0], int(columns[i][1][0])))
+    `prefix` begins the names of the arguments of this half, and is empty or "decoder_".
+    """
+
+    def __init__(self, owner: np.ndarray, prefix: str = ""):
+        self.owner, self.prefix = owner, prefix
+        self.real = owner[owner >= 0]
+        self.lengths: list[int] = np.bincount(self.real).tolist()
+        self.order: list[int] = list(dict.fromkeys(self.real.tolist()))
+        """The documents as they follow one another, row after row."""
+
+    def by_document(self) -> np.ndarray:
+        """Return the `owner` of a batch with one row for each document, in their order."""
+        lengths = np.array(self.lengths)[self.order]
+        return np.where(np.arange(max(lengths)) < lengths[:, None], np.array(self.order)[:, None], -1)
+
+    def rows_of(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the rows of which the chosen documents, bool (documents,), have all."""
+        return np.array([chosen[row[row >= 0]].all() for row in self.owner])
+
+    def place_of(self, number: int) -> tuple[int, tuple[int, int]]:
+        """Return the row of a document, and its first and end column."""
+        rows, columns = np.nonzero(self.owner == number)
+        return (int(rows[0]), (int(columns[0]), int(columns[-1]) + 1)) if len(rows) else (0, (0, 0))
+
+
+def _taken(value: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    return value[torch.from_numpy(np.ascontiguousarray(mask)).to(value.device)]
+
+
+class Sides:
+    """The places of documents in a batch: its halves, of a pair its decoder's first."""
+
+    def __init__(self, halves: list[Side]):
+        self.halves = halves
+        self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
 
     @classmethod
     def of(cls, call: Call) -> Sides:
         """Return the places of the documents of a packed call."""
-        columns = [(row, torch.arange(first, end)) for row, first, end in call.spans]
-        return cls(call.shape, columns, None if call.source is None else cls.of(call.source))
+        halves = []
+        for half, prefix in ((call, "decoder_" * (call.source is not None)), (call.source, "")):
+            if half is not None:
+                owner = np.full(half.shape, -1)
+                for number, (row, first, end) in enumerate(half.spans):
+                    owner[row, first:end] = number
+                halves.append(Side(owner, prefix))
+        return cls(halves)
 
     @classmethod
-    def of_padded(cls, arguments: Mapping[str, Any], name: str = "decoder_attention_mask") -> Sides:
+    def of_padded(cls, arguments: Mapping[str, Any]) -> Sides:
         """Return the places of the documents of a padded batch, one in each row, by its masks."""
-        if name not in arguments:
-            return cls.of_padded(arguments, "attention_mask")
-        mask = arguments[name]
-        columns = [(row, real.nonzero().flatten()) for row, real in enumerate(mask.bool().cpu())]
-        source = cls.of_padded(arguments, "attention_mask") if name != "attention_mask" else None
-        return cls((mask.shape[0], mask.shape[1]), columns, source)
-
-    @property
-    def both(self) -> list[Sides]:
-        """The sides that a field may belong to."""
-        return [self] if self.source is None else [self, self.source]
+        found = {p: arguments[f"{p}attention_mask"] for p in ("decoder_", "") if f"{p}attention_mask" in arguments}
+        numbers = np.arange(len(next(iter(found.values()))))[:, None]
+        return cls([Side(np.where(mask.bool().cpu().numpy(), numbers, -1), p) for p, mask in found.items()])
 
     def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
         """Return each document's part of every field, its result alone, and fields without a split.
 
         Raises `WrongShape` for a field that does not have the form that follows from what documents have alone.
         """
-        found: list[Fields] = [{} for _ in self.columns]
-        expected: list[Fields] = [{} for _ in self.columns]
+        found: list[Fields] = [{} for _ in range(self.count)]
+        expected: list[Fields] = [{} for _ in range(self.count)]
         unknown = []
         for name, value in outputs.items():
             parts = [each[name] for each in alone if name in each]
@@ -127,8 +151,6 @@ class Sides:
                 unknown.append(name)
                 continue
             for number, (got, wanted) in enumerate(made):
-                if got.shape != wanted.shape:
-                    raise WrongShape(f"{name} of a document has shape {tuple(got.shape)}, alone {tuple(wanted.shape)}")
                 found[number][name], expected[number][name] = got, wanted
         return found, expected, unknown
 
@@ -137,23 +159,31 @@ class Sides:
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
         if value.dim() == 0 or any(part.dim() == 0 for part in alone):
             return None if any(part.dim() for part in (value, *alone)) else self._number(value, alone)
-        for side in self.both:
-            axis = columns_of(alone, [(1, n) for n in side.lengths])
-            if axis is not None and value.dim() == alone[0].dim():
-                moved = [rows_first(a, axis)[0] for a in alone]
-                return list(zip(side.per_token(name, rows_first(value, axis)), moved, strict=True))
-        for side in self.both:
-            if all(len(a) == n for a, n in zip(alone, side.lengths, strict=True)):
-                return list(zip(side.flat(name, value), alone, strict=True))
-        if all(a.shape == alone[0].shape and len(a) == 1 for a in alone):
-            if stands_for_no_router(name, value):
-                return [(value, a) for a in alone]
-            if len(value) != len(alone):
-                raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
-            back = np.argsort(self.order)
-            return [(value[int(place)], a[0]) for place, a in zip(back, alone, strict=True)]
-        if all(a.shape == value.shape for a in alone):  # of the call as a whole, and the same in each, or wrong
-            return [(value, a) for a in alone]
+        if stands_for_no_router(name, value):
+            return [(value, part) for part in alone]
+        pairs = [self.beside(name, value, number, part) for number, part in enumerate(alone)]
+        known = [pair for pair in pairs if pair is not None]
+        if len(known) == len(pairs):
+            return known
+        if all(self._alone(number).part(name, part, _ALL) is not None for number, part in enumerate(alone)):
+            wanted = ", ".join(str(tuple(part.shape)) for part in alone)
+            raise WrongShape(f"{name} has shape {tuple(value.shape)}, which is not made of those alone: {wanted}")
+        # Of the call as a whole, it is the same in each, or wrong.
+        return [(value, part) for part in alone] if all(part.shape == value.shape for part in alone) else None
+
+    def _alone(self, number: int) -> Sides:
+        """Return the places of a document by itself."""
+        return Sides([Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix) for half in self.halves])
+
+    def beside(
+        self, name: str, value: torch.Tensor, number: int, alone: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return what a document has of an output, and of one that it has alone, in the same form; None without one."""
+        chosen = np.arange(self.count) == number
+        for wanted in self._alone(number)._candidates(name, alone, _ALL):
+            for found in self._candidates(name, value, chosen):
+                if found.shape == wanted.shape:
+                    return found, wanted
         return None
 
     def _number(self, value: torch.Tensor, alone: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -162,83 +192,46 @@ class Sides:
         The mean may be over documents or over their tokens.
         """
         kept = torch.stack([part.double() for part in alone])
-        tokens = torch.tensor(self.lengths, dtype=kept.dtype, device=kept.device)
+        tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
         nearest = min(wanted, key=lambda each: largest(value.double(), each))
         return [(value, nearest.to(value.dtype))] * len(alone)
 
-    def per_token(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return each document's part of (rows, columns, ...), or of (documents, longest, ...)."""
-        if tuple(value.shape[:2]) == self.shape:
-            return [value[row, columns.to(value.device)] for row, columns in self.columns]
-        if tuple(value.shape[:2]) == (len(self.columns), max(self.lengths)):
-            places = dict(zip(self.order, value, strict=True))
-            return [places[number][:length] for number, length in enumerate(self.lengths)]
-        wanted = f"{self.shape} or {(len(self.columns), max(self.lengths))}"
-        raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted {wanted} and what a token has alone")
+    def part(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> torch.Tensor | None:
+        """Return what the chosen documents, bool (documents,), have of an output, (parts, ...).
 
-    def flat(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return each document's part of (rows * columns, ...), or of a field without padding."""
-        if len(value) == sum(self.lengths):
-            parts = dict(zip(self.order, value.split([self.lengths[number] for number in self.order]), strict=True))
-            return [parts[number] for number in range(len(self.lengths))]
-        for rows, columns in (self.shape, (len(self.columns), max(self.lengths))):
-            if len(value) == rows * columns:
-                return self.per_token(name, value.reshape(rows, columns, *value.shape[1:]))
-        wanted = self.shape[0] * self.shape[1]
-        raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted one of {wanted} tokens")
+        None if its shape does not tell.
+        """
+        return next(self._candidates(name, value, chosen), None)
 
+    def _candidates(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> Iterator[torch.Tensor]:
+        """Yield what the chosen documents may have of an output by its shape, the likeliest first."""
+        if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
+            value = value.movedim(2, 1)  # (rows, heads, columns, keys)
+        # An encoder and its decoder may have batches of one shape.
+        encoder_last = not name.startswith("encoder")
+        ordered = sorted(self.halves, key=lambda side: (side.prefix == "") is encoder_last)
+        mine = np.append(chosen, False)
+        for fewer, side in itertools.product((0, 1), ordered):  # a field of shifted labels has a column fewer
+            for grid in (side.owner, side.real[None]):  # a batch without its padding may be one row
+                yield from _of_tokens(value, mine[grid[:, : grid.shape[1] - fewer]])
+        for side in ordered:
+            for mask in (chosen[side.order], side.rows_of(chosen)):
+                if value.dim() and len(value) == len(mask):
+                    yield _taken(value, mask)
+        for side in ordered:
+            yield from _of_tokens(value, mine[side.by_document()])
 
-def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """Return the unit of each field's errors: `scale_of` all documents, 1 for whole numbers."""
-    return {
-        name: scale_of([document[name] for document in documents]) if value.is_floating_point() else 1.0
-        for name, value in documents[0].items()
-    }
-
-
-def scale_of(parts: Sequence[torch.Tensor]) -> float:
-    """Return the standard deviation of all values of some floating tensors.
-
-    A few values, such as one label of every document, may lie close together by chance; their
-    errors are relative to their size too, as rounding is. Stand-ins for minus infinity, as in
-    Chameleon's logits of image tokens, do not count.
-    """
-    count, mean, spread, largest = 0, 0.0, 0.0, 0.0
-    for chunk in (chunk for part in parts if part.numel() for chunk in chunks(part)):
-        values = chunk[chunk.abs() < torch.finfo(parts[0].dtype).max / 2]
-        if more := values.numel():
-            variance, middle = (float(each) for each in torch.var_mean(values, correction=0))
-            apart = middle - mean
-            spread += variance * more + apart**2 * count * more / (count + more)
-            count, mean = count + more, mean + apart * more / (count + more)
-            largest = max(largest, float(values.abs().max()))
-    deviation = math.sqrt(spread / max(count, 1))
-    size = math.hypot(deviation, mean) if count < _FEW else 0.0
-    return max(deviation, size) or largest or 1.0
+    def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return each document's part of an output by its shape; the whole of it, if that does not tell."""
+        found = [self.part(name, value, chosen) for chosen in np.eye(self.count, dtype=bool)]
+        return [value if part is None else part for part in found]
 
 
-def chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
-    flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
-    for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
-        yield part.double()
-
-
-def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:
-    """Return each document's largest relative difference of a field, and the field's name."""
-    return [
-        max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
-        for f, e in zip(found, expected, strict=True)
-    ]
-
-
-def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference; infinite for a number against none, or another infinity."""
-    found, expected = found.detach(), expected.detach()
-    if not found.is_floating_point():
-        found, expected = found.double(), expected.double()
-    if not found.numel():
-        return 0.0
-    value = float(torch.where(found == expected, 0.0, found - expected).abs().max())
-    return value if math.isfinite(value) else math.inf
+def _of_tokens(value: torch.Tensor, mask: np.ndarray) -> Iterator[torch.Tensor]:
+    """Yield the tokens of a mask (rows, columns) in a value with such axes, or with one of all of them."""
+    for axis in range(1, value.dim()):  # several streams of states come first
+        if value.shape[axis - 1 : axis + 1] == mask.shape:
+            yield _taken(rows_first(value, axis), mask)
+    if value.dim() and len(value) == mask.size:
+        yield _taken(value, mask.reshape(-1))

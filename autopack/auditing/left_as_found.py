@@ -11,31 +11,36 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
+from autopack.inspection.changes import only_checkpoints
 from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself, put_into
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import enabled_in
 
 _DATA = (torch.Tensor, int, float, str, type(None))
 _ABSENT = object()
+_SETTINGS = ("live", "padding_read", "is_audited", "options")
+"""Attributes of an enabled model that a run of it may be given others of."""
 _FEW = 1_000_000
 """Number of whole numbers up to which a buffer counts something, or says where something is."""
 
 
 @contextlib.contextmanager
-def left_as_found(model: PreTrainedModel) -> Iterator[None]:
-    """Run without noise, with gradients, in the model's precision; restore as `without_noise`."""
+def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
+    """Run without noise, with gradients, in the model's precision; restore as `preserved`."""
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    device = next(model.parameters()).device.type
+    device, enabled = next(model.parameters()).device.type, enabled_in(model)
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
         in_their_own_precision(list(model.modules())),
-        without_noise(model),
+        preserved(model, enabled),
     ):
-        yield
+        yield enabled
 
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
@@ -51,31 +56,35 @@ def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 
 @contextlib.contextmanager
-def without_noise(model: PreTrainedModel) -> Iterator[None]:
-    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs.
+def preserved(
+    model: PreTrainedModel, enabled: EnabledModel | None = None, noise: bool = False, checkpoints: bool = False
+) -> Iterator[None]:
+    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs, and counts of calls.
 
-    Parameters too, if a module's code may write to them: others are not copied, for they are large.
+    Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with `checkpoints`. The model
+    writes to copies of its buffers, since the graph of an earlier call may have kept those that it has. Parameters come
+    back too if a module's code may write to them: others are not copied, for they are large. So do settings of what is
+    `enabled`, which neither looks at padding nor tells anything meanwhile.
     """
     modules = list(model.modules())
-    modes = [(module, module.training) for module in modules]
-    rates = noise_of(model)
+    rates = [] if noise else noise_of(model)
+    counted = {} if enabled is None else enabled.tally.counted()
+    settings = {} if enabled is None else {name: getattr(enabled, name) for name in _SETTINGS}
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
     problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
     data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
-    written = [b for _, held in buffers for b in held.values() if b is not None and may_be_written(b)]
-    copies = [(b, _version(b), b.detach().clone()) for b in written]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     contents = Contents(model)
 
     def put_back() -> None:
+        if enabled is not None:
+            vars(enabled.tally).update(counted)
+            for name, value in settings.items():
+                setattr(enabled, name, value)
         for module, held in buffers:
             put_into(module._buffers, held)
-        for buffer, version, copied in copies:
-            if version is None or buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(copied)
         for parameter, copied in weights:
             if parameter.shape == copied.shape:  # engines that share it out may have taken it back
                 parameter.data.copy_(copied)
@@ -85,8 +94,6 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
         for module, names, before in data:
             _put_back(module, names, before)
         contents.put_back()
-        for module, mode in modes:
-            module.training = mode
         for config, kind in problem_type:
             # A loss that finds none writes its guess here.
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
@@ -95,21 +102,32 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     # A model that is left without its dropout would train without it.
     undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
+        copies: dict[int, torch.Tensor] = {}
+        for module, held in buffers:
+            few = {name: buffer for name, buffer in held.items() if buffer is not None and _may_be_written(buffer)}
+            put_into(module._buffers, {n: copies.setdefault(id(b), b.detach().clone()) for n, b in few.items()})
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         for module in modules:
             # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
-            if vars(module).get("gradient_checkpointing"):
+            if vars(module).get("gradient_checkpointing") and not (checkpoints and _checkpoints_its_way(module)):
                 module.__dict__["gradient_checkpointing"] = False
             # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
             if vars(module).get("support_avx512bf16_for_cpu"):
                 module.__dict__["support_avx512bf16_for_cpu"] = False
+        if enabled is not None:
+            enabled.padding_read, enabled.is_audited = None, True
         yield
 
 
-def may_be_written(buffer: torch.Tensor) -> bool:
+def _may_be_written(buffer: torch.Tensor) -> bool:
     """Return False for many whole numbers, which are weights of a quantised layer and not copied for their size."""
     return buffer.is_floating_point() or buffer.numel() <= _FEW
+
+
+def _checkpoints_its_way(module: nn.Module) -> bool:
+    function = vars(module).get("_gradient_checkpointing_func")
+    return function is not None and not only_checkpoints(function)
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
@@ -118,10 +136,6 @@ def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
     found = [module for module in modules if type(module) in writing]
     held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
     return list({id(p): p for p in held if not p.is_meta}.values())
-
-
-def _version(buffer: torch.Tensor) -> int | None:
-    return None if buffer.is_inference() else buffer._version  # those count no changes
 
 
 def _data_of(module: nn.Module) -> dict[str, Any]:

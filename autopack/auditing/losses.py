@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, first_label_counts, labels_of, loss_of
+from autopack.auditing.asking import argument_names, first_label_counts, labelled, labels_of, width_of
 from autopack.auditing.cases import Call, Case
-from autopack.auditing.fields import Fields, Sides
+from autopack.auditing.compare import Fields
+from autopack.auditing.fields import Side, Sides
+from autopack.auditing.running import Runner
+from autopack.calls.outputs import loss_of
 from autopack.layout import IGNORED_LABEL
 
 LABELS = ("labels", "start_positions", "end_positions")
-Run = Callable[[dict[str, Any]], Any]
-"""A function that runs stock with arguments; raises whatever it raises."""
 
 
 @dataclass
@@ -38,13 +38,10 @@ class Labels:
 
     def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
         """Return the labels of a packed call; per-token ones of one document `only` if asked."""
-        sides = Sides.of(call)
+        side = Sides.of(call).halves[0]
         if not self.per_token:
-            return {
-                name: torch.cat([self.alone[number % len(self.alone)][name] for number in sides.order])
-                for name in self.alone[0]
-            }
-        return self._of_tokens(sides, int(self.ignore_first), only)
+            return {name: self._of_documents(name, side) for name in self.alone[0]}
+        return self._of_tokens(side, int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
         """Return the labels of a padded batch of the documents; labels of padding are ignored.
@@ -52,32 +49,32 @@ class Labels:
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
         too.
         """
-        if not self.per_token:
-            starts = torch.stack([columns[0] for _, columns in sides.columns])
-            together = {name: torch.cat([each[name] for each in self.alone]) for name in self.alone[0]}
-            if "start_positions" in together:
-                return {name: value + starts.to(value.device) for name, value in together.items()}
-            return together
-        return self._of_tokens(sides, int(predicted and self.shifts))
+        side = sides.halves[0]
+        if self.per_token:
+            return self._of_tokens(side, int(predicted and self.shifts))
+        together = {name: self._of_documents(name, side) for name in self.alone[0]}
+        if "start_positions" in together:
+            starts = torch.from_numpy((side.owner >= 0).argmax(1))
+            return {name: value + starts.to(value.device) for name, value in together.items()}
+        return together
 
-    def _of_tokens(self, sides: Sides, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+    def _of_documents(self, name: str, side: Side, only: int | None = None) -> torch.Tensor:
+        parts = [(number, self.alone[number % len(self.alone)][name]) for number in side.order]
+        ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
+        return torch.cat([part if only in (None, number) else ignored for number, part in parts])
+
+    def _of_tokens(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
         """Return labels at documents' tokens in a batch, but for each one's first `skipped`.
 
         Labels of one per document are beside them.
         """
         (name,) = (name for name, value in self.alone[0].items() if value.dim() > 1)
         example = self.alone[0][name]
-        found: dict[str, torch.Tensor] = {}
-        for other in self.alone[0].keys() - {name}:
-            parts = [(number, self.alone[number % len(self.alone)][other]) for number in sides.order]
-            ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
-            found[other] = torch.cat([part if only in (None, number) else ignored for number, part in parts])
-        labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
-        for number, (row, columns) in enumerate(sides.columns):
-            if only in (None, number):
-                given = self.alone[number % len(self.alone)][name]
-                labels[row, columns[skipped:].to(labels.device)] = given[0, skipped:]
-        return {name: labels, **found}
+        labels = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
+        for number in side.order if only is None else [only]:
+            row, (first, end) = side.place_of(number)
+            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
+        return {name: labels} | {n: self._of_documents(n, side, only) for n in self.alone[0].keys() - {name}}
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
@@ -88,35 +85,23 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
     return [mean, torch.stack([loss for loss, _ in terms]).sum()]
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the relative difference of two losses; 0 if neither is a number (no terms)."""
-    one, other = float(found.detach()), float(expected.detach())
-    if one == other or (one != one and other != other):
-        return 0.0
-    return abs(one - other) / max(abs(other), 1e-12)
-
-
 def find_labels(
-    model: PreTrainedModel,
-    case: Case,
-    alone: list[Fields],
-    stock: Run,
-    ignore_boundaries: bool,
-    call: Callable[..., Any] | None = None,
+    runner: Runner, case: Case, alone: list[Fields], ignore_boundaries: bool
 ) -> tuple[Labels | None, str | None]:
     """Return labels that stock's loss takes for documents alone, or the reason why there are none.
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as
-    collators do for stock. `call` calls the model, for callers that count calls.
+    collators do for stock. Enter `runner.as_stock` first.
     """
+    model = runner.model
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
     def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
         given = {**case.by_itself(number), **made[number], **case.without_router}
-        return _refusal(model, lambda: stock(given))
+        return _refusal(model, lambda: runner.stock(given))
 
-    counts_first = first_label_counts(model, call)
+    counts_first = first_label_counts(model)
     said: str | None = None
     if counts_first is not None:
         for made in _per_token(model, case, alone):
@@ -141,35 +126,14 @@ def find_labels(
 
 def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
     """Return stock's objection to a call with labels; None if it gives a loss."""
-    before = getattr(model.config, "problem_type", None)
     try:
-        with warnings.catch_warnings():
-            # Torch compares shapes that do not fit by repeating one of them, and warns.
-            warnings.filterwarnings("error", message="Using a target size")
-            loss = loss_of(run())
+        return "it gives no loss" if loss_of(labelled(model, run)) is None else None
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    finally:
-        # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
-        if getattr(model.config, "problem_type", None) != before:
-            model.config.problem_type = before
-    return "it gives no loss" if loss is None else None
-
-
-def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | None:
-    """Return the number of classes that are predicted for each token, or for each row."""
-    named = sorted(alone[0], key=lambda name: name != "logits")
-    for name in named:
-        parts = [fields[name] for fields in alone]
-        of_tokens = all(p.dim() > 2 and p.shape[:2] == (1, n) for p, n in zip(parts, lengths, strict=True))
-        of_rows = all(p.dim() == 2 and p.shape == parts[0].shape and len(p) == 1 for p in parts)
-        if of_tokens if per_token else of_rows:
-            return parts[0].shape[-1]
-    return None
 
 
 def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
-    width = _width(alone, case.lengths, per_token=True)
+    width = width_of(alone[0], (1, case.lengths[0]))
     for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
         yield [{"labels": labels} for labels in form]
 
@@ -185,7 +149,9 @@ def _of_both(case: Case) -> list[dict[str, torch.Tensor]]:
 
 
 def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
-    width = _width(alone, case.lengths, per_token=False)
+    named = sorted(alone[0], key=lambda name: name != "logits")
+    shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
+    width = next((shape[1] for shape, *others in shapes if not others and len(shape) == 2 and shape[0] == 1), None)
     numbers = torch.arange(len(case.documents), device=case.device)
     if width is not None:
         dtype = next(iter(alone[0].values())).dtype

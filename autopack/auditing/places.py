@@ -8,55 +8,102 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from autopack.auditing.cases import Call, Case
-from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
+from autopack.auditing.compare import Fields, errors_between, scales_of
+from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.running import Runner
 
 _LIBRARY = "transformers."
+Heard = dict[tuple[str, int], tuple[Fields, Fields]]
+"""Inputs and outputs of a model's modules, by their names and numbers of calls, in the order in which they end."""
+
+
+@contextmanager
+def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator[None]:
+    """Call a hook with every module that this thread runs, its arguments by place or name, and its output.
+
+    It is a global hook of the process: a model would be looked at again for one on a module.
+    """
+    thread = threading.get_ident()
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return hook(module, {**dict(enumerate(args)), **kwargs}, output) if threading.get_ident() == thread else None
+
+    handle = register_module_forward_hook(called, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def heard(model: nn.Module, run: Callable[[], Any], keep: Callable[[Fields], Fields]) -> Heard:
+    """Return what is to `keep` of what modules are given and give back in a run."""
+    names = {module: name for name, module in model.named_modules()}
+    ended: Counter[nn.Module] = Counter()
+    found: Heard = {}
+
+    def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
+        if module in names:
+            found[names[module], ended[module]] = keep(fields_of(given)), keep(fields_of(output))
+            ended[module] += 1
+
+    with listening(note):
+        run()
+    return found
+
+
+def first_that_differs(runs: list[Heard], differs: Callable[[list[Fields]], bool | None]) -> str | None:
+    """Return the name of the first module whose outputs differ between runs and whose inputs do not; None if none.
+
+    `differs` gets the fields of each run, and returns None if they cannot be compared.
+    """
+    for key in runs[0]:
+        given, output = ([run[key][side] if key in run else {} for run in runs] for side in (0, 1))
+        if differs(output) and differs(given) is False:
+            return key[0]
+    return None
 
 
 def first_difference(runner: Runner, case: Case, call: Call, bound: float) -> str | None:
     """Return the first module that changes a document's results by more than `bound`.
 
-    Modules come in the order in which they end. If the module's inputs differ already, the module
-    around it counts. In words, with the place of its forward; None if no module can be compared.
+    In words, with the place of its forward; None if no module can be compared.
     """
+
+    def keep(fields: Fields) -> Fields:
+        return {name: value.detach().clone() for name, value in fields.items()}
+
     with torch.no_grad():
-        packed = _Heard(runner.model, lambda: runner.model(**case.given(call)))
-        alone = [
-            _Heard(runner.model, partial(runner.stock, case.alone(call, number))) for number in range(len(call.spans))
-        ]
+        packed = heard(runner.model, lambda: runner.model(**case.given(call)), keep)
+        numbers = range(len(call.spans))
+        alone = [heard(runner.model, partial(runner.stock, case.alone(call, number)), keep) for number in numbers]
     sides = Sides.of(call)
 
-    def differs(found: Fields, by_itself: list[Fields]) -> bool:
+    def differs(found: list[Fields]) -> bool | None:
         try:
-            got, expected, _ = sides.split(found, by_itself)
-            return any(expected) and max(errors_between(got, expected, scales_of(expected)))[0] > bound
+            got, expected, _ = sides.split(found[0], found[1:])
+            return max(errors_between(got, expected, scales_of(expected)))[0] > bound if any(expected) else None
         except (WrongShape, RuntimeError, ValueError, IndexError):
-            return False  # it was run on something else than the row
+            return None  # it was run on something else than the row
 
-    for key, outputs in packed.given_back.items():
-        if not differs(outputs, [heard.given_back.get(key, {}) for heard in alone]):
-            continue
-        name, number = key
-        while name and differs(packed.taken[name, number], [heard.taken.get((name, number), {}) for heard in alone]):
-            name, number = name.rpartition(".")[0], 0
-            while name and (name, 0) not in packed.taken:  # a list of modules is not called
-                name = name.rpartition(".")[0]
-        module = runner.model.get_submodule(name)
-        place = place_of(module)
-        return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
-    return None
+    name = first_that_differs([packed, *alone], differs)
+    if not name:
+        return None
+    module = runner.model.get_submodule(name)
+    place = place_of(module)
+    return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
 
 
 def place_of(module: nn.Module) -> str | None:
@@ -74,33 +121,3 @@ def raised_at(error: BaseException) -> str | None:
             found = f"{name}, line {step.tb_lineno}"
         step = step.tb_next
     return found
-
-
-class _Heard:
-    """The inputs and outputs of a model's modules in a run, by their names and numbers of calls.
-
-    `given_back` is in the order in which they end. The hooks are global ones of the process: a hook
-    on a module of an enabled model would be treated as third-party.
-    """
-
-    def __init__(self, model: nn.Module, run: Callable[[], Any]):
-        self.taken: dict[tuple[str, int], Fields] = {}
-        self.given_back: dict[tuple[str, int], Fields] = {}
-        self._names = {id(module): name for name, module in model.named_modules() if name}
-        begun: Counter[str] = Counter()
-        ended: Counter[str] = Counter()
-        handles = [
-            register_module_forward_pre_hook(lambda module, given: self._keep(self.taken, begun, module, given)),
-            register_module_forward_hook(lambda module, _, output: self._keep(self.given_back, ended, module, output)),
-        ]
-        try:
-            run()
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _keep(self, found: dict[tuple[str, int], Fields], calls: Counter[str], module: nn.Module, value: Any) -> None:
-        name = self._names.get(id(module))
-        if name is not None:
-            found[name, calls[name]] = {n: tensor.detach().clone() for n, tensor in fields_of(value).items()}
-            calls[name] += 1

@@ -136,15 +136,14 @@ class LeakReport:
     @property
     def packed(self) -> str | None:
         """The reason, in words, why packed calls without labels are not exact; None if they are."""
-        worst = self._worst_packed
+        worst = self.worst_packed
         if worst is None:
             return None
         said = self._words(worst)
-        notes = [self.notes[name] for name in ("place", "cache") if name in self.notes]
-        return f"{said} ({'; '.join(notes)})" if notes else said
+        return f"{said} ({self.notes['place']})" if "place" in self.notes else said
 
     @property
-    def _worst_packed(self) -> ModeResult | None:
+    def worst_packed(self) -> ModeResult | None:
         """The worst of the inexact packed calls, whatever their loss is; None if all are exact."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
         return max(wrong, key=lambda r: r.worst) if wrong else None

@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.fields import Fields
-from autopack.auditing.gradients import Gradients, gradients
+from autopack.auditing.compare import Fields
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
@@ -41,9 +40,11 @@ class Runner:
             forget_lengths(self._rotaries)
             return self.run(**arguments)
 
-    def gradients(self, total: torch.Tensor) -> Gradients:
-        """Return the gradients of a sum by all trained parameters."""
-        return Gradients(gradients(total, self.parameters()))
+    def gradients(self, total: torch.Tensor) -> list[torch.Tensor]:
+        """Return the gradients of a sum by all trained parameters; zero where one has none."""
+        # Documents alone are in the graphs of several call modes.
+        given = self.parameters()
+        return list(torch.autograd.grad(total, given, retain_graph=True, allow_unused=True, materialize_grads=True))
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained parameters."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.cases import empty_images
+from autopack.auditing.compare import TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.code import ModelCode

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.compare import TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
 from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import callable_part

@@ -6,15 +6,13 @@ makes results for tokens, of text alone; of others the twin tells.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
-from autopack.auditing.fields import Fields, chunks, fields_of, scale_of
+from autopack.auditing.compare import TOLERANCE, Fields, error_by_token, relative_error
+from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.running import forget_lengths
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
@@ -27,115 +25,140 @@ from autopack.layout.forms import holds_tensors
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope
-from autopack.watching.conditions import Runs, precisions, unnoticed
-from autopack.watching.owners import CannotTell, Side, count_of, part_of, sides_of
-from autopack.watching.replaced import how_far, routes
+from autopack.watching.conditions import Difference, Runs, precisions, unnoticed
+from autopack.watching.owners import CannotTell, sides_of
+from autopack.watching.replaced import routes
 from autopack.watching.schedule import is_padded
 
 _TOLERANCE = {**TOLERANCE, torch.float64: 1e-5}
 """A good part of the models in float64 casts to float32 in code of its own."""
+_LOSS_TOLERANCE = 1e-3
+"""Of losses, where it is not larger for results."""
 _OTHER_CHOICES = 0.1
 """Share of tokens that may have another whole number, such as that of their likeliest class, by rounding."""
 _OTHER_EXPERTS = 0.1
 """Median error of tokens up to which rounding may have chosen other experts for a few of them."""
+_TOGETHER = 3
+"""Runs of each rank that gathers parameters together with others."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The part of a call that differs the most from stock, relative to its standard deviation."""
+def beside_stock(call: Call, losses: bool = False, packs: bool = True, together: bool = False) -> Difference:
+    """Return the largest difference of a call to what stock gives. Raises `CannotTell`.
 
-    name: str
-    error: float
-    tolerance: float
-    document: int
-
-
-def of_packed(call: Call, losses: bool) -> Difference:
-    """Return the largest difference of the last and the first document to what stock gives them alone.
-
-    With `losses` also that of their loss, for which the call runs with the labels of one document. Raises `CannotTell`.
+    Of packed rows these are the last and the first document alone, with `losses` their losses too, for which the call
+    runs with the labels of one document; of a padded batch without its padding it is the batch. Of ranks that gather
+    parameters `together` each runs equally often, whatever it has, also where its call does not pack.
     """
-    side = _side_of_packed(call)
-    with unnoticed(call.module, call.model), precisions() as dtypes:
+    with unnoticed(call), precisions() as dtypes:
         compared = _Compared(call)
-        packed = compared.runs(call.arguments)
-        for number in _last_and_first(side):
+        try:
+            if not packs:
+                raise CannotTell("the call packed nothing")
+            compare = compared.padded if is_padded(call) else compared.packed
+            arguments, found = compare(losses)
+        finally:
+            compared.runs.fill_up(_TOGETHER if together else 0)
+        worst = compared.worst(dtypes)
+        if worst.excess > 1 and not together and compared.runs.moved(worst.name, found, arguments) > 1:
+            raise CannotTell(f"{worst.name} is another one in each run")
+        return worst
+
+
+class _Compared:
+    """Fields of a call beside those of stock."""
+
+    def __init__(self, call: Call):
+        self._call, self.runs = call, Runs(call)
+        self._found: list[tuple[str, torch.Tensor, bool, int]] = []
+        self._losses: list[tuple[float, int]] = []
+
+    def packed(self, losses: bool) -> tuple[dict[str, Any], Fields]:
+        """Compare the last and the first document of packed rows; return the call's arguments and its results."""
+        call, sides = self._call, _sides_of_packed(self._call)
+        found = self.runs.fields(call.arguments)
+        for number in dict.fromkeys((sides.count - 1, 0)):
             before = state_of(call.module)
-            alone = compared.stock(_cut(call, side, number))
+            alone = self._stock(_cut(call, sides, number))
             if state_of(call.module) != before:
                 raise CannotTell("its forward draws random numbers that autopack cannot switch off")
-            compared.add_document(packed, alone, side, number)
+            for name, value in fields_of(alone).items():
+                pair = sides.beside(name, found[name], number, value) if name in found else None
+                if pair is not None:
+                    self._add(name, *pair, number)
             if losses and _has_a_loss_of_its_own(call):
-                compared.add_loss(call, side, number, alone)
-        return compared.worst(dtypes, call.arguments, packed)
+                labels = call.arguments["labels"]
+                kept = torch.from_numpy(sides.halves[0].owner == number).to(labels.device)
+                given = {name: value for name, value in call.arguments.items() if name != _ITEMS}
+                given["labels"] = labels.masked_fill(~kept, call.ignored_label)
+                self._add_loss(self.runs(given), alone, number)
+        return call.arguments, found
+
+    def padded(self, losses: bool) -> tuple[dict[str, Any], Fields]:
+        """Compare a padded batch with itself; return its arguments, as stock gets them, and its results."""
+        call = self._call
+        if call.model.traits.counts_images and media.given(call.arguments):
+            raise CannotTell("stock numbers its images by rows")
+        _refuse_exchanges(call)
+        if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
+            raise CannotTell("what stock gives depends on where padding stands")
+        sides, arguments = sides_of(call), _without_labels_behind_padding(call)
+        output, wanted = self.runs(arguments), self._stock(arguments)
+        found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
+        for name, value in fields_of(wanted).items():
+            if name in found:
+                one, other = (sides.part(name, each, everybody) for each in (found[name], value))
+                if one is None or other is None:  # what is nobody's
+                    one, other = found[name].reshape(1, -1), value.reshape(1, -1)
+                self._add(name, one, other, 0)
+        self._add_loss(output, wanted, 0)
+        return arguments, found
+
+    def _stock(self, arguments: dict[str, Any]) -> Any:
+        """Return stock's output of a call, whatever ran before it."""
+        with scope.stock(self._call.model):
+            forget_lengths(row_dependent_rotaries(self._call.module))
+            try:
+                return self.runs(arguments)
+            except CannotTell:
+                raise
+            except Exception:  # of a row without its padding some types make no cache
+                return self.runs({**arguments, "use_cache": False})
+
+    def _add(self, name: str, one: torch.Tensor | None, other: torch.Tensor | None, number: int) -> None:
+        if one is not None and other is not None and one.shape == other.shape and other.numel():
+            self._found.append((name, error_by_token(one, other), other.is_floating_point(), number))
+
+    def _add_loss(self, output: Any, wanted: Any, number: int) -> None:
+        found, loss = loss_of(output), loss_of(wanted)
+        if found is not None and loss is not None and bool(loss.isfinite()):
+            self._losses.append((relative_error(found, loss, least=1.0), number))
+
+    def worst(self, dtypes: set[torch.dtype]) -> Difference:
+        """Return the part that differs the most, by its tolerance. Raises `CannotTell`."""
+        tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
+        found = [Difference("loss", gap, max(tolerance, _LOSS_TOLERANCE), number) for gap, number in self._losses]
+        for name, errors, is_floating, number in self._found:
+            error = float(errors.max())
+            # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
+            error *= is_floating or float(errors.mean()) > _OTHER_CHOICES or len(errors) == 1
+            if error > tolerance and routes(self._call.module) and float(errors.median()) <= _OTHER_EXPERTS:
+                raise CannotTell("rounding may have chosen other experts for some tokens")
+            found.append(Difference(name, error, tolerance, number))
+        if not found:
+            raise CannotTell("no part of its output can be compared with what a document gets alone")
+        return max(found, key=lambda each: each.excess)
 
 
-def of_ranks(call: Call, packs: bool) -> Difference:
-    """Do the same on a rank that gathers parameters together with others, in three runs. Raises `CannotTell`.
-
-    A rank whose call cannot be compared, or does not pack, runs it once as it came and twice as stock.
-    """
-    padded, side, reason = is_padded(call), None, None
-    todo: list[tuple[int, dict[str, Any]]] = [(0, call.arguments)] * 2
-    try:
-        if not packs:
-            raise CannotTell("the call packed nothing")
-        if padded:
-            _refuse_padded(call)
-            todo = [(0, _without_labels_behind_padding(call))] * 2
-        else:
-            side = _side_of_packed(call)
-            todo = [(number, _cut(call, side, number)) for number in (count_of([side]) - 1, 0)]
-    except CannotTell as found:
-        reason = found
-    with unnoticed(call.module, call.model), precisions() as dtypes:
-        compared = _Compared(call)
-        output = compared.runs(todo[0][1] if padded else call.arguments)
-        for number, arguments in todo:
-            wanted = compared.stock(arguments)
-            if reason is None and side is not None:
-                compared.add_document(output, wanted, side, number)
-            elif reason is None:
-                compared.add_batch(output, wanted)
-    if reason is not None:
-        raise reason
-    return compared.worst(dtypes)
-
-
-def _side_of_packed(call: Call) -> Side:
+def _sides_of_packed(call: Call) -> Sides:
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or media.given(call.arguments):
         raise CannotTell("it is no plain call of packed rows")
     _refuse_exchanges(call)
     if call.entry.uses_positions and not _counts_from_the_first(call, layout):
         raise CannotTell("its documents have positions of their own")
-    return sides_of(call)[0]
-
-
-def _last_and_first(side: Side) -> list[int]:
-    return list(dict.fromkeys((count_of([side]) - 1, 0)))
-
-
-def _refuse_padded(call: Call) -> None:
-    if call.model.traits.counts_images and media.given(call.arguments):
-        raise CannotTell("stock numbers its images by rows")
-    _refuse_exchanges(call)
-    if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
-        raise CannotTell("what stock gives depends on where padding stands")
-    sides_of(call)
-
-
-def of_padded(call: Call) -> Difference:
-    """Return the largest difference of a padded batch without its padding to what stock makes of the batch."""
-    _refuse_padded(call)
-    arguments = _without_labels_behind_padding(call)
-    with unnoticed(call.module, call.model), precisions() as dtypes:
-        compared = _Compared(call)
-        found, wanted = compared.runs(arguments), compared.stock(arguments)
-        compared.add_batch(found, wanted)
-        return compared.worst(dtypes, arguments, found)
+    return Sides(sides_of(call).halves[:1])
 
 
 def _refuse_exchanges(call: Call) -> None:
@@ -150,98 +173,6 @@ def _strips(call: Call) -> bool:
     return not reads or (call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary)
 
 
-class _Compared:
-    """Fields of a call beside those of stock."""
-
-    def __init__(self, call: Call):
-        self._call, self.runs = call, Runs(call)
-        self._found: list[tuple[str, torch.Tensor, bool, int]] = []
-        self.losses: list[tuple[float, int]] = []
-
-    def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return stock's output of a call, whatever ran before it."""
-        with scope.stock(self._call.model):
-            forget_lengths(row_dependent_rotaries(self._call.module))
-            try:
-                return self.runs(arguments)
-            except CannotTell:
-                raise
-            except Exception:  # of a row without its padding some types make no cache
-                return self.runs({**arguments, "use_cache": False})
-
-    def add_document(self, packed: Any, alone: Any, side: Side, number: int) -> None:
-        """Compare what a document has in a packed output with what it has alone."""
-        mine, every = np.arange(count_of([side])) == number, np.ones(1, dtype=bool)
-        whole = Side(np.zeros((1, int((side.owner == number).sum())), dtype=int))
-        self.add(fields_of(packed), fields_of(alone), [[side], [whole]], [mine, every], number)
-
-    def add_batch(self, found: Any, wanted: Any) -> None:
-        """Compare all of a padded batch in two outputs."""
-        sides = sides_of(self._call)
-        everybody = np.ones(count_of(sides), dtype=bool)
-        self.add(fields_of(found), fields_of(wanted), [sides, sides], [everybody, everybody], 0, whole=True)
-        losses = loss_of(found), loss_of(wanted)
-        if losses[0] is not None and losses[1] is not None and bool(losses[1].isfinite()):
-            self.losses.append((_gap_of_losses(losses[0], losses[1]), 0))
-
-    def add(
-        self,
-        found: Fields,
-        wanted: Fields,
-        sides: list[list[Side]],
-        chosen: list[np.ndarray],
-        number: int,
-        whole: bool = False,
-    ) -> None:
-        """Compare what the chosen documents have in two outputs; with `whole` also what is nobody's."""
-        for name, value in wanted.items():
-            if name not in found:
-                continue
-            parts = [part_of(s, name, v, c) for s, v, c in zip(sides, (found[name], value), chosen, strict=True)]
-            if None in parts and whole:
-                parts = [found[name].reshape(1, -1), value.reshape(1, -1)]
-            one, other = parts
-            if one is not None and other is not None and one.shape == other.shape and other.numel():
-                self._found.append((name, error_by_token(one, other), other.is_floating_point(), number))
-
-    def add_loss(self, call: Call, side: Side, number: int, alone: Any) -> None:
-        """Compare the loss of a call in which nothing but one document is labelled with its loss alone."""
-        labels = call.arguments["labels"]
-        kept = torch.from_numpy(side.owner == number).to(labels.device)
-        given = {name: value for name, value in call.arguments.items() if name != _ITEMS}
-        given["labels"] = labels.masked_fill(~kept, call.ignored_label)
-        found, wanted = loss_of(self.runs(given)), loss_of(alone)
-        if found is not None and wanted is not None and bool(wanted.isfinite()):
-            self.losses.append((_gap_of_losses(found, wanted), number))
-
-    def worst(
-        self, dtypes: set[torch.dtype], arguments: dict[str, Any] | None = None, output: Any = None
-    ) -> Difference:
-        """Return the part that differs the most, by its tolerance. Raises `CannotTell`.
-
-        Also if another run with the `arguments` of an `output` gives another one; ranks make no run more.
-        """
-        tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
-        of_losses = max(tolerance, *(LOSS_TOLERANCE.get(dtype, 1e-3) for dtype in dtypes), 1e-3)
-        found = [Difference("loss", gap, of_losses, number) for gap, number in self.losses]
-        for name, errors, is_floating, number in self._found:
-            error = float(errors.max())
-            # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
-            error *= is_floating or float(errors.mean()) > _OTHER_CHOICES or len(errors) == 1
-            if error > tolerance and routes(self._call.module) and float(errors.median()) <= _OTHER_EXPERTS:
-                raise CannotTell("rounding may have chosen other experts for some tokens")
-            found.append(Difference(name, error, tolerance, number))
-        if not found:
-            raise CannotTell("no part of its output can be compared with what a document gets alone")
-        worst = max(found, key=lambda each: each.error / each.tolerance)
-        first = None if arguments is None else fields_of(output).get(worst.name)
-        if arguments is not None and worst.error > worst.tolerance and first is not None:
-            again = self.runs.fields(arguments).get(worst.name)
-            if again is not None and how_far(worst.name, first, again).excess > 1:
-                raise CannotTell(f"{worst.name} is another one in each run")
-        return worst
-
-
 def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
     starts = layout.first_positions
     real = slice(None) if layout.is_padding is None else ~layout.is_padding
@@ -249,21 +180,18 @@ def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
     return begins and layout.largest_positions is None
 
 
-def _cut(call: Call, side: Side, number: int) -> dict[str, Any]:
+def _cut(call: Call, sides: Sides, number: int) -> dict[str, Any]:
     """Return the arguments of one document alone. Raises `CannotTell`."""
-    row, (first, end) = side.place_of(number)
+    shape, (row, (first, end)) = sides.halves[0].owner.shape, sides.halves[0].place_of(number)
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         counted = name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
         if name in _NOT_ALONE and not counted:
             continue
         if isinstance(value, torch.Tensor) and value.numel() > 1:
-            if value.shape[:2] == side.owner.shape:
-                value = value[row : row + 1, first:end]
-            elif value.dim() > 1 and (value.shape[0], value.shape[1]) == (1, side.owner.shape[1]):
-                value = value[:, first:end]
-            else:
+            if value.shape[:2] not in (shape, (1, shape[1])):
                 raise CannotTell(f"what of {name} belongs to which document is not known")
+            value = value.expand(shape[0], *value.shape[1:])[row : row + 1, first:end]
         elif holds_tensors(value):
             raise CannotTell(f"what of {name} belongs to which document is not known")
         found[name] = value
@@ -295,23 +223,3 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
             if isinstance(labels := found.get(name), torch.Tensor):
                 found[name] = labels.masked_fill(hidden.to(labels.device), call.ignored_label)
     return found
-
-
-def _gap_of_losses(found: torch.Tensor, alone: torch.Tensor) -> float:
-    gap = (found - alone).abs().double() / max(1.0, float(alone.abs()))
-    return float(gap.nan_to_num(math.inf, posinf=math.inf))
-
-
-def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the error at each token of two tensors (tokens, ...), relative to the deviation of `expected`: (tokens,).
-
-    It is the root mean square over the channels of a token, in which rounding, other than leaked context, does not grow
-    with their number. Infinite where one is no number and the other is. Of whole numbers it is 1 where they differ.
-    """
-    if not expected.is_floating_point():
-        return (found != expected).reshape(len(expected), -1).any(1).double()
-    errors = []
-    for one, other in zip(chunks(found), chunks(expected), strict=True):
-        same = (one == other) | (one.isnan() & other.isnan())
-        errors.append((one - other).masked_fill_(same, 0.0).square_().mean(1).sqrt_())
-    return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / scale_of([expected])

@@ -2,85 +2,87 @@
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from autopack.auditing.fields import Fields, fields_of
-from autopack.auditing.left_as_found import may_be_written, noise_of, without_noise
+from autopack.auditing.compare import TOLERANCE, Fields, is_sane, largest, scale_of
+from autopack.auditing.fields import fields_of
+from autopack.auditing.left_as_found import preserved
+from autopack.auditing.places import listening
 from autopack.calls.call import Call
 from autopack.inspection import torches
-from autopack.inspection.fingerprint import only_checkpoints
 from autopack.inspection.randomness import afterwards, drawing_nothing
-from autopack.runtime.model import EnabledModel
 
-_CHECKPOINTS = "gradient_checkpointing"
+_ROUNDINGS = 4.0
+"""Roundings of a field's dtype, at its largest value, by which what nobody touched may move.
+
+All but three of 256 types stay the same to the bit; two mixtures of experts and Reformer are within it.
+"""
+_TENTH = 0.1
+"""Share of what an audit takes for rounding that is allowed as well: convolutions of some shapes round by their
+neighbours (Winograd's way), and layers behind them make more of it."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The part of a call that differs the most from another run."""
+
+    name: str
+    error: float = math.inf
+    """In standard deviations of the field."""
+    tolerance: float = 0.0
+    """What is allowed, in the same unit."""
+    document: int = 0
+    """First document that differs."""
+    half: int = 0
+    """Number of the half of the documents that were replaced."""
+    module: str = ""
+    """Module in which it begins, if that is known."""
+
+    @property
+    def excess(self) -> float:
+        """The error as a multiple of what is allowed."""
+        return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
+
+
+def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
+    """Return how far the same part of a field is apart in two runs with the same shapes."""
+    if torch.equal(one, two):
+        return Difference(name, 0.0)
+    if one.shape != two.shape or not one.is_floating_point():
+        return Difference(name, 1.0 if one.shape == two.shape else math.inf)
+    nothing = one.isnan() & two.isnan()
+    error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
+    sane = one[is_sane(one, one.dtype)].abs()
+    rounding = _ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    return Difference(name, error / scale, max(rounding, _TENTH * TOLERANCE.get(one.dtype, 0.0)))
 
 
 @contextmanager
-def unnoticed(
-    model: PreTrainedModel, enabled: EnabledModel, noise: bool = False, checkpoints: bool = False
-) -> Iterator[None]:
-    """Run a model without gradients or compiled code; restore the model, its counts and random state.
+def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[None]:
+    """Run a model without gradients or compiled code, as `preserved` with what is `kept`.
 
-    Dropout and its like are on only with `noise`, checkpoints by functions other than torch's only with `checkpoints`.
-    The model writes to copies of its buffers, since the graph of an earlier call may have kept those that it has.
+    Without `share` each document computes what several begin with.
     """
-    counted, read, audited = enabled.tally.counted(), enabled.padding_read, enabled.is_audited
     caches = torch.is_autocast_cache_enabled()
-    kept: list[tuple[nn.Module, str, Any]] = list(noise_of(model)) if noise else []
-    kept += [(module, _CHECKPOINTS, True) for module in model.modules() if checkpoints and _checkpoints_its_way(module)]
-
-    def put_back() -> None:
-        torch.set_autocast_cache_enabled(caches)
-        vars(enabled.tally).update(counted)
-        enabled.padding_read, enabled.is_audited = read, audited
-
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(without_noise(model))
-        for module, name, value in kept:
-            setattr(module, name, value)
-        _copy_buffers(model)
-        stack.enter_context(afterwards(put_back))
+        stack.enter_context(preserved(call.module, call.model, **kept))
+        stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
-        enabled.padding_read, enabled.is_audited = None, True
+        if not share:
+            call.model.options = replace(call.model.options, share=False)
         yield
-
-
-@contextmanager
-def not_sharing(enabled: EnabledModel) -> Iterator[None]:
-    """Compute for each document what several begin with."""
-    options = enabled.options
-    enabled.options = replace(options, share=False)
-    try:
-        yield
-    finally:
-        enabled.options = options
-
-
-def _checkpoints_its_way(module: nn.Module) -> bool:
-    function = vars(module).get("_gradient_checkpointing_func")
-    return bool(vars(module).get(_CHECKPOINTS)) and function is not None and not only_checkpoints(function)
-
-
-def _copy_buffers(model: nn.Module) -> None:
-    """Give a model copies of its buffers; `without_noise` puts those back that it has."""
-    copies: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and may_be_written(buffer):
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
 
 
 class Runs:
@@ -90,7 +92,8 @@ class Runs:
     """
 
     def __init__(self, call: Call):
-        self._module: Any = call.module
+        self._call, self._module = call, call.module
+        self._count = 0
         places = [held for module in call.module.modules() for held in (module._buffers, vars(module))]
         self._held = [
             (held, name, value, value if value.requires_grad else value.detach().clone())
@@ -102,6 +105,7 @@ class Runs:
     def __call__(self, arguments: dict[str, Any]) -> Any:
         """Return the output of the model."""
         self._begin()
+        self._count += 1
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
@@ -113,22 +117,27 @@ class Runs:
         """Return the output of the model, field by field."""
         return fields_of(self(arguments))
 
+    def moved(self, name: str, before: Fields, arguments: dict[str, Any]) -> float:
+        """Return how far a field moves from one run to another with the same arguments, where 1 is rounding."""
+        again = self.fields(arguments)
+        return how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
+
+    def fill_up(self, count: int) -> None:
+        """Run the call as it came until there were so many runs, as ranks that gather parameters need it."""
+        while self._count < count:
+            self(self._call.arguments)
+
 
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
     """Collect the dtypes in which layers run in this thread meanwhile, by their weights and autocast."""
     dtypes: set[torch.dtype] = set()
-    thread = threading.get_ident()
 
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
         weight = dict(module._parameters).get("weight")
-        for tensor in (weight, next(iter(args), None)) if threading.get_ident() == thread else ():
+        for tensor in (weight, given.get(0)):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
                 dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same
 
-    # One for all modules and not one for each, which the model would be looked at again for.
-    handle = nn.modules.module.register_module_forward_pre_hook(note)
-    try:
+    with listening(note):
         yield dtypes
-    finally:
-        handle.remove()

@@ -8,7 +8,6 @@ gradients by the results of some documents, and by those of all others, may not 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -20,17 +19,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
+from autopack.auditing.compare import largest
+from autopack.auditing.fields import Sides, fields_of
+from autopack.auditing.places import listening
+from autopack.auditing.running import weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.code_origin import is_of_library
 from autopack.inspection.source import class_of
-from autopack.layout.forms import Frame, rows_first
-from autopack.layout.packed import real_documents
-from autopack.layout.ways import Of
-from autopack.watching.conditions import not_sharing, unnoticed
-from autopack.watching.owners import CannotTell
+from autopack.watching.conditions import unnoticed
+from autopack.watching.owners import CannotTell, sides_of
 
 TOLERANCE = 1e-6
 """Of the largest gradient. What another document has no part in is not small, but exactly 0."""
@@ -62,39 +62,30 @@ def leak_of(call: Call, step: int) -> Leak | None:
         raise CannotTell("its documents are declared further in, or twice")
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
-    spans = [layout.spans[number] for number in np.flatnonzero(real_documents(layout))]
+    sides = sides_of(call)
     # Any two documents lie apart in some bit of their numbers.
-    halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
-    blind = True
+    bits = range(max(sides.count - 1, 0).bit_length())
+    halves = [[n for n in range(sides.count) if n >> bit & 1] for bit in bits]
+    blind, reason = True, None
     # Estimators that go straight through a choice have their gradients in the first of both alone.
     throughout = _Throughout()
-    modes = (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),)
-    for mode in modes:
-        reason: CannotTell | None = None
-        with (
-            unnoticed(call.module, call.model),
-            not_sharing(call.model),
-            _keeping_gradients(call.module),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            try:
-                run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
-                worst = max(map(run.shared, halves), default=0.0)
-                if worst > TOLERANCE:
-                    place = next((n for n in range(len(spans)) if run.shared([n]) > TOLERANCE), 0)
-                    row, first, end = spans[place]
-                    name = f"{run.name}, by what is another document's,"
-                    return Leak(call.name, place, row, (first, end), name, worst, TOLERANCE, step)
-                if halves and (apart := run.not_added_up(halves[0])) > _ADDED:
-                    than = "than those of half of the documents, and of the others, add up to"
-                    return Leak(call.name, 0, *_place(spans[0]), "gradients", apart, _ADDED, step, than)
+    for mode in (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),):
+        try:
+            with (
+                unnoticed(call, share=False),
+                _keeping_gradients(call.module),
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):
+                run = _Run(call, sides, mode)
+                leak = run.leak(call.name, halves, step)
                 blind = blind and run.is_blind()
-            except CannotTell as found:
-                reason = found
-            except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
-                said = f"running it for its gradients raised {type(error).__name__}: {error}"
-                reason = CannotTell(said.partition("\n")[0])
+        except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
+            reason = error
+        else:
+            reason = None
+            if leak is not None:
+                return leak
     if reason is not None:
         raise reason
     if blind:
@@ -145,7 +136,7 @@ class _Throughout(TorchFunctionMode):
 class _Run:
     """A run of a call whose results have gradients by its media and by its embedded tokens."""
 
-    def __init__(self, call: Call, spans: list[tuple[int, int, int]], frame: Frame, mode: AbstractContextManager[Any]):
+    def __init__(self, call: Call, sides: Sides, mode: AbstractContextManager[Any]):
         given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {"return_dict": True}
         self._leaves: list[torch.Tensor] = []
         given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
@@ -153,50 +144,63 @@ class _Run:
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
         with _embedded(call.module, self._leaves), mode:
             output = call.module(**given)
-        self._parameters = _of_others(call.module)
-        self.name, states = _states(output, frame)
-        self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
+        self._sides, self._parameters = sides, _of_others(call.module)
+        shape = sides.halves[0].owner.shape
+        known = ((n, v) for n, v in fields_of(output).items() if v.requires_grad and v.shape[:2] == shape)
+        self.name, states = next(known, ("", None))
+        if states is None:
+            raise CannotTell("no result of it that has something for each token has a gradient")
+        parts = [sides.part(self.name, states, chosen) for chosen in np.eye(sides.count, dtype=bool)]
+        sums = [weighted_sum([{self.name: part}], {self.name: 1.0}) for part in parts if part is not None]
+        self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
         """Whether there are media of numbers, none of which has a part in the results."""
         found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
-    def shared(self, chosen: list[int]) -> float:
-        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+    def leak(self, name: str, halves: list[list[int]], step: int) -> Leak | None:
+        """Return where documents meet: at tokens or media, or in gradients of third-party modules."""
+        worst = max(map(self._shared, halves), default=0.0)
+        if worst > TOLERANCE:
+            place = next((n for n in range(self._sides.count) if self._shared([n]) > TOLERANCE), 0)
+            field = f"{self.name}, by what is another document's,"
+            return Leak(name, place, *self._sides.halves[0].place_of(place), field, worst, TOLERANCE, step)
+        if halves and (apart := self._not_added_up(halves[0])) > _ADDED:
+            than = "than those of half of the documents, and of the others, add up to"
+            return Leak(name, 0, *self._sides.halves[0].place_of(0), "gradients", apart, _ADDED, step, than)
+        return None
+
+    def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return gradients by the results of the chosen documents, and by those of all others."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
-        found = [self._gradients(weights, self._leaves) for weights in (inside, 1 - inside)]
-        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in zip(*found, strict=True)]
-        largest = max((float(torch.maximum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-        shared = max((float(torch.minimum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-        if not largest or not math.isfinite(largest + shared):
-            raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
-        return shared / largest
+        return list(zip(self._gradients(inside, leaves), self._gradients(1 - inside, leaves), strict=True))
 
-    def not_added_up(self, chosen: list[int]) -> float:
+    def _shared(self, chosen: list[int]) -> float:
+        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in self._by_halves(chosen, self._leaves) if ours.numel()]
+        most = max((float(torch.maximum(*pair).max()) for pair in pairs), default=0.0)
+        shared = max((float(torch.minimum(*pair).max()) for pair in pairs), default=0.0)
+        if not most or not math.isfinite(most + shared):
+            raise CannotTell("its gradients are no numbers" if most else "nothing of it has a gradient")
+        return shared / most
+
+    def _not_added_up(self, chosen: list[int]) -> float:
         """Return by how much gradients of two halves of the documents do not add up to those of all, relative.
 
         Of parameters in third-party modules: their backward may clip or normalise what comes from all documents.
         """
         if not self._parameters:
             return 0.0
-        inside = torch.zeros_like(self._sums)
-        inside[chosen] = 1.0
-        ones = torch.ones_like(inside)
-        one, other, both = (self._gradients(weights, self._parameters) for weights in (inside, ones - inside, ones))
-        largest = max(float(each.abs().max()) for each in both)
-        gaps = [float((a + b - c).abs().max()) for a, b, c in zip(one, other, both, strict=True)]
-        return max(gaps) / largest if largest and math.isfinite(largest) else 0.0
+        wanted = self._gradients(torch.ones_like(self._sums), self._parameters)
+        added = [one + other for one, other in self._by_halves(chosen, self._parameters)]
+        size = max(float(each.abs().max()) for each in wanted)
+        return max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
 
     def _gradients(self, weights: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         return torch.autograd.grad(self._sums, leaves, weights, **options)
-
-
-def _place(span: tuple[int, int, int]) -> tuple[int, tuple[int, int]]:
-    row, first, end = span
-    return row, (first, end)
 
 
 def _of_others(model: nn.Module) -> list[torch.Tensor]:
@@ -224,37 +228,14 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
     return tree_map_only(torch.Tensor, follow, value)
 
 
-@contextmanager
-def _embedded(model: Any, leaves: list[torch.Tensor]) -> Iterator[None]:
+def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
     """Have what a model embeds tokens with give leaves, in this thread."""
     try:
         embedding = model.get_input_embeddings()
     except NotImplementedError:
         embedding = None
-    thread = threading.get_ident()
 
-    def follow(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _followed(output, leaves) if module is embedding and threading.get_ident() == thread else None
+    def follow(module: nn.Module, given: Any, output: Any) -> Any:
+        return _followed(output, leaves) if module is embedding else None
 
-    # One for all modules and not one on this, which the model would be looked at again for.
-    handle = nn.modules.module.register_module_forward_hook(follow)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _states(output: Any, frame: Frame) -> tuple[str, torch.Tensor]:
-    """The first result that has something for each token and a gradient: its name, and (rows, columns, ...)."""
-    for name, value in output.items() if isinstance(output, dict) else ():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            form = frame.form_of_output(name, value)
-            if form.of is Of.TOKEN and form.columns:
-                return name, rows_first(value, form.columns)
-    raise CannotTell("no result of it that has something for each token has a gradient")
-
-
-def _weighted(states: torch.Tensor) -> torch.Tensor:
-    weights = torch.linspace(0.5, 1.5, states.numel(), device=states.device).reshape(states.shape)
-    # What stands for minus infinity would swallow all else.
-    return (states.where(states.abs() < 1e30, torch.zeros_like(states)).float() * weights).sum()
+    return listening(follow)

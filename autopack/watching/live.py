@@ -22,13 +22,16 @@ from autopack.inspection.put_on import is_foreign_hook
 from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
-from autopack.watching import alone, influence
+from autopack.watching import influence
+from autopack.watching.alone import beside_stock
+from autopack.watching.conditions import Difference
 from autopack.watching.owners import CannotTell, sides_of
-from autopack.watching.replaced import Moved, replaced, replaced_together
+from autopack.watching.replaced import replaced
 from autopack.watching.schedule import is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
+_REPLACED = "when other documents were replaced"
 
 
 class _Mine(threading.local):
@@ -150,32 +153,24 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _by_replacement(self, call: Call, both: bool, share: float | None = None) -> Leak | None:
-        worst = replaced(call, self.checked.checks, both, share)
-        return self._leak_of(call, worst) if worst.excess > 1 else None
+        return self._leak_of(call, replaced(call, self.checked.checks, both, share), _REPLACED)
 
     def _by_chance(self, call: Call, both: bool) -> Leak | None:
         """Replace documents while every draw is near its least, and near its largest: code may mix by what it draws."""
         leaks = (self._by_replacement(call, both, share) for share in DRAWN.values())
         return next((leak for leak in leaks if leak is not None), None)
 
-    def _leak_of(self, call: Call, worst: Moved) -> Leak:
-        row, columns = sides_of(call)[0].place_of(worst.document)
-        than = "when other documents were replaced"
-        step = self.checked.calls
-        numbers = (worst.relative, worst.tolerance, step)
-        return Leak(call.name, worst.document, row, columns, worst.name, *numbers, than, worst.module)
-
-    def _by_stock(self, call: Call, losses: bool) -> Leak | None:
-        return self._beside_stock(call, alone.of_padded(call) if is_padded(call) else alone.of_packed(call, losses))
-
-    def _beside_stock(self, call: Call, found: alone.Difference) -> Leak | None:
+    def _by_stock(self, call: Call, **how: bool) -> Leak | None:
+        found = beside_stock(call, **how)
         self.checked.worst = max(self.checked.worst, found.error)
-        if found.error <= found.tolerance:
+        return self._leak_of(call, found, "than in its padded batch" if is_padded(call) else "than it gets alone")
+
+    def _leak_of(self, call: Call, found: Difference, than: str) -> Leak | None:
+        if found.excess <= 1:
             return None
-        row, columns = sides_of(call)[0].place_of(found.document)
-        than = "than in its padded batch" if is_padded(call) else "than it gets alone"
+        row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
-        return Leak(call.name, found.document, row, columns, found.name, *numbers, than)
+        return Leak(call.name, found.document, row, columns, found.name, *numbers, than, found.module)
 
     def _by_gradients(self, call: Call) -> Leak | None:
         return influence.leak_of(call, self.checked.calls)
@@ -185,14 +180,14 @@ class Live:
         leak, told = None, False
         with _checking():
             try:
-                worst = replaced_together(call, turn, packs)
-                leak, told = self._leak_of(call, worst) if worst.excess > 1 else None, True
+                leak = self._leak_of(call, replaced(call, turn, packs=packs, together=True), _REPLACED)
+                told = True
             except CannotTell as reason:
                 if packs:
                     self._skip(call, str(reason), call.model.is_checked_closely)
             if call.model.groups:
                 with suppress(CannotTell):  # of a call that replacement alone can tell of
-                    beside = self._beside_stock(call, alone.of_ranks(call, packs))
+                    beside = self._by_stock(call, packs=packs, together=True)
                     leak, told = leak or beside, True
         self.checked.checks += told
         return leak

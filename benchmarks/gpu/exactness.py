@@ -14,7 +14,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.compare import TOLERANCE
 from autopack.inspection import releases
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.machine import Machine

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.asking import loss_of
-from autopack.auditing.auditor import TOLERANCE
-from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of
-from autopack.auditing.gradients import gradient_error
-from autopack.auditing.losses import expected_losses, relative_error
+from autopack.auditing.compare import TOLERANCE, Fields, errors_between, gradient_error, relative_error
+from autopack.auditing.fields import Sides, WrongShape, fields_of
+from autopack.auditing.losses import expected_losses
 from autopack.auditing.running import weighted_sum
+from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, LeakDetected
 from compat.fuzz.case import Arranged
 from compat.fuzz.model import Asked, Model, NoStock, backward, said, taken

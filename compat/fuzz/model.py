@@ -14,12 +14,13 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import Call, Case, PairCase
-from autopack.auditing.fields import Fields, Sides, fields_of, scales_of
+from autopack.auditing.compare import Fields, scales_of
+from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, forget_lengths, weighted_sum
+from autopack.calls.outputs import loss_of
 from autopack.inspection.modules import is_pair, row_dependent_rotaries
 from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
@@ -105,7 +106,7 @@ class Model:
         try:
             with torch.no_grad():
                 alone = [fields_of(self.runner.stock(self.pool.by_itself(n))) for n in range(len(self.pool.documents))]
-            found, _ = find_labels(self.stock, self.pool, alone, self.runner.stock, ignore_boundaries=False)
+            found, _ = find_labels(self.runner, self.pool, alone, ignore_boundaries=False)
         except Exception:
             return None  # calls without labels say what stock raises
         return ignoring(found, self.spec.seed) if found is not None and self.spec.ignored else found

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.watching.replaced import Moved
+from autopack.watching.conditions import Difference
 from compat.seam_breaks import never, result, returns, seam, skipped
 
 
@@ -153,7 +153,7 @@ SEAMS = (
     seam(
         "checks: nothing moves where others are replaced",
         "watching.replaced:how_far",
-        result(lambda moved: Moved(moved.name, 0.0, 0.0)),
+        result(lambda moved: Difference(moved.name, 0.0)),
         "watching/test_watch.py",
         "test_a_small_leak_at_one_token_of_many_is_found",
         "watching/test_influence.py",

@@ -13,8 +13,8 @@ from transformers import Gemma3ForConditionalGeneration
 
 import autopack
 from autopack import tiny
-from autopack.auditing.auditor import MODES, PADDED_MODES, TOLERANCE, TRAINED
-from autopack.auditing.fields import scales_of
+from autopack.auditing.auditor import MODES, PADDED_MODES, TRAINED
+from autopack.auditing.compare import TOLERANCE, scales_of
 from autopack.calls.hooks import EntryHook
 from tests.conftest import LEAK, attributes, llama, same
 from tests.support.refusals import refused

@@ -55,13 +55,6 @@ class KeepsBoundaries(LlamaForCausalLM):
         return output
 
 
-def test_labels_at_boundaries_are_looked_at_whatever_the_class():
-    report = autopack.audit(enabled(as_class(KeepsBoundaries)), modes=PACKED)
-    assert "the loss is off by" in report.labels
-    assert report.packed is None
-    assert not report.exact
-
-
 def own_loss(model, call, labels):
     """Loss of a packed call, and the mean over the tokens of its documents that have one before them."""
     starts = (call["position_ids"] == 0).nonzero()[:, 1].tolist()
@@ -85,14 +78,17 @@ def test_what_it_says_of_a_loss_is_so(kind):
     assert (report.labels is None) == (abs(found - expected) < 1e-4 * expected)
 
 
-class _HalfTheGradient(torch.autograd.Function):
+class Scaled(torch.autograd.Function):
+    """Hands a tensor on, and back a share of its gradient."""
+
     @staticmethod
-    def forward(ctx, states):
+    def forward(ctx, states, share):
+        ctx.share = share
         return states.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient / 2
+        return gradient * ctx.share, None
 
 
 class FaultyWhenPacked(LlamaForCausalLM):
@@ -106,7 +102,7 @@ class FaultyWhenPacked(LlamaForCausalLM):
         if packed and self.fault == "loss" and output.loss is not None:
             output.loss = output.loss * 1.05
         if packed and self.fault == "gradients":
-            output.logits = _HalfTheGradient.apply(output.logits)
+            output.logits = Scaled.apply(output.logits, 0.5)
         return output
 
 
@@ -130,40 +126,64 @@ class TakesNoLabelOfAnyForm(LlamaForCausalLM):
         return super().forward(input_ids, **kwargs)
 
 
-def test_a_loss_that_could_not_be_measured_is_said():
-    report = autopack.audit(enabled(as_class(TakesNoLabelOfAnyForm)), modes=PACKED, training=(False,))
-    assert report.labels.startswith("no labels were found that its loss takes")
-    assert "loss: not measured, because RuntimeError: labels must be a dictionary" in str(report)
-    assert report.packed is None
-    assert autopack.audit(enabled(tiny.build("llama")), modes=PACKED, training=(False,)).labels is None
+class OtherWithoutCache(LlamaForCausalLM):
+    """Shares something only where there is a cache, which packed rows have not."""
 
-
-def test_a_pooled_field_of_another_shape_is_found():
-    model = enabled(BertModel(tiny.config("bert")).eval())
-    assert autopack.audit(model, modes=PACKED, training=(False,)).packed is None
-
-    def first(module, args, output):
-        output["pooler_output"] = output.pooler_output[:1]
+    def forward(self, *args, use_cache=None, **kwargs):
+        output = super().forward(*args, use_cache=use_cache, **kwargs)
+        if use_cache is not False:
+            output["logits"] = output.logits.roll(1, dims=-1)
         return output
 
-    model.register_forward_hook(first)
-    report = autopack.audit(model, modes=PACKED, training=(False,))
-    assert "pooler_output: the model gave 1 results for 4 documents" in report.packed
+
+def hooked(model, hook):
+    model.register_forward_hook(hook)
+    return model
 
 
-def test_a_field_beside_the_logits_is_compared():
-    model = enabled(tiny.build("llama"))
-    assert autopack.audit(model, modes=("every output",)).exact
+def bert():
+    return BertModel(tiny.config("bert")).eval()
 
-    def shift(module, args, output):
-        if output.hidden_states is not None:
-            output["hidden_states"] = tuple(states.roll(1, dims=1) for states in output.hidden_states)
-        return output
 
-    model.register_forward_hook(shift)
-    report = autopack.audit(model, modes=("default", "every output"))
-    assert "hidden_states[" in report.packed
-    assert [report.is_exact(result) for result in report.results if result.mode == "default"] == [True, True]
+def one_pooled(module, args, output):
+    output["pooler_output"] = output.pooler_output[:1]
+    return output
+
+
+def shifted_states(module, args, output):
+    if output.hidden_states is not None:
+        output["hidden_states"] = tuple(states.roll(1, dims=1) for states in output.hidden_states)
+    return output
+
+
+ODD_SHAPE = "pooler_output has shape (1, 64), which is not made of those alone: (1, 64), (1, 64)"
+FOUND = {
+    "labels at boundaries": (lambda: as_class(KeepsBoundaries), PACKED, "labels", "the loss is off by"),
+    "no labels": (lambda: as_class(TakesNoLabelOfAnyForm), PACKED, "labels", "no labels were found that its loss"),
+    "a pooled field of another shape": (lambda: hooked(bert(), one_pooled), PACKED, "packed", ODD_SHAPE),
+    "a field beside the logits": (
+        lambda: hooked(tiny.build("llama"), shifted_states), ("default", "every output"), "packed", "hidden_states["
+    ),
+    "other results of the default call": (lambda: as_class(OtherWithoutCache), PACKED, "packed", "logits are off by"),
+    "nothing": (bert, PACKED, "", ""),
+    "nothing, in every output": (lambda: tiny.build("llama"), (*PACKED, "every output"), "", ""),
+    "nothing, of a signature that says nothing": (lambda: as_class(Chat), PACKED, "", ""),
+}  # fmt: skip
+"""Models, call modes, the verdict that a fault changes, and its words."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_fault_changes_one_verdict(name):
+    make, modes, verdict, words = FOUND[name]
+    report = autopack.audit(enabled(make()), modes=modes, training=(False,))
+    for each in ("packed", "labels"):
+        assert words in getattr(report, each) if each == verdict else getattr(report, each) is None
+    if name == "no labels":
+        assert "loss: not measured, because RuntimeError: labels must be a dictionary" in str(report)
+    elif name == "a field beside the logits":
+        assert {result.mode: report.is_exact(result) for result in report.results}["default"]
+    else:
+        assert report.exact is not bool(verdict)
 
 
 def mean_of_sequences(logits, labels, vocab_size, **_):
@@ -290,21 +310,6 @@ def test_a_leak_that_shows_only_where_a_document_is_replaced_is_found(mode):
     assert not report.exact
 
 
-class OtherWithoutCache(LlamaForCausalLM):
-    """Shares something only where there is a cache, which packed rows have not."""
-
-    def forward(self, *args, use_cache=None, **kwargs):
-        output = super().forward(*args, use_cache=use_cache, **kwargs)
-        if use_cache is not False:
-            output["logits"] = output.logits.roll(1, dims=-1)
-        return output
-
-
-def test_the_default_call_is_what_documents_are_compared_with():
-    assert "logits are off by" in autopack.audit(enabled(as_class(OtherWithoutCache)), modes=PACKED).packed
-    assert autopack.audit(enabled(as_class(Chat)), modes=PACKED).packed is None
-
-
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "olmoe", "mixtral"])
 def test_what_it_says_of_the_routers_loss_is_so(model_type):
     model = tiny.build(model_type)
@@ -322,17 +327,9 @@ def test_what_it_says_of_the_routers_loss_is_so(model_type):
 
 
 def test_gradients_of_padded_batches_are_compared():
-    class Half(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, states):
-            return states
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad if grad.shape[0] > 1 else grad * 0.9  # a packed row
-
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
-    model.model.norm.register_forward_hook(lambda module, args, output: Half.apply(output))
+    packed = 0.9  # the share of the gradient of a packed row
+    hooked(model.model.norm, lambda module, args, output: Scaled.apply(output, packed if len(output) == 1 else 1.0))
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None

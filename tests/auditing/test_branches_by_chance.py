@@ -16,37 +16,21 @@ from autopack import tiny
 from autopack.auditing.other_weights import dtype_of
 from autopack.auditing.running import DRAWN
 from autopack.inspection.randomness import Pinned
+from tests.conftest import LEAK, positions
+from tests.support.conditional import build
 from tests.support.refusals import refused, refused_by_its_first_call
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-LEAK = 1e-2
-"""Of the deviation of logits in float32; what leaks here is above 1."""
 RARE = 3e-4
 """How often a branch is taken: with the seed of these tests never by chance."""
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
-def build(takes: Callable[[], Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    class Users(LlamaForCausalLM):
-        def forward(self, input_ids: Any = None, **arguments: Any) -> Any:
-            states = self.get_input_embeddings()(input_ids)
-            if self.training and takes():
-                states = change(states)
-            return super().forward(inputs_embeds=states, **arguments)
-
-    stock = tiny.build("llama")
-    model = Users._from_config(stock.config)
-    model.load_state_dict(stock.state_dict())
+def branching(takes: Callable[[], Any], change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    model = build(lambda self, **_: self.training and takes())
+    if change is not None:
+        type(model).change = staticmethod(change)
     return model.train()
-
-
-def mixed(states: torch.Tensor) -> torch.Tensor:
-    return states + 0.5 * states.cumsum(1)
 
 
 TAKEN: dict[str, Callable[[], Any]] = {
@@ -65,12 +49,12 @@ TAKEN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_branch_that_mixes_tokens_is_refused(kind):
     with refused("not-exact", match="all draws near [01]"):
-        autopack.enable(build(TAKEN[kind], mixed))
+        autopack.enable(branching(TAKEN[kind]))
 
 
 @pytest.mark.parametrize("kind", TAKEN)
 def test_one_that_does_not_is_served(kind):
-    model = build(TAKEN[kind], lambda states: 2 * states)
+    model = branching(TAKEN[kind], lambda states: 2 * states)
     state = torch.get_rng_state()
     assert autopack.enable(model).verified
     assert torch.equal(torch.get_rng_state(), state)
@@ -78,11 +62,10 @@ def test_one_that_does_not_is_served(kind):
 
 def test_it_leaks_where_nobody_asked():
     """The control: one call in five hundred trains on other documents."""
-    takes = [True]
-    model = build(lambda: takes[0], mixed)
-    ids = tiny.tokens(model.config, 1, 12)
+    model, lengths = branching(lambda: True), (6, 6)
+    ids = tiny.tokens(model.config, 1, sum(lengths))
     with torch.no_grad(), autopack.enable(model, verify=False):
-        packed = model(input_ids=ids, position_ids=torch.arange(6).repeat(2)[None]).logits[0, 6:]
+        packed = model(input_ids=ids, position_ids=positions(lengths)).logits[0, 6:]
         alone = model(input_ids=ids[:, 6:]).logits[0]
     assert (packed - alone).abs().max() > LEAK * alone.std()
 
@@ -95,7 +78,7 @@ def test_code_that_gives_no_numbers_for_rare_draws_is_judged_by_others():
             raise RuntimeError("hardly ever")
         return True
 
-    model = build(takes, lambda states: states + 0 * torch.log(torch.rand(()) - 2e-4))
+    model = branching(takes, lambda states: states + 0 * torch.log(torch.rand(()) - 2e-4))
     assert autopack.enable(model).verified
 
 

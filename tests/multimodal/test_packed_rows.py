@@ -14,7 +14,7 @@ import torch
 
 import autopack
 from autopack import registry
-from autopack.auditing.fields import scales_of
+from autopack.auditing.compare import scales_of
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans

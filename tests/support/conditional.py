@@ -16,14 +16,18 @@ EXACT, LEAK = 1e-4, 1e-2
 
 
 class Conditional(LlamaForCausalLM):
-    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward does."""
+    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward does.
+
+    `change` is what it makes of embedded tokens then.
+    """
 
     mixes: Callable[..., Any] = staticmethod(lambda self, **given: False)
+    change: Callable[[torch.Tensor], torch.Tensor] = staticmethod(lambda states: states + 0.5 * states.cumsum(1))
 
     def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
         states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         if type(self).mixes(self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs):
-            states = states + 0.5 * states.cumsum(1)
+            states = type(self).change(states)
         return super().forward(inputs_embeds=states, **kwargs)
 
 

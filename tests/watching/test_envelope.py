@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import tiny
+from tests.support import training_calls as calls
 from tests.support.conditional import EXACT, LEAK, build, error, row
 from tests.support.padded import packs_at_once
 from tests.support.refusals import refused
@@ -37,9 +38,9 @@ def with_token(batch: dict[str, torch.Tensor], token: int) -> dict[str, torch.Te
     return {**batch, "input_ids": ids}
 
 
-def embedded(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def embedded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     with torch.no_grad():
-        states = model.get_input_embeddings()(batch["input_ids"])
+        states = build(**CONFIG).get_input_embeddings()(batch["input_ids"])
     return {"inputs_embeds": states, "position_ids": batch["position_ids"]}
 
 
@@ -48,6 +49,7 @@ def documents_of(position_ids: Any) -> int:
 
 
 EOS = 2
+CONFIG = {"eos_token_id": EOS, "vocab_size": 4000}
 BEYOND: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "many tokens": (lambda self, states, **_: states.shape[1] in range(300, 400), row(150, 170)),
     "many documents": (lambda self, position_ids=None, **_: documents_of(position_ids) > 11, row(*[3] * 14)),
@@ -58,47 +60,32 @@ BEYOND: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         with_token(row(5, 9), 3995),
     ),
     "an argument": (lambda self, foo=None, **_: foo is not None, {**row(5, 9), "foo": torch.ones(1)}),
+    "embeddings in the place of tokens": (lambda self, input_ids=None, **_: input_ids is None, embedded(row(5, 9))),
+    "autocast": (lambda self, **_: torch.is_autocast_enabled("cpu"), row(5, 9)),
 }
 
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_call_that_goes_beyond_is_checked_itself(name):
     mixes, batch = BEYOND[name]
-    ours, stock = (build(each, eos_token_id=EOS, vocab_size=4000) for each in (mixes, None))
+    ours, stock = build(mixes, **CONFIG), build(**CONFIG)
+    lowered = torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast")
     with autopack.enable(ours) as handle:
         for step in range(5):  # the fifth is none that is always checked
             assert error(ours, stock, row(5, 9, seed=step)) <= EXACT
         assert handle.checked.checks > 0
-        with torch.no_grad(), refused("leak-detected", match="got other logits") as raised:
+        with torch.no_grad(), lowered, refused("leak-detected", match="got other logits") as raised:
             ours(**batch)
         assert raised.value.report.error > LEAK
-        with torch.no_grad(), refused("leak-detected"):  # as long as it leaks
+        with torch.no_grad(), lowered, refused("leak-detected"):  # as long as it leaks
             ours(**batch)
         assert "2 leaking" in repr(handle)
         assert error(ours, stock, row(5, 9, seed=9)) <= EXACT
-    with autopack.enable(ours, verify=False) as handle, torch.no_grad():
-        batch = {name: value for name, value in batch.items() if name != "foo"} if name != "an argument" else batch
+    with autopack.enable(ours, verify=False) as handle, torch.no_grad(), lowered:
         leaking = ours(**batch).logits
         assert handle.checked is None
-    with autopack.enable(stock), torch.no_grad():
+    with autopack.enable(stock), torch.no_grad(), lowered:
         assert float((leaking - stock(**batch).logits).abs().max()) > LEAK, "the control shows no leak"
-
-
-def test_embeddings_in_the_place_of_tokens_are_an_argument():
-    ours, stock = build(lambda self, input_ids=None, **_: input_ids is None), build()
-    with autopack.enable(ours):
-        assert error(ours, stock, row(5, 9)) <= EXACT
-        with refused("leak-detected"), torch.no_grad():
-            ours(**embedded(ours, row(5, 9)))
-
-
-def test_autocast_is_another_call():
-    ours = build(lambda self, **_: torch.is_autocast_enabled("cpu"))
-    with autopack.enable(ours), torch.no_grad():
-        for step in range(5):
-            ours(**row(5, 9, seed=step))
-        with torch.autocast("cpu", torch.bfloat16), refused("leak-detected"):
-            ours(**row(5, 9))
 
 
 def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
@@ -146,53 +133,39 @@ def test_whatever_the_threshold_no_call_beyond_it_is_silent(threshold, after, le
                 assert sum(sizes) >= threshold
 
 
-class Counted(LlamaMLP):
-    """A layer of the user's that is exact, and counts how often it runs."""
-
-    runs = 0
+class Own(LlamaMLP):
+    """A layer of the user's that is exact."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        Counted.runs += 1
         return super().forward(states)
 
 
-def with_own_layer(**config: Any) -> Any:
-    model = tiny.build("llama", **config)
-    mine = Counted(model.config)
+class Long(LlamaMLP):
+    """One that mixes tokens of long rows."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if states.shape[1] > 400:
+            states = states + 0.5 * states.cumsum(1)
+        return super().forward(states)
+
+
+def with_own_layer(kind: type[LlamaMLP] = Own) -> Any:
+    model = tiny.build("llama")
+    mine = kind(model.config)
     mine.load_state_dict(model.model.layers[0].mlp.state_dict())
     model.model.layers[0].mlp = mine
-    return model
+    return model.train()
 
 
-def trained(model: Any, batches: Sequence[dict[str, Any]], seed: int = 0) -> list[torch.Tensor]:
-    torch.manual_seed(seed)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for batch in batches:
-        model(**batch, labels=batch["input_ids"]).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach().clone() for parameter in model.parameters()]
+def trained(model: Any, batches: Sequence[dict[str, Any]]) -> None:
+    calls.trained(model.train(), *({**batch, "labels": batch["input_ids"]} for batch in batches))
 
 
 def batches(steps: int) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    sizes = [torch.randint(2, 30, (int(torch.randint(2, 7, (), generator=generator)),), generator=generator)]
-    sizes += [
-        torch.randint(2, 30, (int(torch.randint(2, 7, (), generator=generator)),), generator=generator)
-        for _ in range(steps - 1)
-    ]
-    return [row(*each.tolist(), seed=step) for step, each in enumerate(sizes)]
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_training_is_to_the_bit_as_without_checks(dropout):
-    found = {}
-    for verify in (True, False):
-        model = with_own_layer(attention_dropout=dropout)
-        with autopack.enable(model, verify=verify):
-            found[verify] = trained(model, batches(20))
-    assert all(map(torch.equal, found[True], found[False]))
+    counts = torch.randint(2, 7, (steps,), generator=generator).tolist()
+    sizes = [torch.randint(2, 30, (count,), generator=generator).tolist() for count in counts]
+    return [row(*each, seed=step) for step, each in enumerate(sizes)]
 
 
 def test_checks_become_rare_and_a_covered_model_has_none():
@@ -237,9 +210,7 @@ def padded(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_alone():
-    stock = tiny.build("llama")
-    model = Sharing._from_config(stock.config).eval()
-    model.load_state_dict(stock.state_dict())
+    model = Sharing(tiny.config("llama")).eval()
     twin = copy.deepcopy(model)
     with packs_at_once(model) as handle, torch.no_grad():
         for step, sizes in enumerate([(5, 9, 3), (4, 12), (30, 7, 2, 2)]):
@@ -272,20 +243,7 @@ def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept)
 
 
 def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
-    class Long(LlamaMLP):
-        def forward(self, states: torch.Tensor) -> torch.Tensor:
-            if states.shape[1] > 400:
-                states = states + 0.5 * states.cumsum(1)
-            return super().forward(states)
-
-    def build_long() -> Any:
-        model = tiny.build("llama")
-        mine = Long(model.config)
-        mine.load_state_dict(model.model.layers[0].mlp.state_dict())
-        model.model.layers[0].mlp = mine
-        return model.train()
-
-    model = build_long()
+    model = with_own_layer(Long)
     batch = padded(90, 100, 90, 80, 70)
     labels = {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
     with autopack.enable(model) as handle:
@@ -295,7 +253,7 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
         assert handle.checked.checks == 2  # calls 1 and 2
         found = model(**batch, **labels).loss
         assert "was not exact without its padding" in repr(handle)
-    stock = build_long()
+    stock = with_own_layer(Long)
     expected = stock(**batch, **labels).loss
     assert abs(float((found - expected).detach())) < 1e-5
     with autopack.enable(model, verify=False):
@@ -336,17 +294,3 @@ def test_zero_checks_no_call(check_every):
             ours(**row(200, 150))
         assert (handle.checked is None) == (check_every == 0)
         assert ("checked:   no call (check_every=0)" in repr(handle)) == (check_every == 0)
-
-
-def test_what_cannot_be_compared_is_said_once_and_does_not_end_a_run():
-    class Bare(LlamaForCausalLM):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return {"total": super().forward(*args, **kwargs).logits.sum()}
-
-    stock = tiny.build("llama")
-    model = Bare._from_config(stock.config)
-    model.load_state_dict(stock.state_dict())
-    with contextlib.suppress(autopack.UnsupportedModel):  # nothing of it can be proven either
-        with autopack.enable(model) as handle, torch.no_grad():
-            model(**row(5, 9))
-        assert handle.checked.checks == 0

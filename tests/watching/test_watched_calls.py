@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import threading
 from itertools import combinations
 
@@ -153,32 +152,6 @@ def test_the_models_of_a_trainer(tmp_path):
     with autopack.enable(trainer, check_every=3) as handles:
         assert handles.handles["model"].checked.every == 3
         assert autopack.enable(trainer).handles["model"] is handles.handles["model"]
-
-
-def test_lora_in_a_wrapper():
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=4, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
-    wrapped = peft.get_peft_model(build("llama"), config).train()
-    with autopack.enable(wrapped, check_every=1) as handle:
-        trained(wrapped, row(0), padded(1))
-        assert handle.checked.checks == 2
-        assert handle.checked.worst < FLOAT32
-
-
-class Jumpy(torch.nn.Module):
-    """A layer that draws numbers of its own in training, at a rate that nobody can see."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return states * random.random()
-
-
-def test_what_draws_by_itself_is_checked_with_the_same_numbers():
-    model = build("llama")
-    model.model.norm = torch.nn.Sequential(model.model.norm, Jumpy())
-    with autopack.enable(model, check_every=1, verify=False) as handle:
-        trained(model, row(0), row(1))
-        assert (handle.checked.checks, handle.checked.leaks) == (2, 0)
-        assert not handle.checked.skipped
 
 
 def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):

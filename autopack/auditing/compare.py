@@ -1,0 +1,130 @@
+"""How far two results are apart, and how far apart rounding may bring them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+Fields = dict[str, torch.Tensor]
+"""Tensors of one output, or of one document, by dotted name."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest error, relative to the standard deviation of a field alone, that counts as rounding.
+
+In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
+well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
+"""
+LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest rounding error of a loss, relative. transformers computes losses in float32, so float64
+is held to no less. In half precision they are means over tokens, closer than single logits."""
+GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 4e-2, torch.bfloat16: 2e-1}
+"""Largest rounding error of gradients, sums over tokens and layers, relative to a parameter's largest. Half precision's
+is wide already: ten times that of results would let everything pass."""
+_ROUNDINGS = 4
+"""Roundings of a dtype that are no difference."""
+_FEW = 16
+"""Least number of values whose spread tells of others of their kind."""
+_VALUES = 1 << 24
+"""Values to widen at a time: a long document's float64 logits need more memory than the model."""
+
+
+def scales_of(documents: list[Fields]) -> dict[str, float]:
+    """Return the unit of each field's errors: `scale_of` all documents, 1 for whole numbers."""
+    return {
+        name: scale_of([document[name] for document in documents]) if value.is_floating_point() else 1.0
+        for name, value in documents[0].items()
+    }
+
+
+def scale_of(parts: Sequence[torch.Tensor]) -> float:
+    """Return the standard deviation of all values of some floating tensors.
+
+    A few values, such as one label of every document, may lie close together by chance; their
+    errors are relative to their size too, as rounding is. Stand-ins for minus infinity, as in
+    Chameleon's logits of image tokens, do not count.
+    """
+    count, mean, spread, size = 0, 0.0, 0.0, 0.0
+    for chunk in (chunk for part in parts if part.numel() for chunk in _chunks(part)):
+        values = chunk[is_sane(chunk, parts[0].dtype)]
+        if more := values.numel():
+            variance, middle = (float(each) for each in torch.var_mean(values, correction=0))
+            apart = middle - mean
+            spread += variance * more + apart**2 * count * more / (count + more)
+            count, mean = count + more, mean + apart * more / (count + more)
+            size = max(size, float(values.abs().max()))
+    deviation = math.sqrt(spread / max(count, 1))
+    few = math.hypot(deviation, mean) if count < _FEW else 0.0
+    return max(deviation, few) or size or 1.0
+
+
+def is_sane(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return which values of a dtype are numbers, and do not stand for minus infinity."""
+    return values.abs() < torch.finfo(dtype).max / 2
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
+    flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
+    for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
+        yield part.double()
+
+
+def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Return each document's largest relative difference of a field, and the field's name."""
+    return [
+        max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
+        for f, e in zip(found, expected, strict=True)
+    ]
+
+
+def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference; infinite for a number against none, or another infinity."""
+    found, expected = found.detach(), expected.detach()
+    if not found.is_floating_point():
+        found, expected = found.double(), expected.double()
+    if not found.numel():
+        return 0.0
+    value = float(torch.where(found == expected, 0.0, found - expected).abs().max())
+    return value if math.isfinite(value) else math.inf
+
+
+def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the error at each token of two tensors (tokens, ...), relative to the deviation of `expected`: (tokens,).
+
+    It is the root mean square over the channels of a token, in which rounding, other than leaked context, does not grow
+    with their number. Infinite where one is no number and the other is. Of whole numbers it is 1 where they differ.
+    """
+    if not expected.is_floating_point():
+        return (found != expected).reshape(len(expected), -1).any(1).double()
+    errors = []
+    for one, other in zip(_chunks(found), _chunks(expected), strict=True):
+        same = (one == other) | (one.isnan() & other.isnan())
+        errors.append((one - other).masked_fill_(same, 0.0).square_().mean(1).sqrt_())
+    return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / scale_of([expected])
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
+    """Return the relative difference of two losses; 0 if neither is a number (no terms), infinite if one is."""
+    one, other = float(found.detach()), float(expected.detach())
+    if one == other or (one != one and other != other):
+        return 0.0
+    error = abs(one - other) / max(abs(other), least)
+    return error if math.isfinite(error) else math.inf
+
+
+def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Return the largest difference of a parameter's gradient, relative to its largest entry.
+
+    0 if there is none, infinite if one is no number. Gradients that are zero but for rounding (biases
+    that a softmax or norm cancels) count relative to the largest instead. A few roundings of the
+    parameter's own dtype are no difference: some models keep single parameters in bfloat16
+    (Apertus), whatever the dtype of the others.
+    """
+    sizes = [float(wanted.abs().max()) for wanted in expected]
+    least = 1e-2 * max([0.0, *sizes])
+    errors = [
+        float((one - other).abs().max()) / (max(size, least) or 1.0) - _ROUNDINGS * torch.finfo(other.dtype).eps
+        for one, other, size in zip(found, expected, sizes, strict=True)
+    ]
+    return max([0.0, *errors]) if all(error == error for error in errors) else math.inf
