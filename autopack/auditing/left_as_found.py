@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
-from autopack.inspection.changes import only_checkpoints
+from autopack.inspection.fingerprint import only_checkpoints
 from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself, put_into
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
