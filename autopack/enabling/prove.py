@@ -62,9 +62,7 @@ def renew(enabled: EnabledModel) -> None:
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, known: Proof | None = None) -> None:
     """Attach to a model and prove it, unless it is `known` what its twin says; from then on it is watched."""
     # Asked when rows first begin alike, ranks first share them or media first come, and then of what the model is.
-    enabled.prefixes_proven_by, enabled.parts_proven_by = twin_calls.why_not_prefixes, twin_calls.why_not_parts
-    enabled.media_proven_by = twin_calls.why_not_media
-    enabled.said_by_twins = {}
+    enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its proof
         # Of labels nothing is known either until it is proven.

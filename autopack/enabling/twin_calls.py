@@ -57,7 +57,7 @@ _MOST = 256
 # --- Rows that begin alike
 
 
-def why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
+def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
     """Why rows that begin alike would not get what stock gives them, were that computed once, in words, or None."""
 
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
@@ -121,7 +121,7 @@ def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Resul
 # --- Parts of rows that ranks share
 
 
-def why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
+def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
     """Why ranks that share rows would not get what one rank gets of whole rows, in words; None where its twin's do.
 
     With labels a call asks for a loss too. Those of all parts have to add up: of `num_items_in_batch` tokens where the
@@ -228,7 +228,7 @@ def _together(parts: list[Results]) -> Results:
 # --- Documents with media
 
 
-def why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
+def _why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
     """Why documents with `count` media of a kind may not get what they get alone, in words; None where its twin's do.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
@@ -285,6 +285,13 @@ def _of_documents(twin: PreTrainedModel, parts: list[torch.Tensor], training: bo
 
 
 # --- What they have in common
+
+
+def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
+    """Return why a model does not serve a kind of calls, by the name that `EnabledModel.twin_says` has for it."""
+    asked: dict[str, Callable[..., str | None]]
+    asked = {"prefixes": _why_not_prefixes, "parts": _why_not_parts, "media": _why_not_media}
+    return asked[kind](model, enabled, *given)
 
 
 def _why_not(

@@ -76,7 +76,7 @@ class Fingerprint:
                 continue
             if not (only_checkpoints(found) and only_checkpoints(value)):
                 return f"the function {name}"
-        if any(is_code for _, is_code in self._followed.changes()):
+        if self._followed.held and any(is_code for _, is_code in self._followed.changes()):
             return "code that third-party code calls"
         if self._functions_added():
             return "a function on one of its modules, its forward or its loss"
@@ -95,7 +95,7 @@ class Fingerprint:
         only.
         """
         found = False
-        for key, is_code in self._followed.changes():
+        for key, is_code in self._followed.changes() if self._followed.held else ():
             if not is_code and self._changes[key] < _RESTLESS:
                 self._changes[key] += 1
                 found = True

@@ -57,7 +57,7 @@ class Followed:
         self.names: set[str] = set()
         self.numbers: set[int] = set()
         self._inside = set(map(id, inside))
-        self._held: list[tuple[Any, Read, list[Any]]] = []  # an owner, what it holds, and what it held
+        self.held: list[tuple[Any, Read, list[Any]]] = []  # an owner, what it holds, and what it held
         self._seen: dict[Any, Any] = {}
         self._waiting: deque[Any] = deque()
         count = 0
@@ -71,13 +71,14 @@ class Followed:
                 for owner, read in self._readers(value):
                     held = read()
                     count += len(held)
-                    self._held.append((owner, read, [_kept(each) for each in held]))
+                    self.held.append((owner, read, [_kept(each) for each in held]))
                     self.numbers |= {each for each in held if isinstance(each, int)}
                     self._waiting += (each for each in held if self._is_followed(each))
+        self._seen.clear()  # what is compared is held by its owner
 
     def changes(self) -> Iterator[tuple[Key, bool]]:
         """Yield what is no longer what it was, and True for each where code stands now."""
-        for owner, read, kept in self._held:
+        for owner, read, kept in self.held:
             now = read()
             if len(now) != len(kept):
                 yield (id(owner), -1), False
@@ -88,7 +89,7 @@ class Followed:
 
     def take(self) -> None:
         """Compare with what is there now from here on."""
-        self._held = [(owner, read, list(map(_kept, read()))) for owner, read, _ in self._held]
+        self.held = [(owner, read, list(map(_kept, read()))) for owner, read, _ in self.held]
 
     def _is_followed(self, value: Any) -> bool:
         return not isinstance(value, (*_SIMPLE, ModuleType, CodeType)) and id(value) not in self._inside

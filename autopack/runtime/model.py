@@ -268,15 +268,14 @@ class EnabledModel:
         """Key of what twins say of models like it; None for one whose third-party code has no such key."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
-        self.prefixes_proven_by: Callable[[Any, EnabledModel], str | None] | None = None
-        """Says why rows that begin alike would get something else, were that computed once; it runs a twin."""
-        self.parts_proven_by: Callable[[Any, EnabledModel, Labels], str | None] | None = None
-        """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
-        self.media_proven_by: Callable[[Any, EnabledModel, str, int], str | None] | None = None
-        """Says why documents may not get what they get alone with a kind of media; it runs a twin."""
+        self.twin_says: Callable[..., str | None] | None = None
+        """Returns the reason why calls of a kind would get something else, or None; it runs a twin.
+
+        A kind is "prefixes" (rows that begin alike), "parts" and labels (ranks that share rows), or "media", what they
+        are and their number in a call.
+        """
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
-        """Their answers about the model as it is: by "prefixes", "parts" and labels, or "media", kind and
-        number in a call."""
+        """Answers of twins about the model as it is, by such a kind."""
         self._renew = renew
         self._settler: object | None = None  # the thread that looks at it, marks it and proves it now
         self.link = Link(self)  # what its marks and hooks know it by
@@ -337,29 +336,28 @@ class EnabledModel:
 
     def why_prefixes_stay(self) -> str | None:
         """Return the twin's reason why common beginnings must be computed for each row, or None."""
-        if self.is_settling or self.prefixes_proven_by is None:
+        if self.is_settling or self.twin_says is None:
             return None
-        return self._ask_twin(self.prefixes_proven_by, "prefixes")
+        return self._ask_twin("prefixes")
 
     def why_rows_stay_whole(self, labels: Labels) -> str | None:
         """Return the twin's reason why ranks cannot share its rows in calls with such labels, or None."""
-        if self.parts_proven_by is None:
-            return None
-        return self._ask_twin(self.parts_proven_by, "parts", labels)
+        return None if self.twin_says is None else self._ask_twin("parts", labels)
 
     def why_media_meet(self, kind: str, count: int) -> str | None:
         """Return the twin's reason why so many such media may change results of documents, or None.
 
         The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
         """
-        if not self.options.verify or self.is_settling or self.media_proven_by is None:
+        if not self.options.verify or self.is_settling or self.twin_says is None:
             return None
-        return self._ask_twin(self.media_proven_by, "media", kind, max(4, 1 << (count - 1).bit_length()))
+        return self._ask_twin("media", kind, max(4, 1 << (count - 1).bit_length()))
 
-    def _ask_twin(self, ask: Callable[..., str | None], *question: Any) -> str | None:
+    def _ask_twin(self, *question: Any) -> str | None:
         if question not in self.said_by_twins:
+            assert self.twin_says is not None
             with self.settling():
-                self.said_by_twins[question] = ask(self.anatomy.entries[0], self, *question[1:])
+                self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
         return self.said_by_twins[question]
 
     def implementations(self) -> tuple[str, ...]:
