@@ -48,7 +48,7 @@ class CorpusTooSmall(AutopackError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained, and for how long. The defaults take about two minutes on two CPU cores."""
+    """Settings of the training. The defaults take about two minutes on two CPU cores."""
 
     steps: int = 25
     seed: int = 0

@@ -1,4 +1,4 @@
-"""What autopack raises. Every message names what was wanted, what was found and the way out."""
+"""Errors of autopack. Every message names what was wanted, what was found and the way out."""
 
 from __future__ import annotations
 

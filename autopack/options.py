@@ -55,7 +55,7 @@ def option(default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for: see `autopack.enable`."""
+    """Options of `autopack.enable`."""
 
     backend: str = option(
         "auto", "what computes attention on packed rows", ("auto", *(module.name for module in _BACKENDS))

@@ -27,9 +27,9 @@ BOUNDS = {
     "lines over 110 characters": 1_403,
     "files over 400 lines": 0,
     "class names in two places": 13,
-    "docstrings that begin with a question word": 80,
+    "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 9,
-    "files that a packed call visits": 36,
+    "files that a packed call visits": 35,
     "calls of the package in it": 349,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""

@@ -1,4 +1,4 @@
-"""How far two results are apart, and how far apart rounding may bring them."""
+"""Differences between two results, and the bounds below which they are rounding."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Arm:
 
     @property
     def packed(self) -> bool:
-        """Whether its batches are packed rows."""
+        """True if its batches are packed rows."""
         return self.form not in (PADDED, GROUPED)
 
 

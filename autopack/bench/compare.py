@@ -47,7 +47,7 @@ class CannotBench(AutopackError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed; `batches` and `rounds` of None are as many as fit into the seconds.
+    """Settings of a race; `batches` and `rounds` of None are as many as fit into the seconds.
 
     The documents of a batch begin with the same `prompt` of so many tokens.
     """
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """What `compare` found, in the order of the arms; `documents` are the lengths in every padded batch."""
+    """Outcomes of `compare`, in the order of the arms; `documents` are the lengths in every padded batch."""
 
     settings: Settings
     origin: dict[str, Any]

@@ -25,7 +25,7 @@ CallsOf = Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]]
 
 @dataclass
 class Outcome:
-    """What became of one arm: its loss, bytes, and seconds of every pass over so many real tokens.
+    """Results of one arm: its loss, bytes, and seconds of every pass over so many real tokens.
 
     It is compared with the outcome of the `baseline`, whose is None: losses count as equal within the relative
     `tolerance`.
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def timed(self) -> bool:
-        """Whether there are times, of every round."""
+        """True if there are times, of every round."""
         return self.failed is None and bool(self.seconds)
 
     @property
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def ratio(self) -> Spread | None:
-        """How many times as fast as the baseline it is."""
+        """Its speed as a multiple of the baseline's."""
         return self.over(self.baseline or self)
 
     @property
@@ -70,23 +70,23 @@ class Outcome:
 
     @property
     def same_loss(self) -> bool | None:
-        """Whether it has the baseline's loss within rounding; None where either has none."""
+        """True if it has the baseline's loss within rounding; None if either has none."""
         off = self.difference
         return None if off is None else math.isfinite(off) and off <= self.tolerance
 
     @property
     def leaks(self) -> bool:
-        """Whether it has another loss than the baseline, as packed rows of stock are known to have."""
+        """True if it has another loss than the baseline, as packed rows of stock are known to have."""
         return self.same_loss is False and self.arm == STOCK_ROW
 
     @property
     def wrong(self) -> bool:
-        """Whether it has another loss than the baseline, and nobody knows why."""
+        """True if it has another loss than the baseline for no known reason."""
         return self.same_loss is False and self.arm != STOCK_ROW
 
     @property
     def says(self) -> str:
-        """What may be said of the ratio."""
+        """The ratio in words."""
         if self.arm == BASELINE:
             return "what the others are compared with"
         return "nothing to compare with" if self.ratio is None else verdict(self.ratio)

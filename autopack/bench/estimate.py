@@ -1,4 +1,4 @@
-"""What packing would gain on a data set: padding, tokens and attention of padded batches and of packed rows.
+"""The gain of packing on a data set, from lengths: padding, tokens and attention of padded batches and of packed rows.
 
 Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are lengths.
 """
@@ -60,7 +60,7 @@ class Arm:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """What packing would gain; `str()` is a table, and `found[name]` the packed arm of that name.
+    """The estimated gain; `str()` is a table, and `found[name]` the packed arm of that name.
 
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
@@ -133,7 +133,7 @@ class Estimate:
         )
 
     def _head(self) -> list[str]:
-        """What was given, in words: a line, and one more where documents are longer than a row."""
+        """Return the data in words: a line, and one more if documents are longer than a row."""
         counts = self.counts
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
         over = [
@@ -162,7 +162,7 @@ class Estimate:
         yield caption, "<>>>>>", (22, 12, 10, 14, 17, 10), [head, *rows]
 
     def _notes(self) -> list[str]:
-        """How it was counted, in lines."""
+        """Return lines that say what was counted."""
         cost = self.cost
         column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
         groups = any("groups" in arm.name for arm in self.packed)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def origin() -> dict[str, Any]:
-    """When, where and with what: to be taken at the start, so that the load is not one's own."""
+    """Return the time, machine and versions; call it first, so that the load is not that of the benchmark."""
     import torch
 
     return {

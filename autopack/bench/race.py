@@ -26,7 +26,7 @@ FASTER, SLOWER, NOISY, TOO_FEW = "faster", "slower", "too noisy to tell", "too f
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is timed, the state that it runs in, and what is done in that state before the time is taken."""
+    """A function to time, the state that it runs in, and a function that is called in that state before."""
 
     run: Callable[[], Any]
     state: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -121,7 +121,7 @@ class Spread:
 
     @property
     def rounded(self) -> Spread:
-        """What is shown: to the unit, the interval outward."""
+        """Return the same as it is shown: to the unit, the interval outward."""
         unit = self.unit
         if unit == 0:
             return self
@@ -142,7 +142,7 @@ def _place(value: float) -> float:
 
 
 def verdict(ratio: Spread) -> str:
-    """What a ratio of speeds says, as it is shown: 1 in the interval after rounding is 1 in the interval."""
+    """Return a ratio of speeds in words, as it is shown: 1 in the interval after rounding is 1 in the interval."""
     if ratio.count < LEAST:
         return TOO_FEW
     shown = ratio.rounded

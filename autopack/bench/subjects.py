@@ -1,4 +1,4 @@
-"""What is timed: random models of any type in a given size, and lengths of documents like those of known data sets."""
+"""Subjects of benchmarks: random models of any type in a given size, and lengths of documents like known data."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def build(
 
 
 def longest_document(model: PreTrainedModel) -> int | None:
-    """How many tokens a document may have by the model's configuration, or None where it does not say."""
+    """Return the most tokens of a document by the model's configuration; None if it does not say."""
     from autopack.inspection.configs import text_config
     from autopack.registry import first_position
 

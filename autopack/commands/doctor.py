@@ -91,7 +91,7 @@ def examine() -> Diagnosis:
 
 
 def _imports(name: str, module: str, found: Diagnosis) -> bool:
-    """Whether an installed package can be imported; where it cannot, that becomes a problem."""
+    """Return True if an installed package can be imported; add a problem to `found` if not."""
     if found.packages.get(name) is None:
         return False
     try:

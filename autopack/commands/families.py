@@ -63,7 +63,7 @@ def describe(family: Family) -> dict[str, Any]:
 
 
 def of_type(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is known of one model type: its family and path, or why it is refused."""
+    """Return facts on one model type: its family and path, or the reason why it is refused."""
     family = next((f for f in found if name in f["model_types"]), None)
     row = {"type": name, "served": family is not None, "family": None, "path": None, "refused": None}
     if family is not None:
@@ -73,7 +73,7 @@ def of_type(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
-    """What the registry says of a type that no family lists, by the structure of the model that transformers has."""
+    """Return the registry's answer for a type that no family lists, from the structure of transformers' model."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
-    """What to start, and whether it only launches the processes that train."""
+    """Return the command to start, and True if it only launches the processes that train."""
     if is_module:
         return [*_interpreter(), "-m", script], script.partition(".")[0] in _LAUNCHERS
     path = Path(script)
@@ -108,7 +108,7 @@ def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
 
 
 def _runs_by_itself(path: Path) -> bool:
-    """Whether this is a program and no Python script: a shell script that calls torchrun, or an interpreter."""
+    """Return True for a program that is no Python script: a shell script that calls torchrun, or an interpreter."""
     if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:

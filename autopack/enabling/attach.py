@@ -41,7 +41,7 @@ def examine(
 
 
 def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
-    """What a model is made of, and what of its family concerns it."""
+    """Return the parts of a model, and the facts of its family that concern it."""
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
@@ -97,7 +97,7 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Whether the loss of an entry whose forward is somebody else's shifts labels: it is run to see."""
+    """Return True if the loss of an entry with a third-party forward shifts labels; it is run to see."""
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -160,7 +160,7 @@ def strip_severed(part: nn.Module) -> bool:
 
 
 def _is_severed(hook: Any) -> bool:
-    """Whether a hook is of an enabled model that its module is no longer a part of."""
+    """Return True for the hook of an enabled model that its module is no longer a part of."""
     if not isinstance(hook, _HOOKS):
         return False
     link = hook.entry.link if isinstance(hook, EntryHook | ExitHook) else getattr(hook, "link", None)

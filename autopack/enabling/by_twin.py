@@ -49,7 +49,7 @@ _TOKENS = 13
 
 
 def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
-    """What a twin of a model says of it. Raises `NoTwin` where it says nothing.
+    """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for another one.
     Where its `code` is all of libraries, the answer is kept for the next model of the kind in this process.
@@ -66,7 +66,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
-    """What `first_label_counts` says of the twin of an entry, by its level; None where it does not say."""
+    """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
 
     def ask() -> bool | None:
         twin = with_what_is_on(model, twins.of(model, torch.float32))
@@ -134,7 +134,7 @@ class _AllRefused(Exception):
 
 @dataclass
 class _Answer:
-    """What the audit of a twin in one precision says: why packed rows, labels and padded batches are not exact."""
+    """The audit of a twin in one precision: reasons why packed rows, labels and padded batches are not exact."""
 
     twin: Twin
     part: PreTrainedModel
@@ -207,7 +207,7 @@ def _do_without_kernels(model: PreTrainedModel) -> None:
 
 
 def _is_ours(failure: str) -> bool:
-    """Whether a call was refused by autopack, which is a result."""
+    """Return True if autopack refused a call, which is a result."""
     from autopack import errors
 
     name = failure.partition(":")[0]
@@ -272,8 +272,9 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Whether what is on a module is code that works on another one: a loss, a method, a forward of somebody else's, a
-    function without a closure."""
+    """Return True for code on a module that works on another one.
+
+    It is a loss, a method, a third-party forward, or a function without a closure."""
     if name == "_loss_function":
         return True
     if name == "forward" and isinstance(value, (FunctionType, partial)):

@@ -293,9 +293,9 @@ def disable(model: Any) -> None:
 
 
 def is_enabled(model: Any) -> bool:
-    """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy.
+    """Return True if `enable` is in force on this model, the transformers model inside it, or a trainer's policy.
 
-    Of a list, tuple or dict: whether it is on all of them.
+    Of a list, tuple or dict: True if it is on all of them.
     """
     parts = parts_of(model)
     if parts is not None:

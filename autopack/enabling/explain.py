@@ -1,4 +1,4 @@
-"""What would become of a call and why, in words: `handle.explain`, which runs nothing."""
+"""The plan of a call and its reason, in words: `handle.explain`, which runs nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopack.runtime.tally import Volume, number_of
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a call at one model: the name of its class, what is done, why, and how much of it runs."""
+    """The decision on a call at one model: the name of its class, what is done, why, and how much of it runs."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class Decision:
 
     @property
     def amount(self) -> str:
-        """How many documents and tokens run, where that is decided here."""
+        """The documents and tokens that run, if that is decided here."""
         if self.volume is None:
             return ""
         documents = number_of(self.volume.documents, "document")
@@ -45,7 +45,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What would become of a call of an enabled model. `decisions` has one for each model that it is left to, the
+    """The plan of a call of an enabled model. `decisions` has one for each model that it is left to, the
     outermost first; the last one is what is done. `notes` say what would come before it."""
 
     decisions: tuple[Decision, ...]
@@ -59,7 +59,7 @@ class Explanation:
 
     @property
     def what(self) -> str:
-        """What is done."""
+        """The decision in words."""
         return self.decisions[-1].what
 
     @property
@@ -79,7 +79,7 @@ class Explanation:
 
 
 def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
-    """What would become of a call of a model with these arguments, without running it."""
+    """Return the plan of a call of a model with these arguments, without running it."""
     decisions: list[Decision] = []
     outer: Activation | None = None
     arguments, kept = kwargs, set[str]()
@@ -112,7 +112,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _volume_of(call: Call, plan: Plan) -> Volume | None:
-    """How much runs, where that is decided at this entry."""
+    """Return the counts of what runs, if that is decided at this entry."""
     if plan.defers or plan.volume is not None or call.volume is None:
         return None if plan.defers else plan.volume
     return call.volume.without_padding() if plan.packs else call.volume

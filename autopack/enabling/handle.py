@@ -1,4 +1,4 @@
-"""What `enable` returns: what was done to one model, or to the models of a trainer, and how to take it back."""
+"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to take it back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Handle", "Handles", "TrainerHandle"]
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """What `enable` did to one model. Also a context manager that disables on leaving.
+    """The handle of one enabled model. Also a context manager that disables on leaving.
 
     It keeps the model alive, as any other reference does, also after `remove`; an enabled model to which nobody has a
     reference, nor to its handle, is collected, and what stands for it in transformers goes with it.
@@ -85,16 +85,16 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def verified(self) -> str:
-        """How the model was found to be exact, as it is now."""
+        """The proof that the model is exact, as it is now, in words."""
         return self.enabled.proof.how
 
     @property
     def tally(self) -> Tally:
-        """What became of calls: padded batches that ran as packed rows or were left, and how full rows were."""
+        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows were."""
         return self.enabled.tally
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """What would become of a call of the model with these arguments and why, in words; nothing is run.
+        """Return the plan of a call of the model with these arguments and its reason, in words; nothing is run.
 
         `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its padding or as it came,
         for what reason, and how many documents and tokens it has. A call that autopack would refuse is explained too.
@@ -107,7 +107,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def checked(self) -> Checked | None:
-        """What checks of calls have found; None where no call is to be checked.
+        """Counts of checked calls; None if no call is to be checked.
 
         Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and every Nth training
         call if that was asked for.
@@ -140,7 +140,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def _prefixes(self) -> str:
-        """What becomes of what rows of a batch begin with in common, in words."""
+        """Return in words whether common beginnings of rows are computed once."""
         share, reason = self.enabled.options.share, why_not(self.enabled)
         if not share:
             return "share=False"
@@ -163,7 +163,7 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 class TrainerHandle(AbstractContextManager["TrainerHandle"]):
-    """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving.
+    """The handle of the models of a trainer. Also a context manager that disables them all on leaving.
 
     `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
     `kept` are columns of its data that it would have dropped, as its model does not name them; `cut` says why
@@ -177,7 +177,7 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
 
     @property
     def tally(self) -> Tally:
-        """What became of calls: the tally of its model, or of several models the sum as it is now."""
+        """Counts of calls: the tally of its model, or of several models the sum as it is now."""
         tallies = [handle.tally for handle in self.handles.values()]
         if len(tallies) == 1:
             return tallies[0]
@@ -187,7 +187,7 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         return total
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """What would become of a call of its models with these arguments and why; nothing is run.
+        """Return the plan of a call of its models with these arguments and its reason; nothing is run.
 
         Of several models each decision has the attribute of its model before the name, that of the trained model last.
         Raises `ValueError` where one is disabled.
@@ -230,7 +230,7 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
 
 
 class Handles(AbstractContextManager["Handles"]):
-    """What `enable` did to several models. Also a context manager that disables them all on leaving.
+    """The handle of several enabled models. Also a context manager that disables them all on leaving.
 
     `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
     """

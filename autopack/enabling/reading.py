@@ -1,4 +1,4 @@
-"""What of a model an audit can call, and how its report is read."""
+"""The part of a model that an audit can call, and the reading of its report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
 
 
 def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
-    """Why nobody knows what a model's forward makes of padding, where only the model in it was tested, or None.
+    """Return the reason why padding is unknown to a model's forward if only the model in it was tested, or None.
 
     Transformers' heads for choices make them the rows of a batch and read the first token of each.
     """
@@ -68,7 +68,7 @@ def why_not_left_out(report: LeakReport, is_whole: bool) -> str | None:
 
 
 def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
-    """Whether documents of packed rows meet only in what a model does with the states of the encoder in it.
+    """Return True if documents of packed rows meet only in the head that reads the states of the encoder.
 
     The encoder is transformers' own, so it can run padded batches without their padding and give the states back; the
     audit has seen that the head does with them what it does in stock. Who enables a `causal` model has packed rows in

@@ -1,4 +1,4 @@
-"""Which functions of transformers autopack stands at for one model."""
+"""The functions of transformers that autopack replaces for one model."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class _Clock:
 
 
 def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:
-    """What is logged of what ran in so many seconds; nothing where nothing ran.
+    """Return the logged numbers of some calls in so many seconds; none if nothing ran.
 
     What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through what is missing,
     and a summary keeps the last number that there was.
@@ -147,7 +147,7 @@ def take_logs(trainer: Any) -> None:
 
 
 def logs_packing(trainer: Any) -> bool:
-    """Whether a trainer has the callback."""
+    """Return True if a trainer has the callback."""
     return any(isinstance(each, PackingLogs) for each in _callbacks(trainer))
 
 

@@ -1,4 +1,4 @@
-"""What a tiny twin says of kinds of calls: rows that begin alike, parts of rows on ranks, documents with media."""
+"""Answers of a tiny twin about kinds of calls: rows that begin alike, parts of rows on ranks, documents with media."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MOST = 256
 
 
 def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
-    """Why rows that begin alike would not get what stock gives them, were that computed once, in words, or None."""
+    """Return the reason why rows that begin alike cannot share that, in words, or None."""
 
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
         twin = make()
@@ -122,7 +122,7 @@ def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Resul
 
 
 def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
-    """Why ranks that share rows would not get what one rank gets of whole rows, in words; None where its twin's do.
+    """Return the reason why ranks that share rows get other results than one rank of whole rows, or None.
 
     With labels a call asks for a loss too. Those of all parts have to add up: of `num_items_in_batch` tokens where the
     loss is of shifted labels, else by the tokens that each part counts.
@@ -229,7 +229,7 @@ def _together(parts: list[Results]) -> Results:
 
 
 def _why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
-    """Why documents with `count` media of a kind may not get what they get alone, in words; None where its twin's do.
+    """Return the reason why documents with `count` media of a kind may not get what they get alone, or None.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
     """
@@ -336,7 +336,7 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refu
 
 
 def _difference(found: Results, wanted: Results, dtype: torch.dtype) -> str | None:
-    """What two calls give differently, in words; None where that is rounding."""
+    """Return the difference between two calls in words; None if that is rounding."""
     if wanted.keys() != found.keys() or not wanted:
         return "its twin gives other outputs"
     for name, value in wanted.items():

@@ -1,4 +1,4 @@
-"""What third-party code reads, so that a change of it is noticed.
+"""Values that third-party code reads, so that a change of them is noticed.
 
 A user redefines a function in a notebook, reloads a module, or changes a number or a dictionary
 entry beside it. The model that uses it is then another one, and nothing on the model itself shows

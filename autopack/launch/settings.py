@@ -1,4 +1,4 @@
-"""What ``autopack run`` can be told, as options and as environment variables, and the variables that carry it.
+"""Settings of ``autopack run``, as options and as environment variables, and the variables that carry them.
 
 Read in every process that the command reaches, so nothing here imports torch or transformers.
 """
@@ -23,7 +23,7 @@ DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """How models are enabled under `autopack run`: the command line and the reading of the environment follow it."""
+    """Options of models under `autopack run`: the command line and the reading of the environment follow it."""
 
     strict: bool = option(
         False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"

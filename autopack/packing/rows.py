@@ -28,7 +28,7 @@ BLOCK = 1 << 20
 
 
 class Marks(NamedTuple):
-    """What rows say of their documents: the first position of each, and that no token predicts the first label."""
+    """Marks of documents in rows: the first position of each, and no target at its first token."""
 
     first_position: int = 0
     mask_first_label: bool = True

@@ -63,7 +63,7 @@ class Bar:
 
     @property
     def end(self) -> float:
-        """Where the bar and its interval end."""
+        """The end of the bar and its interval."""
         return max(self.value or 0.0, *(self.interval or (0.0, 0.0)))
 
 
@@ -207,7 +207,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Influence:
-    """How much each thing (column) changes each other (row), (things, things); nan on the diagonal.
+    """Changes of each thing (row) by each other (column), (things, things); nan on the diagonal.
 
     What is not more than `rounding` is as light as nothing.
     """

@@ -18,7 +18,7 @@ def table(head: Row, rows: Iterable[Row], sides: str, caption: str = "") -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
-    """What is said of something: a name and a text in each line."""
+    """Return a list of facts: a name and a text in each line."""
     return _part("facts", [(caption, list(pairs))])
 
 

@@ -1,4 +1,4 @@
-"""Whether anything of one document of a live packed call reaches another one, told by gradients.
+"""Leaks between documents of a live packed call, found by gradients.
 
 A document cannot always be cut out of a call and run alone: what of its images is its own, for one, only its model
 knows. But what has no part in a result gives it no gradient. So of the embedded tokens of a call, and of its media, the
@@ -155,7 +155,7 @@ class _Run:
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
-        """Whether there are media of numbers, none of which has a part in the results."""
+        """Return True if there are media of numbers, none of which has a part in the results."""
         found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 

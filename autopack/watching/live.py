@@ -35,7 +35,7 @@ _REPLACED = "when other documents were replaced"
 
 
 class _Mine(threading.local):
-    """Whether this thread is at a check: the calls of a check are none of the user's."""
+    """The state of a thread: `checking` while it runs calls of a check, which are not the user's."""
 
     checking = False
 
