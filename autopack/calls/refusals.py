@@ -113,6 +113,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
         _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
     refuse_early_positions(call, layout)
+    _refuse_uneven_chunks(call, layout)
     if call.model.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
@@ -133,6 +134,18 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
             f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches.",
             code="result-per-row",
         )
+
+
+def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
+    """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
+    for module in call.model.anatomy.chunked:
+        size = vars(module)["chunk_size_feed_forward"] or 1
+        if layout.columns % size:
+            raise InvalidPacking(
+                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "
+                f"{layout.columns} are no multiple of that. Pad them: PackingCollator(pad_to_multiple_of={size}).",
+                code="does-not-fit",
+            )
 
 
 def refuse_unnamed(call: Call) -> None:
