@@ -10,71 +10,79 @@ import transformers
 from torch import nn
 
 from autopack.tiny.models import randomize
-from tests.unfamiliar.common import (
+from tests.engine import (
+    FLOAT64,
+    IGNORED,
     IN_FLOAT32,
     LENGTHS,
+    WHEN,
+    Call,
+    Calls,
+    Property,
     Result,
-    Way,
-    build,
     check,
     errors,
-    gradients,
     ids,
+    in_rows,
     must_be_exact,
-    spans,
+    table,
 )
-
-pytestmark = pytest.mark.sampled(2)
+from tests.subjects import build
 
 ROUTED = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "phimoe", "dbrx", "jamba", "minimax", "gpt_oss")
 PADDING = 6
 
 
-def padded(model: Any) -> Result:
+class Routed(Call):
     """Stock counts the real tokens of a padded batch, so its router loss is that of the documents."""
-    return _with_router_loss(model, Way(given={"output_router_logits": True}), "padded")
+
+    behind = 0
+    """Columns of padding behind the documents of a packed row."""
+
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+        if self.behind and self.is_row(arguments["input_ids"]):
+            filled = {"input_ids": 0, "labels": IGNORED, "position_ids": 0}
+            arguments = {n: nn.functional.pad(arguments[n], (0, self.behind), value=v) for n, v in filled.items()}
+            arguments["attention_mask"] = nn.functional.pad(torch.ones_like(ids()), (0, self.behind))
+        self.kept.append(model(**arguments, output_router_logits=True))
+        return self.kept[-1]
+
+    @property
+    def kept(self) -> list[Any]:
+        return vars(self).setdefault("_kept", [])
+
+    def with_router_loss(self, result: Result) -> Result:
+        result.documents.append(self.kept[-1].aux_loss.detach().reshape(1, 1))
+        result.limits = IN_FLOAT32  # several types compute the router loss in float32
+        return result
+
+    def packed(self, model: Any) -> Result:
+        return self.with_router_loss(super().packed(model))
+
+    def padded(self, model: Any, side: str = "right") -> Result:
+        return self.with_router_loss(super().padded(model, side))
 
 
-def packed(model: Any) -> Result:
-    return _with_router_loss(model, Way(given={"output_router_logits": True}), "packed")
+class RoutedAndPadded(Routed):
+    behind = PADDING
 
 
-class PackedAndPadded(Way):
-    """The packed row with columns of padding behind the documents."""
-
-    def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
-        if arguments["input_ids"].shape != ids().shape:
-            return super()._call(model, arguments)
-        behind = {"input_ids": 0, "labels": -100, "position_ids": 0}
-        given = {name: nn.functional.pad(arguments[name], (0, PADDING), value=v) for name, v in behind.items()}
-        mask = nn.functional.pad(torch.ones_like(ids()), (0, PADDING))
-        return super()._call(model, {**given, "attention_mask": mask})
+def routed(_: str, call: type[Routed], run: str) -> Calls:
+    return ((getattr(call(), run), Routed().padded),)
 
 
-def packed_and_padded(model: Any) -> Result:
-    return _with_router_loss(model, PackedAndPadded(given={"output_router_logits": True}), "packed")
+RUNS = [(Routed, "packed"), (RoutedAndPadded, "packed"), (Routed, "padded")]
 
 
-def _with_router_loss(model: Any, way: Way, how: str) -> Result:
-    kept: list[Any] = []
-
-    class Keeping(type(way)):  # type: ignore[misc]
-        def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
-            kept.append(super()._call(model, arguments))
-            return kept[-1]
-
-    result = getattr(Keeping(**{name: getattr(way, name) for name in way.__dataclass_fields__}), how)(model)
-    result.documents.append(kept[-1].aux_loss.detach().reshape(1, 1))
-    result.within = IN_FLOAT32  # several types compute the router loss in float32
-    return result
+@table([
+    Property("router losses count real tokens", [(t, *run) for t in ROUTED for run in RUNS], None, routed, WHEN,
+             make=lambda model_type, *_: build(model_type, router_aux_loss_coef=0.5)),
+])  # fmt: skip
+def test_an_output(subject, case):
+    subject.hold(*case)
 
 
-@pytest.mark.parametrize("run", [packed, packed_and_padded, padded])
-@pytest.mark.parametrize("model_type", ROUTED)
-def test_router_losses_count_real_tokens(model_type, run):
-    must_be_exact(lambda: build(model_type, router_aux_loss_coef=0.5), ((run, padded),))
-
-
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "mixtral", "dbrx"])
 def test_the_reference_of_router_losses_counts_no_padding(model_type):
     """The control: more padding changes nothing in stock, and no mask changes the router loss."""
@@ -132,13 +140,12 @@ def tower(name: str) -> Any:
 
 def _rows(side: str) -> dict[str, torch.Tensor]:
     parts = [part.clone() for part in (ids() % 90 + 5)[0].split(LENGTHS)]
-    longest = max(LENGTHS)
     for part in parts:
         part[-1] = EOS
-    missing = [(0, longest - len(p)) if side == "right" else (longest - len(p), 0) for p in parts]
-    tokens = torch.stack([nn.functional.pad(p, m) for p, m in zip(parts, missing, strict=True)])
-    real = [nn.functional.pad(torch.ones_like(p), m) for p, m in zip(parts, missing, strict=True)]
-    return {"input_ids": tokens, "attention_mask": torch.stack(real)}
+    return {
+        "input_ids": in_rows(parts, side),
+        "attention_mask": in_rows([torch.ones_like(part) for part in parts], side),
+    }
 
 
 def pooled(model: Any, side: str = "right") -> Result:
@@ -152,10 +159,10 @@ def pooled(model: Any, side: str = "right") -> Result:
     results += [] if pooler is None else list(pooler[:, None])
     weights = torch.randn(len(results), generator=torch.Generator().manual_seed(0))
     loss = sum((part.square().sum() * weight for part, weight in zip(results, weights, strict=True)), torch.zeros(()))
-    loss.backward()
-    return Result([part.detach() for part in results], loss.detach(), gradients(model))
+    return Result.of(model, results, loss, FLOAT64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_poolers_of_text_towers_give_every_row_its_own(name, mode):
@@ -165,6 +172,7 @@ def test_poolers_of_text_towers_give_every_row_its_own(name, mode):
     must_be_exact(make, ((pooled, pooled),))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOWERS)
 def test_the_reference_of_poolers_is_the_same_for_rows_alone(name):
     """The control: what stock gives a row of the batch is what it gives that row by itself, and rows differ."""
@@ -182,4 +190,3 @@ def test_the_reference_of_poolers_is_the_same_for_rows_alone(name):
         check(Result([part[None] if part.dim() == 1 else part for part in batch.documents[len(LENGTHS) :]]), expected)
         shuffled = Result(expected.documents[1:] + expected.documents[:1])
         assert errors(shuffled, expected)["states"] > 1e-2
-    assert len(spans()) == len(LENGTHS)
