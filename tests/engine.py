@@ -43,14 +43,16 @@ class Limits(NamedTuple):
     """transformers computes it in float32: rounding leaves about 1e-7."""
     gradients: float = 1e-4
     """They come through that loss, and sums over all tokens cancel in them."""
+    least: float = 1e-2
+    """Scale of the smallest gradients, of the largest of all: some are zero but for rounding, as a key's bias."""
 
 
 FLOAT64 = Limits(1e-9)
 """Rounding leaves about 1e-14, and leaks start near 1e-2."""
 IN_FLOAT32 = Limits(1e-5)
 """For types whose own code computes a part in float32 whatever its inputs are; rounding leaves about 1e-7."""
-FLOAT32 = Limits(1e-4, gradients=1e-3)
-"""As in the auditor: rounding leaves about 1e-6, and sums over tokens and layers make more of it."""
+FLOAT32 = Limits(1e-4)
+"""As in the auditor: rounding leaves about 1e-6."""
 FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
 
 WHEN = ("before", "after")
@@ -108,8 +110,7 @@ def errors(found: Result, expected: Result) -> dict[str, float]:
         assert found.loss is not None, "stock gives a loss, and the enabled model none"
         result["loss"] = float(((found.loss - expected.loss).abs() / expected.loss.abs()).detach())
         assert found.gradients.keys() == expected.gradients.keys()
-        # Some gradients are zero but for rounding (that of a key's bias) and have no scale of their own.
-        least = 1e-2 * max(float(g.abs().max()) for g in expected.gradients.values())
+        least = expected.limits.least * max(float(g.abs().max()) for g in expected.gradients.values())
         result["gradients"] = max(
             float((found.gradients[name] - g).abs().max() / max(float(g.abs().max()), least))
             for name, g in expected.gradients.items()
