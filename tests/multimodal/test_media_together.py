@@ -13,7 +13,8 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import as_videos, labels_of
-from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import same_gradients
 from tests.multimodal.test_sounds import with_sounds
 from tests.support.refusals import refused
 
@@ -81,8 +82,7 @@ def test_documents_with_all_kinds_of_media(model_type):
         total, count, first = total + expected.loss * compared, count + compared, first + length
     (total / count).backward()
     assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-4)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+    same_gradients(model, stock, least=1e-5)
 
 
 @pytest.mark.parametrize("model_type", TYPES[:2])

@@ -19,10 +19,11 @@ from autopack import registry, tiny
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from compat.images import alone, compare, packed, spans
+from compat.images import alone, compare, packed
 from compat.with_images import cast
 from compat.with_sounds import documents
 from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import as_alone, hold, padded, rows_with_padding, worst
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -64,16 +65,6 @@ def with_sounds(model_type: str, **others: Any) -> Any:
     return model
 
 
-def hold(errors: dict[str, float]) -> None:
-    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
-    assert all(value <= bounds[name] for name, value in errors.items()), errors
-
-
-def worst_error(logits: torch.Tensor, stock: Any, found: list[Document]) -> float:
-    """Of the documents of one row."""
-    return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found]))
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", types_of(TASKS))
 def test_documents_with_sounds_get_what_they_get_alone(model_type):
@@ -96,7 +87,7 @@ def test_sounds_of_any_lengths(model_type):
     found = [sounds.document(stock, [1, SOUND, 2], seed=2 * n, frames=n) for n in lengths]
     with autopack.enable(model, verify=False):
         logits = model(**packed(model, [found])).logits
-    assert worst_error(logits, stock, found) <= FLOAT32
+    assert worst(logits, stock, [found]) <= FLOAT32
 
 
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
@@ -107,26 +98,21 @@ def test_where_padding_would_tell_sounds_have_one_length(model_type):
         with refused("media-mixed"):
             model(**packed(model, [documents(stock)]))
         one = documents(stock)[:1] + documents(stock)[2:3]  # with nothing longer beside it
-        assert worst_error(model(**packed(model, [one])).logits, stock, one) <= FLOAT32
+        assert worst(model(**packed(model, [one])).logits, stock, [one]) <= FLOAT32
 
 
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
 def test_padding_tells_there(model_type):
     """Negative control: stock gives a sound something else in a batch where another is longer, in no packed row."""
     stock = with_sounds(model_type)
-    worst = 0.0
+    most = 0.0
     for seed in (2, 4, 6, 8):  # of the speakers that Nemotron tells in the last frames, few change
         short = sounds.document(stock, [2, SOUND, 3], seed=seed, frames=17)
         long = sounds.document(stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40)
-        columns = max(len(short), len(long))
-        call = media_rows.row(stock, [short, long])
-        for name in short.tokens:
-            rows = (d.tokens[name][0] for d in (short, long))
-            call[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
-        mask = torch.stack([(torch.arange(columns) < len(d)).long() for d in (short, long)])
-        logits = stock(**call, attention_mask=mask, use_cache=False).logits
-        worst = max(worst, error(logits[0, : len(short)], alone(stock, short).logits[0]))
-    assert worst > LEAK
+        call = padded(stock, [short, long]) | {"labels": None}
+        logits = stock(**call, use_cache=False).logits
+        most = max(most, error(logits[0, : len(short)], alone(stock, short).logits[0]))
+    assert most > LEAK
 
 
 @pytest.mark.parametrize(
@@ -138,23 +124,17 @@ def test_stock_leaks_in_the_plain_call(model_type):
     call = packed(stock, [found])
     if model_type == "fun_asr_nano":
         call["attention_mask"] = torch.ones_like(call["input_ids"])
-    assert worst_error(stock(**call).logits, stock, found) > LEAK
+    assert worst(stock(**call).logits, stock, [found]) > LEAK
 
 
 def test_two_rows_with_padding_behind_them():
     stock, model = with_sounds("qwen3_asr"), with_sounds("qwen3_asr")
     found = documents(stock)
-    rows, columns = (found[:3], found[3:]), max(sum(map(len, found[:3])), len(found[3]))
-    call = media_rows.rows(stock, [found])
-    ids = [torch.cat([d.tokens["input_ids"][0] for d in each]) for each in rows]
-    call["input_ids"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in ids])
-    numbers = [torch.cat([torch.full((len(d),), n + 1) for n, d in enumerate(each)]) for each in rows]
-    call["attention_mask"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in numbers])
-    assert (call["attention_mask"] == 0).any()
+    rows = [found[:3], found[3:]]
     with autopack.enable(model, verify=False):
-        logits = model(**call).logits
-    for document, row, a, b in spans(rows):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+        output = model(**rows_with_padding(stock, rows))
+    assert worst(output.logits, stock, rows) <= FLOAT32
+    as_alone(output, model, stock, rows)
 
 
 class TestPaddingOfSounds:
@@ -187,7 +167,7 @@ class TestPaddingOfSounds:
         fewer = Document({name: value[:, kept] for name, value in longer.tokens.items()}, (cut,))
         found = [long, fewer]
         with autopack.enable(model, verify=False):
-            assert worst_error(model(**packed(model, [found])).logits, stock, found) <= FLOAT32
+            assert worst(model(**packed(model, [found])).logits, stock, [found]) <= FLOAT32
 
     def test_nemotron_h_omni_makes_a_feature_of_padding(self, monkeypatch):
         """Of 24 frames it makes four features, of which the mask covers three; of 22 and 31, three and four."""
@@ -200,7 +180,7 @@ class TestPaddingOfSounds:
             ):
                 model(**packed(model, [found]))
             handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-            assert worst_error(model(**packed(model, [found])).logits, stock, found) > LEAK
+            assert worst(model(**packed(model, [found])).logits, stock, [found]) > LEAK
 
     def test_granite_speech_says_of_no_frame_whether_it_is_padding(self):
         """Two sounds of as many features, of which one is a frame shorter: padding with zeros is what is seen of it."""
@@ -215,7 +195,7 @@ class TestPaddingOfSounds:
             with refused("media-mixed", match="sound 1 ends in silence or padding"):
                 model(**call)
             handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-            assert worst_error(model(**call).logits, stock, found) > LEAK
+            assert worst(model(**call).logits, stock, [found]) > LEAK
 
 
 def test_sounds_of_music_flamingo_must_not_touch():
@@ -231,9 +211,9 @@ def test_sounds_of_music_flamingo_must_not_touch():
         with refused("media-mixed", match="a document ends with one, and the next begins with one"):
             model(**packed(model, [bare]))
         apart = [bare[1], bare[0]]
-        assert worst_error(model(**packed(model, [apart])).logits, stock, apart) <= FLOAT32
+        assert worst(model(**packed(model, [apart])).logits, stock, [apart]) <= FLOAT32
         handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-        assert worst_error(model(**packed(model, [bare])).logits, stock, bare) > 1e-3
+        assert worst(model(**packed(model, [bare])).logits, stock, [bare]) > 1e-3
 
 
 def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
