@@ -7,6 +7,7 @@ of what is expected. A vector of another token moves it by more than `LEAK`.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from autopack import tiny
 from autopack.calls.per_row_outputs import REASON
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
+from tests.engine import Limits, Result, must_be_exact
 from tests.support.padded import packs_at_once, tally_of
 from tests.support.refusals import refused
 
@@ -105,6 +107,39 @@ def test_padded_batches_give_a_vector_for_each_row(tower):
         assert tally.left[REASON] == 3
         as_tuple = model(**second, return_dict=False)
         assert any(torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple)
+
+
+EVERY = {
+    **TOWERS,
+    **{name: (cls, "pooler_output") for name, cls in HOOKED.items()},
+    "XLM-R": (transformers.XLMRobertaModel, "pooler_output"),
+    "ELECTRA": (transformers.ElectraModel, "last_hidden_state"),
+    "Chinese CLIP": (transformers.ChineseCLIPTextModel, "pooler_output"),
+}
+"""Towers, and models with poolers of other kinds, or with none."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("tower", EVERY)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):
+    """By a proof of `enable`, with gradients; in stock, too, rows differ."""
+    cls, name = EVERY[tower]
+    stock = build(cls).train(mode == "train")
+
+    def run(model: Any) -> Result:
+        output = model(**padded(documents()))
+        states = output.get("last_hidden_state", ())
+        parts = [row[real] for row, real in zip(states, MASK.bool(), strict=len(states) > 0)]
+        if name != "last_hidden_state":
+            assert len(output[name]) == len(LENGTHS)
+            parts += [*output[name][:, None]]
+        loss = sum((number + 1) * part.square().sum() for number, part in enumerate(parts))
+        return Result.of(model, parts, loss, Limits(FLOAT64))
+
+    must_be_exact(partial(copy.deepcopy, stock), ((run, run),))
+    first, second, *_ = run(stock).documents[-len(LENGTHS) :]
+    assert error(first[:1], second[:1]) > LEAK
 
 
 @pytest.mark.parametrize("tower", TOWERS)

@@ -205,11 +205,18 @@ def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     return without_mask(None)(module, query, key, value, attention_mask)
 
 
-def named(patching: pytest.MonkeyPatch, model_type: str, function: Any, masks: bool) -> None:
+NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "function", "masks", "when"), alternating(NAMED, ["before", "after", "after", "before"])
+)
+def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
-    patching.setitem(AttentionInterface._global_mapping, "mine", function)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
     if masks:
-        patching.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
+    verdict(model_type, CALL.both, lambda model: model.set_attn_implementation("mine"), when)
 
 
 def over_sdpa(patching: pytest.MonkeyPatch, model_type: str, function: Any) -> None:
@@ -225,7 +232,6 @@ MIXERS = alternating(crossed(DECODERS, [shifted, averaged, attended]), STALE)
 OTHER_PARTS = alternating(crossed(DECODERS, ["feed-forward", "norm", "layer"]), STALE)
 SAME = alternating(crossed(DECODERS, [True, False], 1), STALE)
 MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for when in STALE]
-NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
 
 
 @table([
@@ -242,9 +248,6 @@ NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
     Property("the class of the whole gets a fused loss", crossed(ATTENDING, STALE, 1), patch=with_fused_loss),
     Property("a function of the module is replaced", MODULES, patch=of_module,
              make=lambda model_type, name: build(model_type, attn_implementation=FUNCTIONS[name][2])),
-    Property("an attention function under a name of its own",
-             alternating(NAMED, ["before", "after", "after", "before"]),
-             lambda model, *_: model.set_attn_implementation("mine"), patch=named),
     Property("an attention function over sdpa", alternating(crossed(ATTENDING, [careless, mine]), STALE),
              patch=over_sdpa),
     Property("the class of an encoder's layer mixes tokens", crossed(ENCODERS, STALE, 1), None,
