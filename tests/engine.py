@@ -5,8 +5,7 @@ or a setting (PEFT, checkpointing, compilation, hooks). A `Call` gives its docum
 padded batch, each as a `Result`. `verdict` says whether an enabled model is exact on such calls, or by which code it
 is refused; anything else fails. A `Property` is a row of a table: it is written once and held for many subjects.
 
-The reference is always stock with the very same change, and a packed row of which nothing is said is the control: it
-has to leak.
+The reference is stock with the very same change. The control is a packed row of which nothing is said: it has to leak.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pytest
@@ -132,11 +131,6 @@ def leaks(found: Result, expected: Result) -> bool:
     return max(errors(found, expected).values()) > LEAK
 
 
-def spans(lengths: Sequence[int] = LENGTHS) -> list[tuple[int, int]]:
-    """First and end column of each document of a row."""
-    return list(pairwise(accumulate(lengths, initial=0)))
-
-
 def ids(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
     """The tokens of all documents in one row, (1, T)."""
     return tiny.tokens(None, 1, sum(lengths), seed=seed)
@@ -154,13 +148,9 @@ def numbered(lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
 
 def in_rows(parts: Sequence[torch.Tensor], side: str = "right", value: int = 0) -> torch.Tensor:
     """A row for each of these, with padding on a side."""
-    missing = [max(map(len, parts)) - len(part) for part in parts]
-    places = [(0, n) if side == "right" else (n, 0) for n in missing]
-    behind = [(0, 0) * (part.dim() - 1) for part in parts]
-    return torch.stack([
-        nn.functional.pad(part, (*rest, *place), value=value)
-        for part, rest, place in zip(parts, behind, places, strict=True)
-    ])  # fmt: skip
+    if side == "left":
+        return in_rows([part.flip(0) for part in parts], value=value).flip(1)
+    return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
 
 
 def form_of(model: Any) -> str:
@@ -232,18 +222,14 @@ class Call:
     def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {} if self.labels is None else {self.labels: tokens}
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        return ids(lengths=self.lengths)
-
     def is_row(self, tokens: torch.Tensor) -> bool:
         """Whether a call is one of the packed row, and not of a document alone or of a padded batch."""
-        return tokens.shape[:2] == self.tokens.shape
+        return tokens.shape[:2] == (1, sum(self.lengths))
 
     def alone(self, model: Any) -> Result:
         """What each document gets by itself, and the loss over all of them."""
         documents, losses, counts = [], [], []
-        for part in self.tokens.split(tuple(self.lengths), 1):
+        for part in ids(lengths=self.lengths).split(tuple(self.lengths), 1):
             labels = self.labelled(part)
             output = self.run(model, {"input_ids": part, **labels})
             documents.append(states_of(output)[0])
@@ -262,12 +248,13 @@ class Call:
         return self._row(model, {})
 
     def _row(self, model: Any, declaration: dict[str, Any]) -> Result:
-        output = self.run(model, {"input_ids": self.tokens, **declaration, **self.labelled(self.tokens)})
+        tokens = ids(lengths=self.lengths)
+        output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
         return Result.of(model, states_of(output)[0].split(tuple(self.lengths)), loss_of(output))
 
     def padded(self, model: Any, side: str = "right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
-        parts = self.tokens[0].split(tuple(self.lengths))
+        parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
         tokens, real = in_rows(parts, side), in_rows([torch.ones_like(part) for part in parts], side)
         labels = self.labelled(tokens.masked_fill(real == 0, IGNORED))
         output = self.run(model, {"input_ids": tokens, "attention_mask": real, **labels})
@@ -361,8 +348,7 @@ def _disable(model: Any) -> None:
 
 def must_be_exact(*args: Any, **options: Any) -> None:
     """For what users have every day: refusing it is a failure."""
-    found = verdict(*args, **options)
-    assert found == "exact", found
+    assert (found := verdict(*args, **options)) == "exact", found
 
 
 @dataclass(frozen=True)

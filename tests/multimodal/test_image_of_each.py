@@ -13,7 +13,17 @@ from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, compare, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.multimodal.models import as_alone, hold, padded, rows_with_padding, twins_with_images, with_images, worst
+from tests.engine import mean_loss
+from tests.multimodal.models import (
+    as_alone,
+    hold,
+    padded,
+    rows_with_padding,
+    same_loss,
+    twins_with_images,
+    with_images,
+    worst,
+)
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -93,13 +103,12 @@ def test_frames_of_a_video_stand_before_a_document_of_git():
     call["pixel_values"] = torch.randn(len(found), 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with autopack.enable(model):
         output = model(**call, labels=call["input_ids"])
-    total, count = 0.0, 0
+    own = []
     for (document, row, a, b), pixels in zip(spans([found]), call["pixel_values"].split(1), strict=True):
         ids = document.tokens["input_ids"]
-        own = stock(input_ids=ids, pixel_values=pixels, labels=ids, use_cache=False)
-        assert error(output.logits[row, a:b], own.logits[0, -len(document) :]) <= FLOAT32
-        total, count = total + float(own.loss.detach()) * (len(document) - 1), count + len(document) - 1
-    assert float(output.loss.detach()) == pytest.approx(total / count, rel=1e-4)
+        own.append(stock(input_ids=ids, pixel_values=pixels, labels=ids, use_cache=False))
+        assert error(output.logits[row, a:b], own[-1].logits[0, -len(document) :]) <= FLOAT32
+    same_loss(output.loss, mean_loss([each.loss for each in own], [len(document) - 1 for document in found]))
 
 
 def test_hidden_states_of_git_are_those_of_its_text():
@@ -122,8 +131,6 @@ def test_labels_of_git_need_images():
             model(**{**call, "pixel_values": None}, labels=call["input_ids"])
         found = model(**call, labels=call["input_ids"]).loss
     rows = [media_rows.row(stock, [document]) for document in documents(stock)]
-    losses = [
-        (stock(**row, labels=row["input_ids"], use_cache=False).loss, row["input_ids"].numel() - 1) for row in rows
-    ]
-    expected = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+    losses = [stock(**row, labels=row["input_ids"], use_cache=False).loss for row in rows]
+    expected = mean_loss(losses, [row["input_ids"].numel() - 1 for row in rows])
     assert abs(float(found - expected)) < FLOAT32

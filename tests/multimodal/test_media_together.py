@@ -14,7 +14,8 @@ from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import as_videos, labels_of
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import same_gradients
+from tests.engine import counted, mean_loss
+from tests.multimodal.models import same_gradients, same_loss
 from tests.multimodal.test_sounds import with_sounds
 from tests.support.refusals import refused
 
@@ -42,9 +43,9 @@ def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
     return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
 
 
-def alone(model: Any, pieces: list[Document], **others: Any) -> Any:
+def alone(model: Any, pieces: list[Document], labels: Any = None) -> Any:
     call = joined(model, pieces)
-    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, **others)
+    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, labels=labels)
 
 
 def documents(model: Any) -> list[list[Document]]:
@@ -56,8 +57,7 @@ def documents(model: Any) -> list[list[Document]]:
 
 
 def packed(model: Any, found: list[list[Document]]) -> dict[str, Any]:
-    lengths = [sum(map(len, pieces)) for pieces in found]
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    positions = counted([sum(map(len, pieces)) for pieces in found])
     return {**joined(model, [p for pieces in found for p in pieces]), "position_ids": positions}
 
 
@@ -72,16 +72,13 @@ def test_documents_with_all_kinds_of_media(model_type):
     with autopack.enable(model, verify=False):
         out = model(**packed(model, found), labels=labels)
         out.loss.backward()
-    first, total, count = 0, 0.0, 0
-    for pieces in found:
-        own = torch.cat([labels_of(p) for p in pieces], dim=1)
-        expected = alone(stock, pieces, labels=own)
-        length = own.shape[1]
-        assert error(out.logits[0, first : first + length], expected.logits[0]) <= FLOAT32
-        compared = int((own[:, 1:] != -100).sum())
-        total, count, first = total + expected.loss * compared, count + compared, first + length
-    (total / count).backward()
-    assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-4)
+    own = [torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found]
+    expected = [alone(stock, *each) for each in zip(found, own, strict=True)]
+    for part, each in zip(out.logits[0].split([each.shape[1] for each in own]), expected, strict=True):
+        assert error(part, each.logits[0]) <= FLOAT32
+    loss = mean_loss([each.loss for each in expected], [int((each[:, 1:] != -100).sum()) for each in own])
+    loss.backward()
+    same_loss(out.loss, loss)
     same_gradients(model, stock, least=1e-5)
 
 
@@ -116,19 +113,17 @@ def test_the_sound_of_a_video(model_type):
         ends = [getattr(config, "audio_end_token_id", None) or 9, getattr(config, "vision_end_token_id", None) or 9]
         ids = torch.tensor([[10 + seed, *starts, *runs[0], *runs[1], *ends, 20 + seed]])
         found.append(([Document({"input_ids": ids}, video.images), Document({}, sound.images)], ids))
-    media = joined_media(stock, [p for pieces, _ in found for p in pieces])
-    ids = torch.cat([ids for _, ids in found], dim=1)
-    positions = torch.cat([torch.arange(each.shape[1]) for _, each in found])[None]
+    lengths = [each.shape[1] for _, each in found]
+    row = joined_media(stock, [p for pieces, _ in found for p in pieces]) | {"use_audio_in_video": True}
+    row |= {"input_ids": torch.cat([ids for _, ids in found], dim=1), "position_ids": counted(lengths)}
     with autopack.enable(model, verify=False):
-        logits = model(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
-    leaking = stock(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
-    first = 0
-    for pieces, each in found:
+        logits = model(**row).logits[0].split(lengths)
+    leaking = stock(**row).logits[0].split(lengths)
+    for number, (pieces, each) in enumerate(found):
         call = {"input_ids": each, "attention_mask": torch.ones_like(each), **joined_media(stock, pieces)}
         expected = stock(**call, use_cache=False, use_audio_in_video=True).logits[0]
-        assert error(logits[first : first + each.shape[1]], expected) <= FLOAT32
-        assert first == 0 or error(leaking[first : first + each.shape[1]], expected) > LEAK
-        first += each.shape[1]
+        assert error(logits[number], expected) <= FLOAT32
+        assert number == 0 or error(leaking[number], expected) > LEAK
 
 
 def joined_media(model: Any, pieces: list[Document]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engine import IGNORED, WHEN, Call, Property, errors, spans, table, verdict
+from tests.conftest import spans
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, errors, table, verdict
 from tests.subjects import DECODERS, build, crossed, subclass, turned
 from tests.unfamiliar.test_subclasses import passes_all_on
 
@@ -141,7 +142,7 @@ class Outside(Call):
     def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         labels = arguments.pop("labels").clone()
         if self.is_row(labels):
-            labels[:, [a for a, _ in spans()]] = IGNORED
+            labels[:, [a for a, _ in spans(LENGTHS)]] = IGNORED
         output = super().run(model, arguments)
         output.loss = smoothed(output.logits, labels)
         return output
@@ -170,7 +171,7 @@ class ShiftedLabels(Call):
 
     def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         labels = arguments["labels"]
-        begins = [a for a, _ in spans()] if self.is_row(labels) else [0]
+        begins = [a for a, _ in spans(LENGTHS)] if self.is_row(labels) else [0]
         inside = labels.index_fill(1, torch.tensor(begins), IGNORED)
         arguments = {**arguments, "shift_labels": nn.functional.pad(inside, (0, 1), value=IGNORED)[:, 1:].contiguous()}
         return super().run(model, arguments)

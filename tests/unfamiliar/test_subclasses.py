@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import autopack
+from tests.conftest import spans
 from tests.engine import (
     IGNORED,
     LENGTHS,
@@ -20,7 +21,6 @@ from tests.engine import (
     counted,
     ids,
     leaks,
-    spans,
     states_of,
     table,
 )
@@ -151,7 +151,7 @@ class FromTokens(Call):
 
     def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         arguments = {**arguments, "input_ids": arguments["input_ids"].clone()}
-        columns = [a for a, _ in spans()] if self.is_row(arguments["input_ids"]) else [0]
+        columns = [a for a, _ in spans(LENGTHS)] if self.is_row(arguments["input_ids"]) else [0]
         arguments["input_ids"][:, columns] = BEGIN
         if "labels" in arguments:
             arguments["labels"] = arguments["input_ids"].where(arguments["labels"] != IGNORED, IGNORED)
