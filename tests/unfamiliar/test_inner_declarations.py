@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, counted, ids, numbered, table
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
-from tests.unfamiliar.parts import layers_of
+from tests.unfamiliar.parts import changed, layers_of, shifted
 
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
 """When a hook is added, and whether to the backbone or to the whole."""
@@ -97,8 +97,7 @@ class LabelsOfTheHook(Call):
 
 def previous(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """A forward hook that adds to each token what the one before it got."""
-    states = output.last_hidden_state
-    output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
@@ -108,9 +107,7 @@ def scaled(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
 
 
 def previous_in_a_layer(module: nn.Module, args: Any, output: Any) -> Any:
-    states = output[0] if isinstance(output, tuple) else output
-    states = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-    return (states, *output[1:]) if isinstance(output, tuple) else states
+    return changed(shifted, output)
 
 
 def first_in_a_layer(module: nn.Module, args: Any) -> Any:

@@ -24,7 +24,7 @@ from autopack import tiny
 from tests.engine import STALE, Call, Property, leaks, must_be_exact, table, verdict
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
-from tests.unfamiliar.parts import get, layers_of, place
+from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get, layers_of, place, shifted
 
 CALL = Call()
 
@@ -33,28 +33,9 @@ def wrapper(change: Callable[[torch.Tensor], torch.Tensor], forward: Any) -> Any
     """A forward that changes the states that another one gives; it tells nothing of that other one."""
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = forward(self, *args, **kwargs)
-        if isinstance(output, tuple):
-            return (change(output[0]), *output[1:])
-        return change(output) if output.dim() > 2 else change(output[None])[0]
+        return changed(change, forward(self, *args, **kwargs))
 
     return inner
-
-
-def as_they_are(states: torch.Tensor) -> torch.Tensor:
-    return states
-
-
-def shifted(states: torch.Tensor) -> torch.Tensor:
-    return states + torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
-
-
-def averaged(states: torch.Tensor) -> torch.Tensor:
-    return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
-
-
-def attended(states: torch.Tensor) -> torch.Tensor:
-    return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
 
 
 def of_class(patching: pytest.MonkeyPatch, model_type: str, where: str, change: Any, wraps: bool) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from tests.engine import WHEN, Call, Property, table
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
 from tests.unfamiliar import parts
-from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, get, layers_of, mixer_name, place, put
+from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, changed, get, layers_of, mixer_name, place, put, shifted
 
 CALL = Call()
 WITHOUT_CACHE = Call(given={"use_cache": False}).both
@@ -86,10 +86,7 @@ def forward_passes_on(mixer: Any) -> Any:
 
 def forward_shifts(mixer: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = type(self).forward(self, *args, **kwargs)
-        states, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
-        states = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-        return states if rest is None else (states, *rest)
+        return changed(shifted, type(self).forward(self, *args, **kwargs))
 
     return MethodType(forward, mixer)
 
@@ -98,8 +95,7 @@ def forward_skips(mixer: Any) -> Any:
     """An ablation of the user's: a mixer that does nothing."""
 
     def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        return (0 * output[0], *output[1:]) if isinstance(output, tuple) else 0 * output
+        return changed(lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
 
@@ -109,8 +105,7 @@ def forward_attends(mixer: Any) -> Any:
 
     def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         found = nn.functional.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, is_causal=True)
-        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        return (found, *output[1:]) if isinstance(output, tuple) else found
+        return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
 

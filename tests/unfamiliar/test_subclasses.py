@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
 
 import autopack
 from tests.conftest import spans
@@ -25,6 +24,7 @@ from tests.engine import (
     table,
 )
 from tests.subjects import DECODERS, build, crossed, rebuilt, subclass, turned
+from tests.unfamiliar.parts import averaged, shifted
 
 CALL = Call()
 
@@ -118,8 +118,7 @@ MODULES = ["users_code", "transformers.models.llama.modeling_llama"]
 
 def adds_the_mean(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
     output = super(type(self), self).forward(input_ids=input_ids, labels=labels, **kwargs)
-    mean = output.logits.cumsum(1) / torch.arange(1, output.logits.shape[1] + 1)[:, None]
-    output.logits = output.logits + mean
+    output.logits = averaged(output.logits)
     return output
 
 
@@ -191,8 +190,7 @@ def both_views_packed(model: Any) -> Result:
 
 def adds_the_previous(self: Any, *args: Any, **kwargs: Any) -> Any:
     output = super(type(self), self).forward(*args, **kwargs)
-    states = output.last_hidden_state
-    output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
