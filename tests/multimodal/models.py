@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+import autopack
 from autopack import tiny
 from autopack.tiny import media_rows
 from autopack.tiny.media_rows import Document
-from compat.images import alone, alone_loss, packed, spans
+from compat.images import alone, alone_loss, compare, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.engine import IGNORED, in_rows, numbered
 
@@ -47,6 +48,18 @@ def hold(measured: dict[str, float]) -> None:
 def worst(logits: torch.Tensor, stock: Any, rows: Sequence[Sequence[Document]]) -> float:
     """The largest error of the documents of these rows, against what each gets alone."""
     return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans(rows))
+
+
+def serves(model: Any, stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> None:
+    """Want what documents get alone of packed rows of a model that is enabled for it."""
+    with autopack.enable(model, **options):
+        assert worst(model(**packed(model, rows)).logits, stock, rows) <= FLOAT32
+
+
+def agrees(model: Any, stock: Any, verify: bool = True, **options: Any) -> None:
+    """Want all that `compare` measures of a model that is enabled for it."""
+    with autopack.enable(model, verify=verify):
+        hold(compare(model, stock, **options))
 
 
 def leaks(stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> bool:
@@ -113,3 +126,16 @@ def rows_with_padding(model: Any, rows: Sequence[Sequence[Document]]) -> dict[st
     assert (mask == 0).any()
     labels = torch.where((mask > 0) & (call["input_ids"] < 100), call["input_ids"], IGNORED)
     return {**call, "attention_mask": mask, "labels": labels}
+
+
+def rows_as_alone(model: Any, stock: Any, found: Sequence[Document], side: str) -> Any:
+    """Want of each row of a padded batch what its document gets alone, and not what stock gives; return the tally."""
+    call = padded(stock, found, side)
+    with autopack.enable(model) as handle:
+        output = model(**call, use_cache=False)
+        tally = handle.enabled.tally
+    for row, document in enumerate(found):
+        real = call["attention_mask"][row].bool()
+        assert error(output.logits[row, real], alone(stock, document).logits[0]) <= FLOAT32
+    as_alone(output, model, stock, [[document] for document in found])
+    return tally

@@ -15,7 +15,7 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from compat.images import alone, documents, packed
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import as_alone, leaks, opened, padded, same_gradients, with_images, worst
+from tests.multimodal.models import leaks, opened, padded, rows_as_alone, same_gradients, with_images, worst
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -76,14 +76,8 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(model_type, side):
     stock, model = opened(model_type)
     found = documents(stock, PARTS if model_type == "mllama" else PARTS[:2])
     found = with_none(stock, [*found, images.document(stock, (4,), seed=8)])
-    call = padded(stock, found, side)
-    with autopack.enable(model) as handle:
-        output = model(**call, use_cache=False)
-        assert handle.enabled.tally.left["its text attends to the images of the row"] == 1
-    for row, document in enumerate(found):
-        real = call["attention_mask"][row].bool()
-        assert error(output.logits[row, real], alone(stock, document).logits[0]) <= FLOAT32
-    as_alone(output, model, stock, [[document] for document in found])
+    tally = rows_as_alone(model, stock, found, side)
+    assert tally.left["its text attends to the images of the row"] == 1
 
 
 def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():

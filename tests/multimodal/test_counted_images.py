@@ -9,9 +9,9 @@ import torch
 
 import autopack
 from autopack.tiny.images import IMAGE
-from compat.images import alone, compare, documents, packed, spans
+from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, error
-from tests.multimodal.models import as_alone, hold, padded, twins_with_images, with_images
+from tests.multimodal.models import agrees, padded, rows_as_alone, twins_with_images, with_images
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -25,8 +25,7 @@ def padded_with_images(model: Any, side: str) -> dict[str, Any]:
 
 def test_documents_with_images_get_what_they_get_alone():
     stock, model = twins_with_images("hunyuan_vl")
-    with autopack.enable(model):
-        hold(compare(model, stock))
+    agrees(model, stock)
 
 
 def test_the_number_of_an_image_counts():
@@ -42,15 +41,8 @@ def test_the_number_of_an_image_counts():
 def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
     stock, model = twins_with_images("hunyuan_vl")
     found = documents(stock, PARTS)
-    call = padded(stock, found, side)
-    with autopack.enable(model) as handle:
-        output = model(**call, use_cache=False)
-        assert handle.enabled.tally.batches
-        assert model.model.rope_deltas is None
-    for row, document in enumerate(found):
-        real = call["attention_mask"][row].bool()
-        assert error(output.logits[row, real], alone(stock, document).logits[0]) <= FLOAT32
-    as_alone(output, model, stock, [[document] for document in found])
+    assert rows_as_alone(model, stock, found, side).batches
+    assert model.model.rope_deltas is None
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

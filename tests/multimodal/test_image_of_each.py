@@ -11,12 +11,12 @@ import autopack
 from autopack import tiny
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
-from compat.images import alone, compare, documents, packed, spans
+from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.engine import mean_loss
 from tests.multimodal.models import (
+    agrees,
     as_alone,
-    hold,
     padded,
     rows_with_padding,
     same_loss,
@@ -38,8 +38,7 @@ def twins(model_type: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("model_type", TYPES)
 def test_documents_get_what_they_get_alone(model_type):
     stock, model = twins(model_type)
-    with autopack.enable(model):
-        hold(compare(model, stock))
+    agrees(model, stock)
 
 
 @pytest.mark.parametrize("model_type", TYPES)

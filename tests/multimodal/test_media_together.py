@@ -16,7 +16,7 @@ from compat.images import as_videos, labels_of
 from tests.conftest import FLOAT32, LEAK, error
 from tests.engine import counted, mean_loss
 from tests.multimodal.models import same_gradients, same_loss
-from tests.multimodal.test_sounds import with_sounds
+from tests.multimodal.test_sounds import twins_with_sounds
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -66,7 +66,7 @@ TYPES = ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "dots3_note
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_documents_with_all_kinds_of_media(model_type):
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     found = documents(stock)
     labels = torch.cat([torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found], dim=1)
     with autopack.enable(model, verify=False):
@@ -85,7 +85,7 @@ def test_documents_with_all_kinds_of_media(model_type):
 @pytest.mark.parametrize("model_type", TYPES[:2])
 def test_what_qwen_omni_numbers_by(model_type):
     """Seconds between frames, and lengths of sounds beside images: without them documents have other positions."""
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     found = documents(stock)
     call = packed(model, found)
     with autopack.enable(model, verify=False):
@@ -101,7 +101,7 @@ def test_what_qwen_omni_numbers_by(model_type):
 @pytest.mark.parametrize("model_type", TYPES[:2])
 def test_the_sound_of_a_video(model_type):
     """`use_audio_in_video`: sounds stand within their videos, and one text counts both in turn."""
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     config = stock.config
     starts = [config.vision_start_token_id, config.audio_start_token_id]
     found = []

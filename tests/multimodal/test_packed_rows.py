@@ -21,13 +21,14 @@ from autopack.tiny.images import IMAGE
 from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import (
+    agrees,
     as_alone,
-    hold,
     leaks,
     opened,
     rows_with_padding,
     same_gradients,
     same_loss,
+    serves,
     twins_with_images,
     with_images,
     worst,
@@ -55,8 +56,7 @@ ALONE: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("model_type", "options"), ALONE)
 def test_documents_with_images_get_what_they_get_alone(model_type, options):
     stock, model = opened(model_type, **options)
-    with autopack.enable(model):
-        hold(compare(model, stock))
+    agrees(model, stock)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,7 @@ def test_documents_with_images_get_what_they_get_alone(model_type, options):
 def test_images_in_forms_of_their_own(model_type):
     """A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock))
+    agrees(model, stock, verify=False)
 
 
 def test_forbidden_logits_are_no_scale():
@@ -91,8 +90,7 @@ def test_forbidden_logits_are_no_scale():
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "paligemma"])
 def test_eager_attention_is_exact_too(model_type):
     stock, model = twins_with_images(model_type, attn_implementation="eager")
-    with autopack.enable(model):
-        hold(compare(model, stock, gradients=False))
+    agrees(model, stock, gradients=False)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
@@ -116,8 +114,7 @@ def test_videos_are_exact_too(model_type):
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = [as_videos(stock, document) for document in documents(stock)]
     assert "pixel_values_videos" in media_rows.row(stock, found)
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock, videos=True))
+    agrees(model, stock, videos=True, verify=False)
     assert leaks(stock, [found])
 
 
@@ -168,9 +165,7 @@ def test_image_blocks_that_touch_are_not_one(model_type):
 def test_equally_long_documents_have_their_images_where_they_have_them(model_type, implementation):
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = documents(stock, [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)])
-    with autopack.enable(model):
-        logits = model(**packed(model, [found])).logits
-    assert worst(logits, stock, [found]) <= FLOAT32
+    serves(model, stock, [found])
 
 
 def test_the_blocks_of_one_document_see_each_other_both_ways():

@@ -9,7 +9,7 @@ from autopack.tiny import sounds
 from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32
 from tests.multimodal.models import as_stock, padded, worst
-from tests.multimodal.test_sounds import with_sounds
+from tests.multimodal.test_sounds import twins_with_sounds
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -27,7 +27,7 @@ qwen2_5_omni_thinker qwen2_audio qwen3_asr vibevoice_asr voxtral
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_padded_batches_with_sounds_give_what_they_gave(model_type, side):
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     documents = [sounds.document(stock, each, seed=number + 1) for number, each in enumerate(PARTS)]
     call = padded(stock, documents, side)
     with autopack.enable(model, verify=False) as handle:

@@ -20,7 +20,6 @@ CALL = Call()
 ROPE = {"rope_theta": 10000.0}
 SHORT = 6
 """Positions that a model was made for: between the lengths of documents (5, 7, 4), and less than a row."""
-WINDOW_FIRST = ["sliding_attention", "full_attention"]
 HALF = [1.0] * 8
 ORDINARY: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
