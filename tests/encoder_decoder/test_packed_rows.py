@@ -126,6 +126,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("model_type", "halves"), CHANGED)
 @torch.no_grad()
 def test_a_document_moves_nothing_but_itself(model_type, halves):
@@ -172,6 +173,7 @@ def test_decoder_inputs_packed_by_hand_and_embeddings():
     hold(model, pairs, expected, "one_row", input_ids=None, **embedded)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", ["bart", "fsmt", *WHOLE_HALVES])
 def test_states_that_the_caller_encoded(model_type):
     model = build(model_type)
@@ -185,6 +187,7 @@ def test_states_that_the_caller_encoded(model_type):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["fsmt", *WHOLE_HALVES])
 @torch.no_grad()
 def test_outputs_besides_the_logits(model_type):
@@ -208,6 +211,7 @@ def test_outputs_besides_the_logits(model_type):
             assert worst([states[0]], [wanted]) < LOGITS, (name, number)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["fsmt", *WHOLE_HALVES])
 def test_it_generates_as_before_and_is_left_as_it_was(model_type):
     model = build(model_type)
