@@ -188,7 +188,8 @@ EVERY_DAY = crossed(list(HARMLESS), ["llama", "gemma3_text", "gpt2", "opt", "phi
 
 @table([
     Property("ordinary", ORDINARY, make=with_fields, exact=WHEN, usual=1),
-    Property("unusual", UNUSUAL, make=with_fields),
+    # No control: stock cannot run a row that is longer than its table of positions.
+    Property("unusual", UNUSUAL, None, ((CALL.packed, CALL.alone), *CALL.batch), make=with_fields),
     Property("changed", [(of, name, when) for name, (of, _) in CHANGED.items() for when in WHEN],
              lambda model, name: CHANGED[name][1](model), make=changing),
     Property("switched every day", [(of, name, when) for name, of in EVERY_DAY for when in WHEN],
