@@ -169,8 +169,7 @@ def declared(model: Any, form: str = "", lengths: Sequence[int] = LENGTHS) -> di
         return {"attention_mask": numbered(lengths)}
     assert form == "cu_seq_lens", form
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    longest = max(lengths)
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return {f"cu_seq_lens_{each}": bounds for each in "qk"} | {f"max_length_{each}": max(lengths) for each in "qk"}
 
 
 def states_of(output: Any) -> torch.Tensor:
@@ -250,7 +249,8 @@ class Call:
     def _row(self, model: Any, declaration: dict[str, Any]) -> Result:
         tokens = ids(lengths=self.lengths)
         output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
-        return Result.of(model, states_of(output)[0].split(tuple(self.lengths)), loss_of(output))
+        states = states_of(output)[0, : tokens.shape[1]]  # a call may put padding behind
+        return Result.of(model, states.split(tuple(self.lengths)), loss_of(output))
 
     def padded(self, model: Any, side: str = "right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
