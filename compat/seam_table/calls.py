@@ -91,7 +91,7 @@ SEAMS = (
         "calls.refusals:check_loss",
         skipped,
         "unfamiliar/test_losses.py",
-        "test_a_subclass_with_labels_of_its_own[llama]",
+        "test_a_loss[a subclass with labels of its own-llama]",
     ),
     seam(
         "pairs: whatever packed rows of an encoder-decoder come with",

@@ -18,10 +18,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
+from tests.engine import LEAK, Call, errors, must_be_exact, verdict
+from tests.subjects import build
 from tests.support.refusals import refused, refused_by_its_first_call
-from tests.unfamiliar.common import LEAK, Way, build, errors, exact_or_refused, must_be_exact
 
-WAY = Way()
+CALL = Call()
 TURNED = {"llama": False, "olmo2": False, "qwen2_moe": False, "gpt2": False, "bert": True, "roberta": True}
 """Types, and what is said of their modules against their masks."""
 
@@ -32,33 +33,33 @@ def turn(model, causal):
             module.is_causal = causal
 
 
-def way_of(model_type):
-    return WAY if not TURNED[model_type] else Way(shifts=False)
+def call_of(model_type):
+    return CALL if not TURNED[model_type] else Call(shifts=False)
 
 
 @pytest.mark.parametrize("model_type", TURNED)
 def test_stock_attends_one_way_alone_and_the_other_way_beside_padding(model_type):
-    model, way = build(model_type, _task(model_type)), way_of(model_type)
+    model, call = build(model_type, _task(model_type)), call_of(model_type)
     turn(model, TURNED[model_type])
-    assert errors(way.padded(model), way.alone(model))["states"] > LEAK
+    assert errors(call.padded(model), call.alone(model))["states"] > LEAK
 
 
 @pytest.mark.parametrize("model_type", TURNED)
 def test_it_is_refused(model_type):
-    model, way = build(model_type, _task(model_type)), way_of(model_type)
+    model, call = build(model_type, _task(model_type)), call_of(model_type)
     turn(model, TURNED[model_type])
     with autopack.enable(model), refused("two-directions"):
-        way.packed(model)
+        call.packed(model)
     turn(model, not TURNED[model_type])
     with autopack.enable(model):
-        way.packed(model), way.padded(model)
+        call.packed(model), call.padded(model)
         turn(model, TURNED[model_type])
-        for run in (way.packed, way.padded):
+        for run in (call.packed, call.padded):
             with refused("two-directions", match=r"is_causal=\w+, but the model makes a \w+ mask"):
                 run(model)
         model(input_ids=tiny.tokens(model.config, 1, 5))  # as stock: no document is kept apart in it
         turn(model, not TURNED[model_type])
-        assert errors(way.packed(model), way.alone(build(model_type, _task(model_type))))["states"] < 1e-9
+        assert errors(call.packed(model), call.alone(build(model_type, _task(model_type))))["states"] < 1e-9
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -73,7 +74,7 @@ def test_sdpa_that_is_asked_for_by_name_refuses_it_too(implementation):
 def test_eager_attention_reads_the_mask_alone_and_is_exact(model_type):
     task = _task(model_type)
     change = partial(turn, causal=TURNED[model_type])
-    must_be_exact(partial(build, model_type, task, attn_implementation="eager"), way_of(model_type).both, change)
+    must_be_exact(partial(build, model_type, task, attn_implementation="eager"), call_of(model_type).both, change)
 
 
 @pytest.mark.exhaustive
@@ -113,16 +114,16 @@ def test_a_part_of_the_model_is_refused_or_exact(place):
             layers[0].register_forward_pre_hook(lambda layer, args: setattr(layer.self_attn, "is_causal", False))
 
     for when in ("before", "after"):
-        assert "refused" in exact_or_refused("llama", WAY.both, change, when)
+        assert "refused" in verdict("llama", CALL.both, change, when)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_function_that_is_registered_with_the_masks_of_sdpa(when, registered_as_sdpa):
     model = build("llama", attn_implementation=registered_as_sdpa)
     change = partial(turn, causal=False)
-    verdict = exact_or_refused(partial(copy.deepcopy, model), WAY.both, change, when)
-    assert "is_causal=False" in verdict
-    must_be_exact(partial(copy.deepcopy, model), WAY.both)
+    found = verdict(partial(copy.deepcopy, model), CALL.both, change, when)
+    assert "is_causal=False" in found
+    must_be_exact(partial(copy.deepcopy, model), CALL.both)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import autopack
 from compat.standins import flex_standin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
-from tests.heads.models import CLASSES, ENDS, STARTS, agrees, with_head
+from tests.heads.models import CLASSES, ENDS, STARTS, serves, with_head
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -33,21 +33,27 @@ def documents(model, lengths=LENGTHS, seed=0):
     return ids
 
 
-def enabled(name):
+def with_task(name):
+    """A stock model, and labels for its task."""
     task, labels = TASKS[name]
-    stock = with_head(name.partition(",")[0], task, torch.float32)
+    return with_head(name.partition(",")[0], task, torch.float32), labels
+
+
+def enabled(name):
+    stock, labels = with_task(name)
     model = copy.deepcopy(stock)
     autopack.enable(model, verify=False)
     return model, stock, labels
 
 
+def alone(stock, ids, lengths=LENGTHS):
+    return torch.cat([stock(document).logits for document in ids.split(tuple(lengths), dim=1)])
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_each_document_gets_what_it_gets_alone(name):
-    model, stock, labels = enabled(name)
-    ids = documents(stock)
-    output = model(input_ids=ids, position_ids=positions(LENGTHS), **labels)
-    agrees(model, stock, output, ids[0].split(LENGTHS), labels, FLOAT32)
-    autopack.disable(model)
+    stock, labels = with_task(name)
+    serves(stock, labels, FLOAT32, documents(stock), verify=False)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
@@ -59,12 +65,10 @@ def test_an_audit_says_so(name):
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_stock_reads_one_result_off_the_row(name):
-    _, stock, _ = enabled(name)
-    ids = documents(stock)
-    alone = torch.cat([stock(document).logits for document in ids.split(LENGTHS, dim=1)])
-    whole = stock(ids).logits
+    stock, _ = with_task(name)
+    whole = stock(documents(stock)).logits
     assert whole.shape[0] == 1
-    assert error(whole, alone[-1:]) > LEAK
+    assert error(whole, alone(stock, documents(stock))[-1:]) > LEAK
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
@@ -72,8 +76,7 @@ def test_rows_with_padding_declared_by_segment_ids(name):
     model, stock, _ = enabled(name)
     ids = torch.cat([documents(stock), torch.zeros(1, 3, dtype=torch.long)], dim=1)
     mask = torch.tensor([[1, 2, 3, 4, 0]]).repeat_interleave(torch.tensor([*LENGTHS, 3]), dim=1)
-    alone = torch.cat([stock(document).logits for document in documents(stock).split(LENGTHS, dim=1)])
-    assert error(model(input_ids=ids, attention_mask=mask).logits, alone) < FLOAT32
+    assert error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock))) < FLOAT32
     autopack.disable(model)
 
 
@@ -85,8 +88,7 @@ def test_documents_of_any_lengths(lengths, seed):
     other = ids.clone()
     other[0, 0] = 5 + (ids[0, 0] + 1) % 80
     found = model(input_ids=ids, position_ids=positions(lengths)).logits
-    alone = torch.cat([stock(document).logits for document in ids.split(tuple(lengths), dim=1)])
-    assert error(found, alone) < FLOAT32
+    assert error(found, alone(stock, ids, lengths)) < FLOAT32
     assert torch.equal(model(input_ids=other, position_ids=positions(lengths)).logits[1:], found[1:])
     autopack.disable(model)
 
@@ -111,8 +113,8 @@ def test_documents_of_one_length_are_no_batch_with_flex_attention():
     with flex_standin():
         stock = with_head("t5", "sequence-classification", torch.float32, attn_implementation="flex_attention")
         ids = documents(stock, (6, 6, 4))
-        alone = torch.cat([stock(document).logits for document in ids.split((6, 6, 4), dim=1)])
+        expected = alone(stock, ids, (6, 6, 4))
         with pytest.raises(IndexError):
             stock(ids[:, :12].reshape(2, 6))
         with autopack.enable(stock, verify=False):
-            assert error(stock(input_ids=ids, position_ids=positions((6, 6, 4))).logits, alone) < FLOAT32
+            assert error(stock(input_ids=ids, position_ids=positions((6, 6, 4))).logits, expected) < FLOAT32

@@ -1,58 +1,29 @@
 """NLLB-MoE: experts take so many tokens of a document, whatever else is in its row, and drop the others.
 
 The tiny model's experts take 3 tokens of a call in training, in evaluation three tenths of them, so that every document
-of more than a few tokens loses some.
+of more than a few tokens loses some. That every form is exact is in test_packed_rows.py.
 """
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
 
 import autopack
-from autopack import tiny
 from autopack.architectures import encoder_decoders
-from tests.conftest import LEAK, error
-from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered
+from tests.encoder_decoder.pairs import Pairs, alone, covered, forms_of, hold, leaks
+from tests.encoder_decoder.pairs import build as build_any
 from tests.support.refusals import refused
 
 pytestmark = covered
 
-VARIANTS = [
-    {},
-    {"batch_prioritized_routing": True},
-    {"normalize_router_prob_before_dropping": True},
-    {"router_ignore_padding_tokens": True},
-    {"moe_eval_capacity_token_fraction": -1.0},
-]
-
 
 def build(**options):
-    return tiny.build("nllb-moe", task="seq2seq", **options)
+    return build_any("nllb-moe", **options)
 
 
 def routers(model):
     return [module for module in model.modules() if type(module).__name__ == "NllbMoeTop2Router"]
-
-
-@pytest.mark.parametrize("options", VARIANTS)
-@pytest.mark.parametrize("training", [False, True])
-def test_every_form_of_packed_rows_gives_what_documents_give_alone(options, training):
-    pairs, model = Pairs.draw(), build(**options).train(training)
-    alone = Alone.run(model, pairs)
-    autopack.enable(model, verify=False)
-    for form in ("one_row", "two_rows"):
-        alone.check(pairs, form, model(**getattr(pairs, form)()), model)
-
-
-def test_under_gradient_checkpointing():
-    pairs, model = Pairs.draw(), build().train()
-    alone = Alone.run(model, pairs)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    autopack.enable(model, verify=False)
-    alone.check(pairs, "one_row", model(**pairs.one_row()), model)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -65,23 +36,11 @@ def test_without_it_documents_take_the_places_of_others(training, monkeypatch):
         lambda self, call: call.changed(lambda name, value: None if name == "padding_mask" else value),
     )
     pairs, model = Pairs.draw(), build().train(training)
-    alone = Alone.run(model, pairs)
+    expected = alone(model, pairs)
     autopack.enable(model, verify=False)
-    assert alone.error(pairs.of("one_row", model(**pairs.one_row()).logits.detach())) > LEAK
+    assert leaks(model, pairs, expected, pairs.one_row())
     with refused("not-exact"):
         autopack.enable(type("Own", (type(build()),), {})(build().config))
-
-
-def test_another_document_changes_nothing():
-    pairs, model = Pairs.draw(), build()
-    other = copy.deepcopy(pairs)
-    other.sources[1], other.targets[1] = pairs.sources[1].flip(0), pairs.targets[1].flip(0)
-    with torch.no_grad(), autopack.enable(model, verify=False):
-        before = pairs.of("one_row", model(**pairs.one_row()).logits)
-        after = pairs.of("one_row", model(**other.one_row()).logits)
-    changes = [error(a, b) for a, b in zip(after, before, strict=True)]
-    assert changes[1] > LEAK
-    assert max(changes[:1] + changes[2:]) < LOGITS
 
 
 def test_evaluation_on_packed_rows_leaves_the_capacity_of_training():
@@ -118,9 +77,8 @@ def test_second_experts_that_are_drawn_are_refused(policy):
 def test_by_default_packed_rows_take_labels_and_no_losses_of_routers():
     """The plain call: that routers are refused their losses, as a proof finds, is no reason to refuse labels."""
     pairs, model = Pairs.draw(), build().train()
-    alone = Alone.run(model, pairs)
+    expected = alone(model, pairs)
     autopack.enable(model)
-    for form in ("one_row", "two_rows"):
-        alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+    hold(model, pairs, expected, *forms_of("nllb-moe"))
     with refused("output-asked"):
         model(**pairs.one_row(), output_router_logits=True)

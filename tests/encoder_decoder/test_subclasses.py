@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import transformers
 
 import autopack
-from autopack import tiny
 from autopack.inspection.source import parameters_of
-from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered
+from tests.encoder_decoder.pairs import Pairs, alone, build, covered, forms_of, hold, leaks
 
 pytestmark = [covered, pytest.mark.usefixtures("nothing_left_behind")]
 TYPES = [
@@ -63,7 +61,7 @@ FORMS = [passing_all_on, naming_some, calling_its_base, wrapped]
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_forward_that_passes_on_takes_what_the_class_below_takes(model_type, form):
-    base = type(tiny.build(model_type, task="seq2seq"))
+    base = type(build(model_type))
     names, wanted = parameters_of(form(base)).names, parameters_of(base).names
     assert set(wanted) <= set(names)
     if form is not naming_some:
@@ -74,14 +72,12 @@ def test_a_forward_that_passes_on_takes_what_the_class_below_takes(model_type, f
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model_type", ["t5", "bart", "pegasus"])
 def test_thin_subclasses_are_exact(model_type, form):
-    pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq")
+    pairs, model = Pairs.draw(), build(model_type)
     model.__class__ = form(type(model))
-    alone = Alone.run(copy.deepcopy(model), pairs)
-    row = {name: value for name, value in pairs.one_row().items() if "mask" not in name}
-    assert alone.error(pairs.of("one_row", model(**row).logits.detach())) > 100 * LOGITS  # stock
+    expected = alone(model, pairs)
+    assert leaks(model, pairs, expected, pairs.undeclared()), "control"
     with autopack.enable(model):
-        for case in ("one_row", "two_rows", "padded"):
-            alone.check(pairs, case, model(**getattr(pairs, case)()), model)
+        hold(model, pairs, expected, *forms_of(model_type))
 
 
 def test_a_forward_patched_at_the_class_is_read_anew(monkeypatch):

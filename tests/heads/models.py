@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.mamba.modeling_mamba import MambaModel, MambaPreTrainedModel
 
+import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
@@ -71,6 +74,14 @@ def each_alone(model, documents, labels, **arguments):
 def packed(model, *rows, ids=IDS, **arguments):
     start = first_position(model.config)
     return model(input_ids=ids, position_ids=positions(*(rows or [LENGTHS]), start=start), **arguments)
+
+
+def serves(stock, labels, tolerance=FLOAT64, ids=IDS, **options):
+    """Want of an enabled copy, for each document of a packed row, what the document gets alone; return its handle."""
+    model = copy.deepcopy(stock)
+    with autopack.enable(model, **options) as handle:
+        agrees(model, stock, packed(model, ids=ids, **labels), ids[0].split(LENGTHS), labels, tolerance)
+    return handle
 
 
 def agrees(model, stock, output, documents, labels, tolerance=FLOAT64):

@@ -67,9 +67,14 @@ def test_every_type(model_type):
         assert STAYS.get(model_type, "") in left
 
 
-def test_a_first_token_that_is_padding_keeps_it():
-    stock, model = pair("bert")
-    inputs = choices(stock.config, side="left")
+@pytest.mark.parametrize(
+    ("model_type", "options", "side"),
+    [("bert", {}, "left"), ("flaubert", {"summary_type": "mean"}, "right")],
+    ids=["a first token that is padding", "a summary of other tokens"],
+)
+def test_what_reads_padding_keeps_it(model_type, options, side):
+    stock, model = pair(model_type, **options)
+    inputs = choices(stock.config, side=side)
     with autopack.enable(model):
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
         assert not tally_of(model).batches
@@ -97,14 +102,6 @@ def test_what_another_head_reads_keeps_its_padding():
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) > 1e-3
 
 
-def test_a_summary_of_other_tokens_keeps_the_padding():
-    stock, model = pair("flaubert", summary_type="mean")
-    inputs = choices(stock.config)
-    with autopack.enable(model):
-        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
-        assert not tally_of(model).batches
-
-
 def test_a_head_of_choices_and_of_all_tokens_keeps_the_padding():
     torch.manual_seed(0)
     stock = transformers.GPT2DoubleHeadsModel(tiny.config("gpt2", num_labels=1)).eval()
@@ -115,13 +112,6 @@ def test_a_head_of_choices_and_of_all_tokens_keeps_the_padding():
         found, expected = model(**inputs, use_cache=False), stock(**inputs, use_cache=False)
         assert torch.equal(found.logits, expected.logits)
         assert torch.equal(found.mc_logits, expected.mc_logits)
-
-
-def test_packed_rows_are_refused_as_before():
-    _, model = pair("bert")
-    where = torch.tensor([[[0, 1, 2, 0, 1, 2]]])
-    with autopack.enable(model), refused("result-per-row", match="choices"):
-        model(input_ids=torch.full((1, 1, 6), 9), position_ids=where)
 
 
 def test_there_is_nothing_to_audit():

@@ -25,6 +25,7 @@ from tests.heads.models import (
     mamba_classifier,
     packed,
     results,
+    serves,
     with_head,
 )
 from tests.support.padded import model_gradient_error
@@ -49,10 +50,7 @@ SINGLE = {"mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver"}
 def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task):
     single = model_type in SINGLE
     stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
-    model, labels = copy.deepcopy(stock), TASKS[task]
-    with autopack.enable(model, verify=False):
-        output = packed(model, **labels)
-        agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32 if single else FLOAT64)
+    serves(stock, TASKS[task], FLOAT32 if single else FLOAT64, verify=False)
 
 
 @torch.no_grad()
@@ -138,9 +136,7 @@ def test_problem_types(model_type, problem_type, labels):
 
 def test_one_target_per_document():
     stock = tiny.build("qwen2", task="sequence-classification", dtype=torch.float64, num_labels=1)
-    model, labels = copy.deepcopy(stock), {"labels": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)}
-    with autopack.enable(model):
-        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+    serves(stock, {"labels": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)})
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
@@ -274,13 +270,10 @@ def test_an_answer_at_the_end_of_its_document_is_left_out_of_the_loss():
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
 def test_documents_that_hold_and_end_with_the_padding_token(model_type):
     stock = with_head(model_type)
-    pad = stock.config.pad_token_id
-    model, ids = copy.deepcopy(stock), IDS.clone()
+    pad, ids = stock.config.pad_token_id, IDS.clone()
     ids[:, [0, 3, 17, 18]] = pad  # first, inside, the last two of a document
     ids[:, 19:24] = pad  # a whole document
-    labels = TASKS["sequence-classification"]
-    with autopack.enable(model):
-        agrees(model, stock, packed(model, ids=ids, **labels), ids[0].split(LENGTHS), labels)
+    serves(stock, TASKS["sequence-classification"], ids=ids)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
@@ -342,11 +335,8 @@ def test_token_types_and_positions_inside_a_document_go_along():
 
 
 def test_it_is_the_same_whatever_becomes_of_padded_batches():
-    stock = with_head("bert")
-    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, unpad=False) as handle:
-        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
-        assert "no padded batch yet" in str(handle.tally)
+    handle = serves(with_head("bert"), {"labels": CLASSES}, unpad=False)
+    assert "no padded batch yet" in str(handle.tally)
 
 
 def test_only_real_tokens_reach_the_layers():

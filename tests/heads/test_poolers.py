@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import BertModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.mamba.modeling_mamba import MambaModel
 
@@ -16,25 +15,20 @@ import autopack
 from autopack import tiny
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
-from tests.heads.models import CLASSES, IDS, agrees, packed, with_head
+from tests.heads.models import CLASSES, IDS, agrees, packed, serves, with_head
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-@pytest.mark.parametrize("kind", ["last", "mean", "first"])
-def test_a_summary_that_reads_padding_is_made_of_documents_alone(kind):
-    stock = with_head("xlm", summary_type=kind)
-    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, verify=False):
-        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+POOLED = [
+    *(("xlm", {"summary_type": kind}) for kind in ("last", "mean", "first")),  # reads padding: documents run alone
+    *(("modernbert", {"classifier_pooling": kind}) for kind in ("mean", "cls")),  # leaves padding out
+]
 
 
-@pytest.mark.parametrize(("pooling", "model_type"), [("mean", "modernbert"), ("cls", "modernbert")])
-def test_pooling_over_tokens_leaves_padding_out(pooling, model_type):
-    stock = with_head(model_type, classifier_pooling=pooling)
-    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    with autopack.enable(model, verify=False):
-        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+@pytest.mark.parametrize(("model_type", "options"), POOLED)
+def test_what_a_head_makes_of_all_tokens_is_of_those_of_a_document(model_type, options):
+    serves(with_head(model_type, **options), {"labels": CLASSES}, verify=False)
 
 
 class T5EncoderForSequenceClassification(transformers.T5PreTrainedModel):
@@ -69,17 +63,25 @@ def test_a_head_on_the_encoder_of_t5():
     agrees(model, stock, packed(model, **labels), documents, labels, FLOAT32)
 
 
-@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
-def test_a_pooler_that_is_handed_single_tokens(model_type, prefix):
+def of_pooler(model_type, kind):
+    """A model of one of the types whose poolers are handed single tokens."""
     options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
+    prefix = {"big_bird": "BigBird", "albert": "Albert", "bert": "Bert"}[model_type]
     config = tiny.config(model_type, task="masked-lm", **options)
-    model = getattr(transformers, f"{prefix}Model")(config).double().eval()
+    return getattr(transformers, f"{prefix}{kind}")(config).double().eval()
+
+
+@pytest.mark.parametrize("model_type", ["big_bird", "albert", "bert"])
+def test_a_pooler_that_is_handed_single_tokens(model_type):
+    model = of_pooler(model_type, "Model")
     expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), "attention_mask": mask}
     of_padded = model(**batch).pooler_output
     autopack.enable(model, verify=False)
-    assert error(packed(model).pooler_output, expected) < FLOAT64
+    output = packed(model)
+    assert output.last_hidden_state.shape[:2] == (1, 33)
+    assert error(output.pooler_output, expected) < FLOAT64
     assert error(packed(model, return_dict=False)[1], expected) < FLOAT64
     with_padding = model(
         input_ids=torch.cat([IDS, IDS[:, :3]], dim=1),
@@ -91,11 +93,9 @@ def test_a_pooler_that_is_handed_single_tokens(model_type, prefix):
     assert model(input_ids=IDS).pooler_output.shape == (1, 64)
 
 
-@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
-def test_pretraining_with_such_a_pooler(model_type, prefix):
-    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
-    config = tiny.config(model_type, task="masked-lm", **options)
-    model = getattr(transformers, f"{prefix}ForPreTraining")(config).double().eval()
+@pytest.mark.parametrize("model_type", ["big_bird", "albert"])
+def test_pretraining_with_such_a_pooler(model_type):
+    model = of_pooler(model_type, "ForPreTraining")
     parts = [model(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
     autopack.enable(model, verify=False)
     found = packed(model)
@@ -111,15 +111,6 @@ def test_a_head_of_ones_own_on_a_backbone():
     with autopack.enable(model):
         found = head(packed(model).last_hidden_state[0, last])
     assert error(found, expected) < FLOAT64
-
-
-def test_a_pooler_gives_one_vector_per_document():
-    model = BertModel(tiny.config("bert", task="masked-lm")).double().eval()
-    expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
-    with autopack.enable(model):
-        output = packed(model)
-    assert output.last_hidden_state.shape[:2] == (1, 33)
-    assert error(output.pooler_output, expected) < FLOAT64
 
 
 def test_pretraining_has_labels_per_token_and_per_document():

@@ -7,6 +7,7 @@ of what is expected. A vector of another token moves it by more than `LEAK`.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from autopack import tiny
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
+from tests.engine import Limits, Result, must_be_exact
 from tests.support.padded import packs_at_once, tally_of
 from tests.support.refusals import refused
 
@@ -87,6 +89,15 @@ def agree(found: Any, expected: Any, name: str) -> None:
         assert error(found.last_hidden_state[real], expected.last_hidden_state[real]) <= FLOAT64
 
 
+def serves(model: Any, stock: Any, name: str) -> None:
+    """Want stock's results of a padded batch, and of documents of a packed row what they get alone; twice."""
+    found = documents()
+    expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
+    for _ in range(2):  # the second call knows what the first has seen
+        agree(model(**padded(found)), stock(**padded(found)), name)
+        assert error(model(**packed(found))[name], expected) <= FLOAT64
+
+
 @pytest.mark.parametrize("tower", TOWERS)
 def test_padded_batches_give_a_vector_for_each_row(tower):
     cls, name = TOWERS[tower]
@@ -105,6 +116,42 @@ def test_padded_batches_give_a_vector_for_each_row(tower):
         assert tally.left[ONE_PER_ROW] == 3
         as_tuple = model(**second, return_dict=False)
         assert any(torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple)
+
+
+EVERY = {
+    **TOWERS,
+    **{name: (cls, "pooler_output") for name, cls in HOOKED.items()},
+    "XLM-R": (transformers.XLMRobertaModel, "pooler_output"),
+    "ELECTRA": (transformers.ElectraModel, "last_hidden_state"),
+    "Chinese CLIP": (transformers.ChineseCLIPTextModel, "pooler_output"),
+}
+"""Towers, and models with poolers of other kinds, or with none."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("tower", EVERY)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):
+    """By a proof of `enable`, with gradients; in stock, too, rows differ."""
+    cls, name = EVERY[tower]
+    stock = build(cls).train(mode == "train")
+
+    def run(model: Any) -> Result:
+        output = model(**padded(documents()))
+        states = output.get("last_hidden_state", ())
+        parts = [row[real] for row, real in zip(states, MASK.bool(), strict=len(states) > 0)]
+        if name != "last_hidden_state":
+            assert len(output[name]) == len(LENGTHS)
+            parts += [*output[name][:, None]]
+        loss = sum((number + 1) * part.square().sum() for number, part in enumerate(parts))
+        return Result.of(model, parts, loss, Limits(FLOAT64))
+
+    must_be_exact(partial(copy.deepcopy, stock), ((run, run),))
+    first, second, *_ = run(stock).documents[-len(LENGTHS) :]
+    assert error(first[:1], second[:1]) > LEAK
+    if name != "last_hidden_state" and "SigLIP" not in tower:  # SigLIP reads the last column, padded or not
+        alone = torch.cat([stock(input_ids=document[None])[name] for document in documents()])
+        assert error(stock(**padded(documents()))[name], alone) <= FLOAT64
 
 
 @pytest.mark.parametrize("tower", TOWERS)
@@ -153,11 +200,8 @@ def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
     cls, name = TOWERS[tower]
     sizes = {"hidden_size": 26, "num_attention_heads": 2, "intermediate_size": 32, "projection_size": 26}
     stock = build(cls, **{k: v for k, v in sizes.items() if hasattr(tiny.config(cls.config_class.model_type), k)})
-    model, found = copy.deepcopy(stock), documents()
-    with autopack.enable(model, verify=False):
-        agree(model(**padded(found)), stock(**padded(found)), name)
-        expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
-        assert error(model(**packed(found))[name], expected) <= FLOAT64
+    with autopack.enable(copy.deepcopy(stock), verify=False) as handle:
+        serves(handle.model, stock, name)
 
 
 @pytest.mark.parametrize("tower", [name for name in TOWERS if not name.startswith(("Alt", "DPR"))])
@@ -165,13 +209,10 @@ def test_rows_of_more_tokens_than_positions(tower):
     """26 tokens for 12 positions: the embeddings of these towers refuse such a row."""
     cls, name = TOWERS[tower]
     stock = build(cls, max_position_embeddings=12)
-    model, found = copy.deepcopy(stock), documents()
     with pytest.raises((ValueError, RuntimeError, IndexError)):
-        stock(**packed(found))
-    expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
-    with autopack.enable(model, verify=False):
-        agree(model(**padded(found)), stock(**padded(found)), name)
-        assert error(model(**packed(found))[name], expected) <= FLOAT64
+        stock(**packed(documents()))
+    with autopack.enable(copy.deepcopy(stock), verify=False) as handle:
+        serves(handle.model, stock, name)
 
 
 @pytest.mark.parametrize("kind", HOOKED)
@@ -179,12 +220,10 @@ def test_poolers_that_are_modules_run_without_padding(kind):
     stock = build(HOOKED[kind])
     model, found = copy.deepcopy(stock), documents()
     with packs_at_once(model, verify=False):
-        agree(model(**padded(found)), stock(**padded(found)), "pooler_output")
         one = {key: value[1:2] for key, value in padded(found).items()}
         assert error(model(**one).pooler_output, stock(**one).pooler_output) <= FLOAT64
-        assert tally_of(model).batches == 2
-        expected = torch.cat([stock(input_ids=document[None]).pooler_output for document in found])
-        assert error(model(**packed(found)).pooler_output, expected) <= FLOAT64
+        serves(model, stock, "pooler_output")
+        assert tally_of(model).batches == 3
 
 
 def test_documents_of_one_token_each_have_poolers_too():
@@ -247,12 +286,8 @@ def test_a_head_of_ones_own_on_such_a_tower():
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
     model = Head(tiny.config("clip_text_model")).double().eval()
-    expected = torch.cat([model(input_ids=document[None]).logits for document in documents()])
-    of_batch = model(**padded(documents())).logits
-    with autopack.enable(model, verify=False):
-        for _ in range(2):  # the second call knows what the first has seen
-            assert error(model(**packed(documents())).logits, expected) <= FLOAT64
-            assert error(model(**padded(documents())).logits, of_batch) <= FLOAT64
+    with autopack.enable(copy.deepcopy(model), verify=False) as handle:
+        serves(handle.model, model, "logits")
 
 
 def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():

@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import autopack
 from autopack import tiny
 from autopack.runtime.runs import Steps
-from tests.encoder_decoder.pairs import Alone, Pairs
+from tests.encoder_decoder.pairs import Pairs, alone
 from tests.integration.documents import documents, packed
 
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
@@ -91,7 +91,7 @@ def _by_one_half(rank: int, kind: str) -> float:
     fully_shard(model, mesh=mesh)
     shares = [Pairs.draw(), Pairs.draw((6, 6), (5, 5), seed=1)]  # four lengths on one rank, one on the other
     model(**shares[rank].one_row()).loss.backward()
-    means = [Alone.run(plain, share) for share in shares]
+    means = [alone(plain, share) for share in shares]
     wanted = {name: sum(each.gradients[name] for each in means) / len(means) for name in means[0].gradients}
     found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if name in wanted}
     least = 1e-3 * max(float(each.abs().max()) for each in wanted.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,6 +34,16 @@ def alone_by_fields(model, inputs: dict[str, torch.Tensor], rows=ROWS, field: st
         )
         for row, lengths in enumerate(rows)
     ])  # fmt: skip
+
+
+def serves(model, inputs: dict[str, torch.Tensor], rows=ROWS, field: str = "logits", others=()) -> None:
+    """Want what documents get alone of packed rows of an enabled model."""
+    with torch.no_grad(), contextlib.ExitStack() as enabled:
+        expected = alone_by_fields(model, inputs, rows, field)
+        for each in (model, *others):
+            enabled.enter_context(autopack.enable(each))
+        where = positions(*rows, start=first_position(model.config))
+        assert error(getattr(model(**inputs, position_ids=where), field), expected) < FLOAT32
 
 
 def integers(high: int, *shape: int) -> torch.Tensor:
@@ -105,12 +117,7 @@ def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
     inputs = {"input_ids": tiny.tokens(model.config, 1, columns)}
     if global_tokens:
         inputs["global_attention_mask"] = (integers(5, 1, columns) == 0).long()
-    with torch.no_grad():
-        expected = alone_by_fields(model, inputs, [lengths])
-        with autopack.enable(model):
-            where = positions(lengths, start=first_position(model.config))
-            found = model(**inputs, position_ids=where).logits
-    assert error(found, expected) < FLOAT32
+    serves(model, inputs, [lengths])
 
 
 def test_attention_weights_of_windows_are_those_of_tokens():
@@ -127,28 +134,10 @@ def test_attention_weights_of_windows_are_those_of_tokens():
             assert torch.allclose(found[row, :, a:b], own[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ["ibert", "squeezebert", "tapas"])
-def test_attention_weights_in_outputs_of_other_forms(model_type):
-    """I-BERT gives tuples in a tuple, SqueezeBERT a dictionary."""
-    model = tiny.build(model_type, task="masked-lm")
-    ids = tiny.tokens(model.config, 2, COLUMNS)
-    with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=packed_positions(model), output_attentions=True).attentions[-1]
-    for row, lengths in enumerate(ROWS):
-        for a, b in spans(lengths):
-            own = model(input_ids=ids[row : row + 1, a:b], output_attentions=True).attentions[-1]
-            assert torch.allclose(found[row, :, a:b, a:b], own[0], atol=1e-4)
-            assert not found[row, :, a:b, :a].any()
-            assert not found[row, :, a:b, b:].any()
-
-
 def test_neighbours_of_embeddings_that_the_caller_made():
     model = tiny.build("mobilebert", task="masked-lm")
     inputs = {"inputs_embeds": model.get_input_embeddings()(tiny.tokens(model.config, 2, COLUMNS))}
-    expected = alone_by_fields(model, inputs)
-    with autopack.enable(model):
-        found = model(**inputs, position_ids=packed_positions(model)).logits
-    assert error(found, expected) < FLOAT32
+    serves(model, inputs)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "electra", "luke", "mobilebert", "mpnet",
@@ -163,11 +152,7 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
     name = "last_hidden_state" if kind is AutoModel else "logits"
     name = "prediction_logits" if "prediction_logits" in model(**inputs) else name
-    with torch.no_grad():
-        expected = alone_by_fields(model, inputs, field=name)
-        with autopack.enable(model):
-            found = getattr(model(**inputs, position_ids=packed_positions(model)), name)
-    assert error(found, expected) < FLOAT32
+    serves(model, inputs, field=name)
 
 
 @pytest.mark.parametrize(("model_type", "options", "reason"), [
@@ -199,12 +184,8 @@ def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
 @pytest.mark.parametrize("model_type", ["longformer", "nystromformer", "rembert"])
 def test_masks_of_models_with_own_attention_do_not_depend_on_who_else_is_enabled(model_type):
     model = tiny.build(model_type, task="masked-lm")
-    other = tiny.build("bert", task="masked-lm")
     inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
-    expected = alone_by_fields(model, inputs)
-    with autopack.enable(model), autopack.enable(other):
-        found = model(**inputs, position_ids=packed_positions(model)).logits
-    assert error(found, expected) < FLOAT32
+    serves(model, inputs, others=[tiny.build("bert", task="masked-lm")])
 
 
 def test_runs_of_padding_are_no_documents_that_a_model_has_to_run():

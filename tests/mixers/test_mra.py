@@ -16,6 +16,7 @@ from transformers.models.mra import modeling_mra
 
 import autopack
 from autopack import tiny
+from tests.conftest import error, positions
 
 FLOAT32 = 1e-5
 """Of a standard deviation of the logits: the same sums in another order, over two layers."""
@@ -67,34 +68,30 @@ def _run(model: Any, ids: torch.Tensor, **given: Any) -> tuple[torch.Tensor, tor
     return logits.detach()[0], torch.cat(gradients)
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).abs().max() / wanted.std())
-
-
 def test_packed_documents_are_as_alone(kernels):
     model = _model()
     texts = tiny.tokens(model.config, 1, sum(LENGTHS)).split(LENGTHS, dim=1)
     alone = [_run(model, text) for text in texts]
     wanted, gradients = torch.cat([logits for logits, _ in alone]), sum(gradient for _, gradient in alone)
     row = torch.cat(texts, dim=1)
-    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None] + 2
-    assert _error(_run(model, row, position_ids=positions)[0], wanted) > 0.01, "its blocks go over the row"
+    where = positions(LENGTHS, start=2)
+    assert error(_run(model, row, position_ids=where)[0], wanted) > 0.01, "its blocks go over the row"
     with autopack.enable(model, verify=False):
-        found, made = _run(model, row, position_ids=positions)
-        moved, _ = _run(model, torch.cat([texts[0], texts[1].flip(1)], dim=1), position_ids=positions)
-    assert _error(found, wanted) < FLOAT32
-    assert _error(made, gradients) < 10 * FLOAT32
+        found, made = _run(model, row, position_ids=where)
+        moved, _ = _run(model, torch.cat([texts[0], texts[1].flip(1)], dim=1), position_ids=where)
+    assert error(found, wanted) < FLOAT32
+    assert error(made, gradients) < 10 * FLOAT32
     assert torch.equal(moved[: LENGTHS[0]], found[: LENGTHS[0]])
     assert not torch.equal(moved, found)
 
 
 def test_what_stock_cannot_run_alone_raises_what_stock_raises(kernels):
     model = _model()
-    ids, positions = tiny.tokens(model.config, 1, 96), torch.cat([torch.arange(64), torch.arange(32)])[None] + 2
+    ids, where = tiny.tokens(model.config, 1, 96), positions((64, 32), start=2)
     with pytest.raises(RuntimeError) as stock:
         model(input_ids=ids[:, 64:])
     with autopack.enable(model, verify=False), pytest.raises(RuntimeError) as packed:
-        model(input_ids=ids, position_ids=positions)
+        model(input_ids=ids, position_ids=where)
     assert str(packed.value) == str(stock.value)
 
 

@@ -1,10 +1,23 @@
-"""Tiny models that take images."""
+"""Tiny models that take images, batches of documents with media, and what packed rows of them must agree with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
+import torch
+
+import autopack
 from autopack import tiny
+from autopack.tiny import media_rows
+from autopack.tiny.media_rows import Document
+from compat.images import alone, alone_loss, compare, packed, spans
+from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.engine import IGNORED, in_rows, numbered
+
+GRADIENT = 1e-3
+"""Largest error of an entry of a gradient in float32, of itself: sums over all tokens and media cancel in it."""
 
 
 def with_images(model_type: str, attn_implementation: str = "sdpa", **others: Any) -> Any:
@@ -14,3 +27,115 @@ def with_images(model_type: str, attn_implementation: str = "sdpa", **others: An
 def twins_with_images(model_type: str, **others: Any) -> tuple[Any, Any]:
     """A stock model and one to enable, with the same parameters."""
     return with_images(model_type, **others), with_images(model_type, **others)
+
+
+def opened(model_type: str, **others: Any) -> tuple[Any, Any]:
+    """Twins whose gates, which begin near zero, let through what attention across gives."""
+    twins = twins_with_images(model_type, **others)
+    for model in twins:
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gate", "alpha_cross_attn", "alpha_dense")) and "vision" not in name:
+                torch.nn.init.ones_(parameter)
+    return twins
+
+
+def hold(measured: dict[str, float]) -> None:
+    """Want what `compat.images.compare` measures to be within the auditor's tolerances."""
+    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
+    assert all(value <= bounds[name] for name, value in measured.items()), measured
+
+
+def worst(logits: torch.Tensor, stock: Any, rows: Sequence[Sequence[Document]]) -> float:
+    """The largest error of the documents of these rows, against what each gets alone."""
+    return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans(rows))
+
+
+def serves(model: Any, stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> None:
+    """Want what documents get alone of packed rows of a model that is enabled for it."""
+    with autopack.enable(model, **options):
+        assert worst(model(**packed(model, rows)).logits, stock, rows) <= FLOAT32
+
+
+def agrees(model: Any, stock: Any, verify: bool = True, **options: Any) -> None:
+    """Want all that `compare` measures of a model that is enabled for it."""
+    with autopack.enable(model, verify=verify):
+        hold(compare(model, stock, **options))
+
+
+def leaks(stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> bool:
+    """The negative control: whether stock lets the documents of packed rows meet."""
+    return worst(stock(**packed(stock, rows), **options).logits, stock, rows) > LEAK
+
+
+def same_gradients(model: Any, stock: Any, least: float = 1e-4) -> None:
+    """Want the same gradients; `least` is what rounding may leave of an entry that is zero otherwise."""
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= least + GRADIENT * theirs.abs().max()
+
+
+def same_loss(found: torch.Tensor, expected: torch.Tensor, within: float = 1e-4) -> None:
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=within)
+
+
+def as_alone(output: Any, model: Any, stock: Any, rows: Sequence[Sequence[Document]]) -> None:
+    """Want the mean loss of documents alone, and its gradients."""
+    output.loss.backward()
+    expected = alone_loss(stock, rows)
+    expected.backward()
+    same_loss(output.loss, expected)
+    same_gradients(model, stock)
+
+
+def as_stock(found: Any, expected: Any, real: torch.Tensor, model: Any, stock: Any) -> None:
+    """Want the logits of real tokens, the loss and the gradients of another output."""
+    assert error(found.logits[real], expected.logits[real]) <= FLOAT32
+    same_loss(found.loss, expected.loss)
+    found.loss.backward()
+    expected.loss.backward()
+    same_gradients(model, stock)
+
+
+def padded(model: Any, found: Sequence[Document], side: str = "right") -> dict[str, Any]:
+    """A batch of one document per row with its mask.
+
+    Placeholders and what would be predicted at padding have no label.
+    """
+    columns = max(map(len, found))
+
+    def pad(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        spaces = {n: v.new_zeros(1, columns - v.shape[1], *v.shape[2:]) for n, v in values.items()}
+        first = (spaces, values) if side == "left" else (values, spaces)
+        return {name: torch.cat([part[name] for part in first], dim=1) for name in values}
+
+    call = media_rows.rows(model, [[Document(pad(d.tokens), d.images, pad(d.seen))] for d in found])
+    half = "decoder_" if "decoder_input_ids" in call else ""
+    mask = in_rows([torch.ones_like(d.predicted[0]) for d in found], side)
+    ids = call[f"{half}input_ids"]
+    labels = torch.where((ids < 100) & (mask == 1), ids, IGNORED)
+    if side == "left":  # stock would compare the first token of a document with a prediction made at padding
+        labels[:, 1:][mask[:, :-1] == 0] = IGNORED
+    return {**call, f"{half}attention_mask": mask, "labels": labels}
+
+
+def rows_with_padding(model: Any, rows: Sequence[Sequence[Document]]) -> dict[str, Any]:
+    """Packed rows of several lengths, with padding behind them, and their labels."""
+    call = media_rows.rows(model, [[d for each in rows for d in each]])
+    for name in rows[0][0].tokens:
+        call[name] = in_rows([torch.cat([d.tokens[name][0] for d in each]) for each in rows])
+    mask = in_rows([numbered([*map(len, each)])[0] for each in rows])
+    assert (mask == 0).any()
+    labels = torch.where((mask > 0) & (call["input_ids"] < 100), call["input_ids"], IGNORED)
+    return {**call, "attention_mask": mask, "labels": labels}
+
+
+def rows_as_alone(model: Any, stock: Any, found: Sequence[Document], side: str) -> Any:
+    """Want of each row of a padded batch what its document gets alone, and not what stock gives; return the tally."""
+    call = padded(stock, found, side)
+    with autopack.enable(model) as handle:
+        output = model(**call, use_cache=False)
+        tally = handle.enabled.tally
+    for row, document in enumerate(found):
+        real = call["attention_mask"][row].bool()
+        assert error(output.logits[row, real], alone(stock, document).logits[0]) <= FLOAT32
+    as_alone(output, model, stock, [[document] for document in found])
+    return tally

@@ -9,29 +9,19 @@ import torch
 
 import autopack
 from autopack import PackingCollator
+from autopack.attention import cross
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
-from compat.images import alone, compare, documents, packed, spans
-from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.multimodal.models import twins_with_images, with_images
-from tests.multimodal.test_packed_rows import hold
+from compat.images import alone, documents, packed
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import leaks, opened, padded, rows_as_alone, same_gradients, with_images, worst
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 MASKS = {"mllama": "cross_attention_mask", "idefics": "image_attention_mask"}
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
-
-
-def opened(model_type: str, **others: Any) -> tuple[Any, Any]:
-    """Twins whose gates, which begin near zero, let through what attention across gives."""
-    twins = twins_with_images(model_type, **others)
-    for model in twins:
-        for name, parameter in model.named_parameters():
-            if name.endswith(("gate", "alpha_cross_attn", "alpha_dense")) and "vision" not in name:
-                torch.nn.init.ones_(parameter)
-    return twins
 
 
 def with_none(model: Any, found: list[Document]) -> list[Document]:
@@ -47,29 +37,6 @@ def with_none(model: Any, found: list[Document]) -> list[Document]:
     ]
 
 
-def padded(model: Any, found: list[Document], side: str) -> tuple[dict[str, Any], torch.Tensor]:
-    """A batch of one document per row, and its mask."""
-    columns = max(map(len, found))
-
-    def pad(value: torch.Tensor) -> torch.Tensor:
-        space = value.new_zeros(1, columns - value.shape[1], *value.shape[2:])
-        return torch.cat([space, value] if side == "left" else [value, space], dim=1)
-
-    rows = [
-        [Document({n: pad(v) for n, v in d.tokens.items()}, d.images, {n: pad(v) for n, v in d.seen.items()})]
-        for d in found
-    ]
-    return media_rows.rows(model, rows), torch.cat([pad(torch.ones(1, len(d), dtype=torch.long)) for d in found])
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("model_type", MASKS)
-def test_documents_with_images_get_what_they_get_alone(model_type, implementation):
-    stock, model = opened(model_type, attn_implementation=implementation)
-    with autopack.enable(model):
-        hold(compare(model, stock))
-
-
 @pytest.mark.parametrize("model_type", MASKS)
 def test_tokens_before_an_image_and_documents_without_one(model_type):
     """Where no token sees anything: upstream lets it see all images of the row, or nothing."""
@@ -79,17 +46,14 @@ def test_tokens_before_an_image_and_documents_without_one(model_type):
     rows = [[found[0], text, found[1]], [found[1], text, found[0]]]
     with autopack.enable(model):
         logits = model(**packed(model, rows)).logits
-    for document, row, a, b in spans(rows):
-        expected = alone(stock, with_none(stock, [document, *found])[0]).logits[0]
-        assert error(logits[row, a:b], expected) <= FLOAT32
+    assert worst(logits, stock, [with_none(stock, row) for row in rows]) <= FLOAT32
 
 
 @pytest.mark.parametrize("model_type", MASKS)
 def test_stock_leaks_with_the_same_mask(model_type):
     stock, _ = opened(model_type)
     found = documents(stock)
-    logits = stock(**packed(stock, [found]), use_cache=False).logits
-    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+    assert leaks(stock, [found], use_cache=False)
 
 
 def test_a_mask_alone_keeps_no_images_apart(monkeypatch):
@@ -100,7 +64,7 @@ def test_a_mask_alone_keeps_no_images_apart(monkeypatch):
     def by_mask(function: Any, module: Any, states: Any, mask: Any, options: Any, seen: Any) -> Any:
         return function(module, *states, mask, **options)
 
-    monkeypatch.setattr(autopack.attention.cross, "attend_to_images", by_mask)
+    monkeypatch.setattr(cross, "attend_to_images", by_mask)
     with autopack.enable(model, verify=False):
         logits = model(**packed(model, [found])).logits
     assert error(logits[0, : len(found[0])], alone(stock, found[0]).logits[0]) > LEAK
@@ -112,23 +76,8 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(model_type, side):
     stock, model = opened(model_type)
     found = documents(stock, PARTS if model_type == "mllama" else PARTS[:2])
     found = with_none(stock, [*found, images.document(stock, (4,), seed=8)])
-    call, mask = padded(stock, found, side)
-    labels = torch.where((call["input_ids"] < 100) & (mask == 1), call["input_ids"], -100)
-    if side == "left":
-        labels[:, 1:][mask[:, :-1] == 0] = -100
-    with autopack.enable(model) as handle:
-        output = model(**call, attention_mask=mask, labels=labels, use_cache=False)
-        output.loss.backward()
-        assert handle.enabled.tally.left["its text attends to the images of the row"] == 1
-    expected = [alone(stock, d).logits[0] for d in found]
-    for row, own in enumerate(expected):
-        assert error(output.logits[row, mask[row].bool()], own) <= FLOAT32
-    targets = torch.cat([row[real.bool()][1:] for row, real in zip(labels, mask, strict=True)])
-    loss = torch.nn.functional.cross_entropy(torch.cat([own[:-1] for own in expected]), targets)
-    loss.backward()
-    assert float(output.loss.detach()) == pytest.approx(float(loss.detach()), rel=1e-4)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+    tally = rows_as_alone(model, stock, found, side)
+    assert tally.left["its text attends to the images of the row"] == 1
 
 
 def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():
@@ -138,11 +87,11 @@ def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():
     """
     stock, model = opened("mllama")
     found = documents(stock, PARTS)
-    call, mask = padded(stock, found, "right")
-    logits = stock(**call, attention_mask=mask, use_cache=False).logits
+    call = padded(stock, found) | {"labels": None}
+    logits = stock(**call, use_cache=False).logits
     assert error(logits[2, : len(found[2])], alone(stock, found[2]).logits[0]) > LEAK
     with autopack.enable(model, unpad=False):
-        assert torch.equal(model(**call, attention_mask=mask, use_cache=False).logits, logits)
+        assert torch.equal(model(**call, use_cache=False).logits, logits)
 
 
 class TestMasks:
@@ -153,15 +102,19 @@ class TestMasks:
             found = documents(stock, [(3, IMAGE, 2), (2, IMAGE, 3)])
             yield model, packed(model, [found]), MASKS[request.param]
 
-    def test_missing(self, call):
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            (lambda mask: None, r"_attention_mask says which document.*found none"),
+            (lambda mask: mask[:, 1:], None),
+            (lambda mask: mask.flip(2), "leaves out images before it, or is not in their order"),
+        ],
+        ids=["missing", "of another form", "in another order"],
+    )
+    def test_that_is_not_of_these_documents(self, call, change, match):
         model, arguments, name = call
-        with refused("media-of-others", match=f"{name} says which document.*found none"):
-            model(**{**arguments, name: None})
-
-    def test_of_another_form(self, call):
-        model, arguments, name = call
-        with refused("media-of-others"):
-            model(**{**arguments, name: arguments[name][:, 1:]})
+        with refused("media-of-others", match=match):
+            model(**{**arguments, name: change(arguments[name])})
 
     def test_that_shows_the_image_of_another_document(self, call):
         model, arguments, name = call
@@ -169,11 +122,6 @@ class TestMasks:
         mask[:, -1, 0] = 1
         with refused("media-of-others", match="shows it images that other documents see"):
             model(**{**arguments, name: mask})
-
-    def test_in_another_order(self, call):
-        model, arguments, name = call
-        with refused("media-of-others", match="leaves out images before it, or is not in their order"):
-            model(**{**arguments, name: arguments[name].flip(2)})
 
     def test_attention_weights(self, call):
         model, arguments, _ = call
@@ -213,8 +161,7 @@ def test_checkpointing_reads_the_same_images():
     with autopack.enable(model):
         model.train()(**call).logits.sum().backward()
     sum(alone(stock, d).logits.sum() for d in found).backward()
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+    same_gradients(model, stock)
 
 
 class TestCollator:
@@ -241,13 +188,12 @@ class TestCollator:
         assert mask.shape[2] == (4 if max_length is None else 3)
         with autopack.enable(model):
             logits = model(**batch).logits
-        row = first = 0
+        rows: list[list[Document]] = [[]]
         for document in found:
-            if first + len(document) > logits.shape[1]:
-                row, first = row + 1, 0
-            got = logits[row, first : first + len(document)]
-            assert error(got, alone(stock, document).logits[0]) <= FLOAT32
-            first += len(document)
+            if sum(map(len, rows[-1])) + len(document) > logits.shape[1]:
+                rows.append([])
+            rows[-1].append(document)
+        assert worst(logits, stock, rows) <= FLOAT32
 
     @pytest.mark.parametrize("model_type", MASKS)
     def test_a_mask_of_other_tokens(self, model_type):
@@ -260,9 +206,9 @@ class TestCollator:
     def test_padding_of_an_example_is_left_out_of_its_mask(self):
         stock, model = opened("mllama")
         document = documents(stock, [(3, IMAGE, 2)])[0]
-        call, mask = padded(stock, [document, images.document(stock, (9,))], "left")
-        example = {**self.example(model, document), "input_ids": call["input_ids"][0].tolist()}
-        example |= {"attention_mask": mask[0].tolist(), "cross_attention_mask": call["cross_attention_mask"][:1]}
+        call = padded(stock, [document, images.document(stock, (9,))], "left")
+        masks = {name: call[name][0].tolist() for name in ("input_ids", "attention_mask")}
+        example = {**self.example(model, document), **masks, "cross_attention_mask": call["cross_attention_mask"][:1]}
         batch = PackingCollator.for_model(model)([example])
         assert torch.equal(batch["cross_attention_mask"], document.seen["cross_attention_mask"])
 
@@ -273,6 +219,4 @@ class TestCollator:
         found = with_none(stock, [like, *(images.document(stock, (n,), seed=n) for n in (4, 6))])[1:]
         batch = PackingCollator.for_model(model)([self.example(model, d) for d in found])
         with autopack.enable(model):
-            logits = model(**batch).logits[0]
-        for document, got in zip(found, logits.split([4, 6]), strict=True):
-            assert error(got, alone(stock, document).logits[0]) <= FLOAT32
+            assert worst(model(**batch).logits, stock, [found]) <= FLOAT32

@@ -9,7 +9,9 @@ import torch
 
 import autopack
 from autopack.tiny.models import randomize
-from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.conftest import FLOAT32, LEAK, error
+from tests.engine import counted, mean_loss
+from tests.multimodal.models import same_gradients, same_loss
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -44,7 +46,8 @@ def test_codes_are_tokens():
     generator = torch.Generator().manual_seed(0)
     found = [document(length, generator) for length in (5, 9, 7)]
     ids = torch.cat(found, dim=1)
-    call = {"input_ids": ids, "position_ids": torch.cat([torch.arange(d.shape[1]) for d in found])[None]}
+    lengths = [each.shape[1] for each in found]
+    call = {"input_ids": ids, "position_ids": counted(lengths)}
     labels = ids[..., 0]
     with autopack.enable(model, verify=False):
         out = model(**call, labels=labels)
@@ -54,18 +57,15 @@ def test_codes_are_tokens():
         moved = (model(**{**call, "input_ids": other}).logits - out.logits)[0].abs().amax(-1)
     assert moved[:5].max() > LEAK
     assert moved[5:].max() == 0
-    first, total, count = 0, torch.zeros(()), 0
-    for each in found:
-        expected = stock(input_ids=each, labels=each[..., 0], use_cache=False)
-        assert error(out.logits[0, first : first + each.shape[1]], expected.logits[0]) <= FLOAT32
-        first, count = first + each.shape[1], count + each.shape[1] - 1
-        total = total + expected.loss * (each.shape[1] - 1)
-    (total / count).backward()
-    assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-5)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+    expected = [stock(input_ids=each, labels=each[..., 0], use_cache=False) for each in found]
+    for part, each in zip(out.logits[0].split(lengths), expected, strict=True):
+        assert error(part, each.logits[0]) <= FLOAT32
+    loss = mean_loss([each.loss for each in expected], [length - 1 for length in lengths])
+    loss.backward()
+    same_loss(out.loss, loss, within=1e-5)
+    same_gradients(model, stock, least=1e-5)
     leaking = stock(**call, attention_mask=torch.ones_like(labels)).logits
-    assert error(leaking[0, 5:14], stock(input_ids=found[1]).logits[0]) > LEAK
+    assert error(leaking[0, 5:14], expected[1].logits[0]) > LEAK
 
 
 def test_the_auditor_has_no_codes_to_draw():

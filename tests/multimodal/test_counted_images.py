@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import autopack
 from autopack.tiny.images import IMAGE
-from compat.images import alone, compare, documents, packed, spans
-from tests.conftest import FLOAT32, error, gradients
-from tests.multimodal.models import twins_with_images, with_images
-from tests.multimodal.test_packed_rows import hold
-from tests.multimodal.test_padded_batches import padded_with_images
+from compat.images import alone, documents, packed, spans
+from tests.conftest import FLOAT32, error
+from tests.multimodal.models import agrees, padded, rows_as_alone, twins_with_images, with_images
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
-"""What `padded_with_images` makes."""
+
+
+def padded_with_images(model: Any, side: str) -> dict[str, Any]:
+    return padded(model, documents(model, PARTS), side) | {"labels": None}
 
 
 def test_documents_with_images_get_what_they_get_alone():
     stock, model = twins_with_images("hunyuan_vl")
-    with autopack.enable(model):
-        hold(compare(model, stock))
+    agrees(model, stock)
 
 
 def test_the_number_of_an_image_counts():
     """Negative control: as right-padded rows of one call, upstream gives a document's images those of all before."""
     stock = with_images("hunyuan_vl")
     found = documents(stock, PARTS)
-    call, mask = padded_with_images(stock, "right")
-    logits = stock(**call, attention_mask=mask, use_cache=False).logits
+    logits = stock(**padded_with_images(stock, "right"), use_cache=False).logits
     assert error(logits[0, : len(found[0])], alone(stock, found[0]).logits[0]) <= FLOAT32
     assert error(logits[1, : len(found[1])], alone(stock, found[1]).logits[0]) > 20 * FLOAT32
 
@@ -40,38 +41,16 @@ def test_the_number_of_an_image_counts():
 def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
     stock, model = twins_with_images("hunyuan_vl")
     found = documents(stock, PARTS)
-    call, mask = padded_with_images(stock, side)
-    labels = torch.where((call["input_ids"] < 100) & (mask == 1), call["input_ids"], -100)
-    if side == "left":
-        labels[:, 1:][mask[:, :-1] == 0] = -100
-    with autopack.enable(model) as handle:
-        output = model(**call, attention_mask=mask, labels=labels, use_cache=False)
-        output.loss.backward()
-        assert handle.enabled.tally.batches
-        assert model.model.rope_deltas is None
-    expected = [alone(stock, document).logits[0] for document in found]
-    for row, own in enumerate(expected):
-        assert error(output.logits[row, mask[row].bool()], own) <= FLOAT32
-    shifted = (
-        torch.cat([own[:-1] for own in expected]),
-        torch.cat([d[m.bool()][1:] for d, m in zip(labels, mask, strict=True)]),
-    )
-    loss = torch.nn.functional.cross_entropy(*shifted)
-    loss.backward()
-    assert float(output.loss.detach()) == pytest.approx(float(loss.detach()), rel=1e-4)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+    assert rows_as_alone(model, stock, found, side).batches
+    assert model.model.rope_deltas is None
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_that_is_to_stay_gets_what_stock_gives(side):
     stock, model = twins_with_images("hunyuan_vl")
-    call, mask = padded_with_images(stock, side)
+    call = padded_with_images(stock, side)
     with autopack.enable(model, unpad=False):
-        assert torch.equal(
-            model(**call, attention_mask=mask, use_cache=False).logits,
-            stock(**call, attention_mask=mask, use_cache=False).logits,
-        )
+        assert torch.equal(model(**call, use_cache=False).logits, stock(**call, use_cache=False).logits)
 
 
 def test_a_batch_without_padding_too():
@@ -89,22 +68,23 @@ def test_a_batch_without_padding_too():
 
 def test_positions_of_the_call_are_taken_as_they_are():
     stock, model = twins_with_images("hunyuan_vl")
-    call, mask = padded_with_images(stock, "right")
-    positions = stock.model.get_rope_index(call["input_ids"], call["mm_token_type_ids"], call["image_grid_thw"], mask)[
-        0
-    ]
-    expected = stock(**call, attention_mask=mask, use_cache=False).logits
+    call = padded_with_images(stock, "right")
+    given = (call[name] for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask"))
+    positions = stock.model.get_rope_index(*given)[0]
+    expected = stock(**call, use_cache=False).logits
     with autopack.enable(model):
-        found = model(**call, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    assert error(found[mask.bool()], expected[mask.bool()]) <= FLOAT32
+        found = model(**call, position_ids=positions, use_cache=False).logits
+    real = call["attention_mask"].bool()
+    assert error(found[real], expected[real]) <= FLOAT32
 
 
 def test_generation_is_stocks():
     stock, model = twins_with_images("hunyuan_vl")
-    call, mask = padded_with_images(stock, "left")
-    expected = stock.generate(**call, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    call = {**padded_with_images(stock, "left"), "max_new_tokens": 4, "do_sample": False}
+    del call["labels"]
+    expected = stock.generate(**call)
     with autopack.enable(model):
-        assert torch.equal(model.generate(**call, attention_mask=mask, max_new_tokens=4, do_sample=False), expected)
+        assert torch.equal(model.generate(**call), expected)
 
 
 @pytest.mark.parametrize("change", ["fewer", "in another order"])

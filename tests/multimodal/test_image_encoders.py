@@ -6,18 +6,14 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 import autopack
 from autopack import tiny
-from autopack.tiny import media_rows
-from autopack.tiny.media_rows import Document
 from autopack.tiny.models import randomize
-from compat.images import alone, compare, documents, labels_of, packed, spans
-from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.multimodal.models import twins_with_images, with_images
-from tests.multimodal.test_packed_rows import hold
+from compat.images import documents, packed
+from tests.conftest import FLOAT32
+from tests.multimodal.models import agrees, as_stock, padded, serves, twins_with_images, with_images, worst
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -36,14 +32,6 @@ def with_decoder(kind: str, **fields: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("model_type", TYPES)
-def test_documents_get_what_they_get_alone(model_type, implementation):
-    stock, model = twins_with_images(model_type, attn_implementation=implementation)
-    with autopack.enable(model):
-        hold(compare(model, stock))
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -57,59 +45,24 @@ def test_documents_get_what_they_get_alone(model_type, implementation):
 def test_other_decoders(kind, fields):
     """Which number tokens in ways of their own; padding tokens may stand in a document."""
     stock, model = with_decoder(kind, **fields), with_decoder(kind, **fields)
-    with autopack.enable(model):
-        hold(compare(model, stock))
-        found = documents(stock)
-        for document in found:
-            document.tokens["decoder_input_ids"][0, 2] = 1
-        logits = model(**packed(model, [found])).logits
-    for document, row, a, b in spans([found]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
-
-
-@pytest.mark.parametrize("model_type", TYPES)
-def test_the_image_is_that_of_the_document(model_type):
-    """Negative control: texts in one row beside one image, as stock would have them, and images in another order."""
-    stock, model = twins_with_images(model_type)
+    agrees(model, stock)
     found = documents(stock)
-    call = packed(model, [found])
-    expected = [alone(stock, document).logits[0] for document in found]
-    first = {name: value[:1] for name, value in call.items() if name not in ("decoder_attention_mask",)}
-    plain = stock(**first, use_cache=False).logits
-    turned = {n: v.flip(0) for n, v in call.items() if n in found[0].images[0]}
-    with autopack.enable(model):
-        others = model(**{**call, **turned}).logits
-    places = [each[1:] for each in spans([found])]
-    assert max(error(plain[row, a:b], own) for (row, a, b), own in zip(places, expected, strict=True)) > LEAK
-    assert max(error(others[row, a:b], own) for (row, a, b), own in zip(places, expected, strict=True)) > 20 * FLOAT32
+    for document in found:
+        document.tokens["decoder_input_ids"][0, 2] = 1
+    serves(model, stock, [found])
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_padded_batches_give_what_they_gave(model_type):
     stock, model = twins_with_images(model_type)
     found = documents(stock)
-    columns = max(map(len, found))
-
-    def pad(value: torch.Tensor, filler: int) -> torch.Tensor:
-        return torch.nn.functional.pad(value, (0, columns - value.shape[1]), value=filler)
-
-    rows = [[Document({n: pad(v, 0) for n, v in d.tokens.items()}, d.images)] for d in found]
-    call = media_rows.rows(stock, rows)
-    call["decoder_attention_mask"] = torch.cat([pad(torch.ones_like(d.predicted), 0) for d in found])
-    labels = torch.cat([pad(labels_of(d), -100) for d in found])
-    expected = stock(**call, labels=labels, use_cache=False)
-    expected.loss.backward()
+    call = padded(stock, found)
+    expected = stock(**call, use_cache=False)
     with autopack.enable(model, verify=False) as handle:  # which has seen no padding beside images
-        output = model(**call, labels=labels, use_cache=False)
-        output.loss.backward()
+        output = model(**call, use_cache=False)
         assert handle.enabled.tally.batches == 1
-    for row, document in enumerate(found):
-        got = output.logits[row, : len(document)]
-        assert error(got, expected.logits[row, : len(document)]) <= FLOAT32
-        assert error(got, alone(stock, document).logits[0]) <= FLOAT32
-    assert float(output.loss.detach()) == pytest.approx(float(expected.loss.detach()), rel=1e-4)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+    assert worst(output.logits, stock, [[document] for document in found]) <= FLOAT32
+    as_stock(output, expected, call["decoder_attention_mask"].bool(), model, stock)
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -14,9 +14,10 @@ from autopack.enabling import twin_calls
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
+from compat.images import documents as parts_of_mllama
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.test_across import PARTS, opened, padded
-from tests.multimodal.test_across import documents as parts_of_mllama
+from tests.multimodal.models import opened, padded
+from tests.multimodal.test_across import PARTS
 from tests.support.refusals import refused
 
 REFUSED = "documents with {}s are not proven to be kept apart"
@@ -73,6 +74,13 @@ def apart(model, found, **options):
         return error(model(**media_rows.packed(model, [found])).logits[0].detach(), alone)
 
 
+def not_proven(model, found, match):
+    with autopack.enable(model):
+        for _ in range(2):
+            with refused("media-not-proven", match=match):
+                model(**media_rows.packed(model, [found]))
+
+
 def inner_of(model_type, task="image-text-to-text"):
     return type(tiny.build(model_type, task=task).model)
 
@@ -88,10 +96,7 @@ def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_ty
     model = written(model_type, inner_of(model_type), "get_image_features", mixes=True)
     found = documents(model)
     assert apart(model, found, verify=False) > LEAK
-    with autopack.enable(model):
-        for _ in range(2):
-            with refused("media-not-proven", match=REFUSED.format("image")):
-                model(**media_rows.packed(model, [found]))
+    not_proven(model, found, REFUSED.format("image"))
     text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
     assert apart(model, text) <= FLOAT32
 
@@ -104,8 +109,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
     assert apart(model, many, verify=False) > LEAK
-    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
-        model(**media_rows.packed(model, [many]))
+    not_proven(model, many, REFUSED.format("image"))
 
 
 def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
@@ -113,8 +117,7 @@ def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
     model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
     found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
     assert apart(model, found[:8]) <= FLOAT32
-    with autopack.enable(model), refused("media-not-proven", match="more than 8 images or documents"):
-        model(**media_rows.packed(model, [found]))
+    not_proven(model, found, "more than 8 images or documents")
 
 
 def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence():
@@ -122,8 +125,7 @@ def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence(
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
     assert apart(model, found, verify=False) > LEAK
-    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("image")):
-        model(**media_rows.packed(model, [found]))
+    not_proven(model, found, REFUSED.format("image"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -149,8 +151,7 @@ def test_where_no_twin_tells():
     put = {"get_image_features": lambda self, *args, **given: inner.get_image_features(self, *args, **given)}
     model.model.__class__ = type("Patched", (inner,), put)
     found = documents(model)
-    with autopack.enable(model), refused("media-not-proven", match="no twin of it tells"):
-        model(**media_rows.packed(model, [found]))
+    not_proven(model, found, "no twin of it tells")
     assert apart(model, found, verify=False) <= FLOAT32
 
 
@@ -163,20 +164,19 @@ def test_sounds(mixes):
         assert apart(model, found) <= FLOAT32
         return
     assert apart(model, found, verify=False) > LEAK
-    with autopack.enable(model), refused("media-not-proven", match=REFUSED.format("sound")):
-        model(**media_rows.packed(model, [found]))
+    not_proven(model, found, REFUSED.format("sound"))
 
 
 def test_padded_batches_are_left_to_stock_where_no_twin_tells():
     """Mllama's rows get what they get alone, and not what stock gives them, only where its code is known to be so."""
     stock, model = opened("mllama")
     found = parts_of_mllama(stock, PARTS)
-    call, mask = padded(stock, found, "right")
-    expected = stock(**call, attention_mask=mask, use_cache=False).logits
+    call = padded(stock, found) | {"labels": None, "use_cache": False}
+    expected = stock(**call).logits
     with autopack.enable(model):
-        assert error(model(**call, attention_mask=mask, use_cache=False).logits, expected) > LEAK
+        assert error(model(**call).logits, expected) > LEAK
     inner = type(model.model)
     put = {"get_input_embeddings": lambda self: inner.get_input_embeddings(self)}
     model.model.__class__ = type("Patched", (inner,), put)
     with autopack.enable(model):
-        assert torch.equal(model(**call, attention_mask=mask, use_cache=False).logits, expected)
+        assert torch.equal(model(**call).logits, expected)

@@ -13,8 +13,10 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import as_videos, labels_of
-from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.multimodal.test_sounds import with_sounds
+from tests.conftest import FLOAT32, LEAK, error
+from tests.engine import counted, mean_loss
+from tests.multimodal.models import same_gradients, same_loss
+from tests.multimodal.test_sounds import twins_with_sounds
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -41,9 +43,9 @@ def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
     return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
 
 
-def alone(model: Any, pieces: list[Document], **others: Any) -> Any:
+def alone(model: Any, pieces: list[Document], labels: Any = None) -> Any:
     call = joined(model, pieces)
-    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, **others)
+    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, labels=labels)
 
 
 def documents(model: Any) -> list[list[Document]]:
@@ -55,8 +57,7 @@ def documents(model: Any) -> list[list[Document]]:
 
 
 def packed(model: Any, found: list[list[Document]]) -> dict[str, Any]:
-    lengths = [sum(map(len, pieces)) for pieces in found]
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    positions = counted([sum(map(len, pieces)) for pieces in found])
     return {**joined(model, [p for pieces in found for p in pieces]), "position_ids": positions}
 
 
@@ -65,30 +66,26 @@ TYPES = ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "dots3_note
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_documents_with_all_kinds_of_media(model_type):
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     found = documents(stock)
     labels = torch.cat([torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found], dim=1)
     with autopack.enable(model, verify=False):
         out = model(**packed(model, found), labels=labels)
         out.loss.backward()
-    first, total, count = 0, 0.0, 0
-    for pieces in found:
-        own = torch.cat([labels_of(p) for p in pieces], dim=1)
-        expected = alone(stock, pieces, labels=own)
-        length = own.shape[1]
-        assert error(out.logits[0, first : first + length], expected.logits[0]) <= FLOAT32
-        compared = int((own[:, 1:] != -100).sum())
-        total, count, first = total + expected.loss * compared, count + compared, first + length
-    (total / count).backward()
-    assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-4)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+    own = [torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found]
+    expected = [alone(stock, *each) for each in zip(found, own, strict=True)]
+    for part, each in zip(out.logits[0].split([each.shape[1] for each in own]), expected, strict=True):
+        assert error(part, each.logits[0]) <= FLOAT32
+    loss = mean_loss([each.loss for each in expected], [int((each[:, 1:] != -100).sum()) for each in own])
+    loss.backward()
+    same_loss(out.loss, loss)
+    same_gradients(model, stock, least=1e-5)
 
 
 @pytest.mark.parametrize("model_type", TYPES[:2])
 def test_what_qwen_omni_numbers_by(model_type):
     """Seconds between frames, and lengths of sounds beside images: without them documents have other positions."""
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     found = documents(stock)
     call = packed(model, found)
     with autopack.enable(model, verify=False):
@@ -104,7 +101,7 @@ def test_what_qwen_omni_numbers_by(model_type):
 @pytest.mark.parametrize("model_type", TYPES[:2])
 def test_the_sound_of_a_video(model_type):
     """`use_audio_in_video`: sounds stand within their videos, and one text counts both in turn."""
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     config = stock.config
     starts = [config.vision_start_token_id, config.audio_start_token_id]
     found = []
@@ -116,19 +113,17 @@ def test_the_sound_of_a_video(model_type):
         ends = [getattr(config, "audio_end_token_id", None) or 9, getattr(config, "vision_end_token_id", None) or 9]
         ids = torch.tensor([[10 + seed, *starts, *runs[0], *runs[1], *ends, 20 + seed]])
         found.append(([Document({"input_ids": ids}, video.images), Document({}, sound.images)], ids))
-    media = joined_media(stock, [p for pieces, _ in found for p in pieces])
-    ids = torch.cat([ids for _, ids in found], dim=1)
-    positions = torch.cat([torch.arange(each.shape[1]) for _, each in found])[None]
+    lengths = [each.shape[1] for _, each in found]
+    row = joined_media(stock, [p for pieces, _ in found for p in pieces]) | {"use_audio_in_video": True}
+    row |= {"input_ids": torch.cat([ids for _, ids in found], dim=1), "position_ids": counted(lengths)}
     with autopack.enable(model, verify=False):
-        logits = model(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
-    leaking = stock(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
-    first = 0
-    for pieces, each in found:
+        logits = model(**row).logits[0].split(lengths)
+    leaking = stock(**row).logits[0].split(lengths)
+    for number, (pieces, each) in enumerate(found):
         call = {"input_ids": each, "attention_mask": torch.ones_like(each), **joined_media(stock, pieces)}
         expected = stock(**call, use_cache=False, use_audio_in_video=True).logits[0]
-        assert error(logits[first : first + each.shape[1]], expected) <= FLOAT32
-        assert first == 0 or error(leaking[first : first + each.shape[1]], expected) > LEAK
-        first += each.shape[1]
+        assert error(logits[number], expected) <= FLOAT32
+        assert number == 0 or error(leaking[number], expected) > LEAK
 
 
 def joined_media(model: Any, pieces: list[Document]) -> dict[str, Any]:

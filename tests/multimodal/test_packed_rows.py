@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,21 @@ from autopack import registry
 from autopack.auditing.compare import scales_of
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
-from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans
-from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.multimodal.models import twins_with_images, with_images
+from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import (
+    agrees,
+    as_alone,
+    leaks,
+    opened,
+    rows_with_padding,
+    same_gradients,
+    same_loss,
+    serves,
+    twins_with_images,
+    with_images,
+    worst,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -28,17 +41,22 @@ TYPES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "llava", "llava_next",
 RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness-image-text-to-text.json"
 
 
-def hold(errors: dict[str, float], factor: float = 1.0) -> None:
-    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
-    assert all(value <= bounds[name] * factor for name, value in errors.items()), errors
+ALONE: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in TYPES),
+    # These take no text without images.
+    *((name, {}) for name in ("blip-2", "instructblip", "instructblipvideo", "kosmos-2")),
+    # Text attends to images across; or an encoder takes images, and a decoder text.
+    *((name, {"attn_implementation": implementation})
+      for name in ("mllama", "idefics", "pix2struct", "pp_formulanet", "vision-encoder-decoder")
+      for implementation in ("eager", "sdpa")),
+]  # fmt: skip
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("model_type", TYPES)
-def test_documents_with_images_get_what_they_get_alone(model_type):
-    stock, model = twins_with_images(model_type)
-    with autopack.enable(model):
-        hold(compare(model, stock))
+@pytest.mark.parametrize(("model_type", "options"), ALONE)
+def test_documents_with_images_get_what_they_get_alone(model_type, options):
+    stock, model = opened(model_type, **options)
+    agrees(model, stock)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +76,7 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
 def test_images_in_forms_of_their_own(model_type):
     """A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock))
+    agrees(model, stock, verify=False)
 
 
 def test_forbidden_logits_are_no_scale():
@@ -73,8 +90,7 @@ def test_forbidden_logits_are_no_scale():
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "paligemma"])
 def test_eager_attention_is_exact_too(model_type):
     stock, model = twins_with_images(model_type, attn_implementation="eager")
-    with autopack.enable(model):
-        hold(compare(model, stock, gradients=False))
+    agrees(model, stock, gradients=False)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
@@ -98,10 +114,8 @@ def test_videos_are_exact_too(model_type):
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = [as_videos(stock, document) for document in documents(stock)]
     assert "pixel_values_videos" in media_rows.row(stock, found)
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock, videos=True))
-    logits = stock(**packed(stock, [found])).logits
-    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+    agrees(model, stock, videos=True, verify=False)
+    assert leaks(stock, [found])
 
 
 def test_frames_of_nemotron_h_omni_are_grouped_over_the_videos_of_a_call():
@@ -115,21 +129,17 @@ def test_frames_of_nemotron_h_omni_are_grouped_over_the_videos_of_a_call():
     assert error(together[1], alone[1]) > LEAK
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-def test_stock_leaks_in_the_plain_call(model_type):
-    stock = with_images(model_type)
-    found = documents(stock)
-    logits = stock(**packed(stock, [found])).logits
-    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+LEAKING: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in (*TYPES, "blip-2", "instructblip", "kosmos-2")),
+    # No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that was split.
+    *((name, {"use_cache": False}) for name in ("qwen2_vl", "gemma3", "gemma4", "paligemma")),
+]
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "gemma4", "paligemma"])
-def test_stock_leaks_even_where_it_splits_its_masks(model_type):
-    """No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that was split."""
+@pytest.mark.parametrize(("model_type", "options"), LEAKING)
+def test_stock_leaks_in_the_plain_call(model_type, options):
     stock = with_images(model_type)
-    found = documents(stock)
-    logits = stock(**packed(stock, [found]), use_cache=False).logits
-    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+    assert leaks(stock, [documents(stock)], **options)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
@@ -141,8 +151,7 @@ def test_image_blocks_that_touch_are_not_one(model_type):
         assert influence(model, touching, 1, image=True) <= FLOAT32
         assert influence(model, touching, 0, image=True) <= FLOAT32
         logits = model(**packed(model, [touching])).logits
-    for document, row, a, b in spans([touching]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    assert worst(logits, stock, [touching]) <= FLOAT32
     if model_type == "gemma3":  # it adds the blocks after the mask has been split by documents, so upstream they merge
         other = [touching[0], changed(touching[1], image=True)]
         before, after = (stock(**packed(stock, [each]), use_cache=False).logits for each in (touching, other))
@@ -154,10 +163,7 @@ def test_image_blocks_that_touch_are_not_one(model_type):
 def test_equally_long_documents_have_their_images_where_they_have_them(model_type, implementation):
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = documents(stock, [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)])
-    with autopack.enable(model):
-        logits = model(**packed(model, [found])).logits
-    for document, row, a, b in spans([found]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    serves(model, stock, [found])
 
 
 def test_the_blocks_of_one_document_see_each_other_both_ways():
@@ -194,21 +200,11 @@ def test_text_alone_on_a_model_of_images(model_type):
 def test_rows_of_different_lengths_with_padding(model_type):
     stock, model = twins_with_images(model_type)
     found = documents(stock)
-    first, second = found[:3], found[3:]
-    columns = max(sum(map(len, each)) for each in (first, second))
-    call, ids = media_rows.rows(stock, [[*first, *second]]), {}
-    spaces = {name: value for name, value in call.items() if name in found[0].tokens}
-    place = sum(map(len, first))
-    for name, value in spaces.items():
-        rows = value[0, :place], value[0, place:]
-        ids[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
-    segments = [torch.cat([torch.full((len(d),), i + 1) for i, d in enumerate(each)]) for each in (first, second)]
-    mask = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in segments])
-    assert (mask == 0).any()
+    rows = [found[:3], found[3:]]
     with autopack.enable(model):
-        logits = model(**{**call, **ids}, attention_mask=mask).logits
-    for document, row, a, b in spans([first, second]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+        output = model(**rows_with_padding(stock, rows))
+    assert worst(output.logits, stock, rows) <= FLOAT32
+    as_alone(output, model, stock, rows)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
@@ -222,9 +218,8 @@ def test_loss_over_the_items_of_a_batch(model_type):
         loss.backward()
     expected = alone_loss(stock, [found])
     expected.backward()
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
-        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+    same_loss(loss, expected, within=1e-5)
+    same_gradients(model, stock, least=1e-5)
 
 
 def test_every_type_that_takes_images_has_been_run_with_them():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import twins_with_images, with_images
+from tests.engine import numbered
+from tests.multimodal.models import twins_with_images, with_images, worst
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -30,13 +31,11 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         expected = model(**packed(model, [found])).logits
         call = packed(model, [found])
         text = call.pop("position_ids")
-        parts = [stock.model.get_rope_index(**_grids(media_rows.row(stock, [d])))[0] for d in found]
-        vision = torch.cat(parts, dim=2)
+        vision = torch.cat([_own_positions(stock, document) for document in found], dim=2)
         if axes == 4:
             call["position_ids"] = torch.cat([text[None], vision])
         else:
-            lengths = torch.tensor([len(d) for d in found])
-            call |= {"position_ids": vision, "seq_idx": torch.repeat_interleave(torch.arange(4), lengths)[None]}
+            call |= {"position_ids": vision, "seq_idx": numbered([*map(len, found)])}
         assert torch.equal(model(**call).logits, expected)
 
 
@@ -54,57 +53,41 @@ M_ROPE = [
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("model_type", M_ROPE)
+@pytest.mark.parametrize("model_type", [*M_ROPE, "qwen3_omni_moe_thinker"])
 def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
+    """As the model's own function gives them; Qwen3-Omni numbers tokens by floats."""
     stock, model = twins_with_images(model_type)
     found = documents(stock)
     call = packed(stock, [found])
-    parts = [stock.model.get_rope_index(**_grids(media_rows.row(stock, [document])))[0] for document in found]
-    call["position_ids"] = torch.cat(parts, dim=2)
-    expected = torch.cat([alone(stock, document).logits[0] for document in found])
-    assert error(stock(**call).logits[0], expected) > LEAK
+    call["position_ids"] = torch.cat([_own_positions(stock, document) for document in found], dim=2)
+    assert call["position_ids"].is_floating_point() == (model_type not in M_ROPE)
+    assert worst(stock(**call).logits, stock, [found]) > LEAK
     with autopack.enable(model):
-        assert error(model(**call).logits[0], expected) <= FLOAT32
+        assert worst(model(**call).logits, stock, [found]) <= FLOAT32
 
 
-def test_positions_that_are_floats():
-    """Qwen3-Omni numbers tokens by floats, as its own function gives them."""
-    stock, model = twins_with_images("qwen3_omni_moe_thinker")
-    found = documents(stock)
-    call = packed(stock, [found])
-    parts = []
-    for document in found:
-        arguments = media_rows.row(stock, [document])
+def _own_positions(model: Any, document: Any) -> torch.Tensor:
+    arguments = media_rows.row(model, [document])
+    if model.config.model_type == "qwen3_omni_moe_thinker":
         given = {name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments}
-        parts.append(stock.get_rope_index(**given, attention_mask=torch.ones_like(given["input_ids"]))[0])
-    call["position_ids"] = torch.cat(parts, dim=2)
-    assert call["position_ids"].is_floating_point()
-    expected = torch.cat([alone(stock, document).logits[0] for document in found])
-    assert error(stock(**call).logits[0], expected) > LEAK
-    with autopack.enable(model):
-        assert error(model(**call).logits[0], expected) <= FLOAT32
-
-
-def _grids(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name != "pixel_values"}
+        return model.get_rope_index(**given, attention_mask=torch.ones_like(given["input_ids"]))[0]
+    return model.model.get_rope_index(**{n: v for n, v in arguments.items() if n != "pixel_values"})[0]
 
 
 @pytest.mark.parametrize("declared", ["seq_idx", "segments", "cu_seq_lens"])
 def test_any_declaration_numbers_the_documents(declared):
     stock, model = twins_with_images("qwen3_vl")
     found = documents(stock)
-    lengths = torch.tensor([len(d) for d in found])
-    number = torch.repeat_interleave(torch.arange(4), lengths)[None]
-    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    number = numbered([*map(len, found)])
+    bounds = torch.tensor([0, *accumulate(map(len, found))])
     said = {
         "seq_idx": {"seq_idx": number},
-        "segments": {"attention_mask": number + 1},
+        "segments": {"attention_mask": number},
         "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
     }
     with autopack.enable(model):
         logits = model(**media_rows.row(model, found), **said[declared]).logits
-    for document, row, a, b in spans([found]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    assert worst(logits, stock, [found]) <= FLOAT32
 
 
 def test_the_backbone_alone_numbers_the_documents():
@@ -152,8 +135,7 @@ def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
         where = packed(stock, [text])["position_ids"]
         embeds = model.get_input_embeddings()(media_rows.row(stock, text)["input_ids"])
         logits = model(inputs_embeds=embeds, position_ids=where).logits
-    for document, row, a, b in spans([text]):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    assert worst(logits, stock, [text]) <= FLOAT32
 
 
 @settings(max_examples=6)
@@ -161,14 +143,14 @@ def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
     st.lists(
         st.lists(st.one_of(st.integers(1, 6), st.just(IMAGE)), min_size=1, max_size=4).filter(
             # Two images without text between them are one to upstream, in a document alone too.
-            lambda parts: not any(a == b == IMAGE for a, b in itertools.pairwise(parts))
+            lambda parts: not any(a == b == IMAGE for a, b in pairwise(parts))
         ),
         min_size=2,
         max_size=4,
     )
 )
-def test_documents_of_any_parts(numbered, parts):
-    stock, model = numbered
+def test_documents_of_any_parts(twins, parts):
+    stock, model = twins
     found = documents(stock, parts)
     with torch.no_grad():
         logits = model(**packed(model, [found])).logits
@@ -178,7 +160,7 @@ def test_documents_of_any_parts(numbered, parts):
 
 
 @pytest.fixture(scope="module")
-def numbered():
+def twins():
     stock, model = twins_with_images("qwen2_vl")
     with autopack.enable(model):
         yield stock, model
@@ -186,10 +168,11 @@ def numbered():
 
 def test_rotary_embeddings_by_the_longest_position_follow_the_positions_of_each_document():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "mrope_section": [4, 2, 2]}
-    stock, model = twins_with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})
+    made = {"text_config": {"rope_parameters": rope, "max_position_embeddings": 8}}
+    stock, model = twins_with_images("qwen2_vl", **made)
     found = documents(stock, [(20,), (3, IMAGE, 2), (IMAGE, 9, IMAGE)])
     with autopack.enable(model, verify=False):
         logits = model(**packed(model, [found])).logits
     for document, row, a, b in spans([found]):
-        expected = with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})
-        assert error(logits[row, a:b], alone(expected, document).logits[0]) <= FLOAT32
+        fresh = with_images("qwen2_vl", **made)  # which has seen no longer document
+        assert error(logits[row, a:b], alone(fresh, document).logits[0]) <= FLOAT32

@@ -22,6 +22,24 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
+def call_with(model: Any, **others: Any) -> Any:
+    return model(**{**packed(model, [documents(model)]), **others})
+
+
+BAD = {
+    "fewer grids than images": (lambda call: {"image_grid_thw": call["image_grid_thw"][:-1]}, None),
+    "grids in another order": (
+        lambda call: {"image_grid_thw": call["image_grid_thw"].roll(1, 0)},
+        "image_grid_thw must hold the media of all documents",
+    ),
+    "no token types": (lambda call: {"mm_token_type_ids": None}, "mm_token_type_ids"),
+    "a document that goes on": (
+        lambda call: {"position_ids": call["position_ids"] + 5 * (call["position_ids"].cumsum(1) < 5)},
+        "document 0 begins at position 5",
+    ),
+}
+
+
 class TestBadInput:
     @pytest.fixture(scope="class")
     def model(self):
@@ -29,28 +47,13 @@ class TestBadInput:
         with autopack.enable(model):
             yield model
 
-    def call(self, model: Any, **others: Any) -> Any:
-        return model(**{**packed(model, [documents(model)]), **others})
-
-    def test_fewer_grids_than_images(self, model):
-        grids = packed(model, [documents(model)])["image_grid_thw"]
-        with refused("media-positions"):
-            self.call(model, image_grid_thw=grids[:-1])
-
-    def test_grids_in_another_order(self, model):
-        grids = packed(model, [documents(model)])["image_grid_thw"]
-        assert not torch.equal(grids, grids.roll(1, 0))
-        with refused("media-positions", match=r"image_grid_thw must hold the media of all documents"):
-            self.call(model, image_grid_thw=grids.roll(1, 0))
-
-    def test_more_grids_than_images_is_upstreams_error(self, model):
+    @pytest.mark.parametrize(("change", "match"), BAD.values(), ids=BAD)
+    def test_what_does_not_fit_the_documents(self, model, change, match):
         call = packed(model, [documents(model)])
-        with pytest.raises((ValueError, RuntimeError), match=r"do not match|split_with_sizes|size"):
-            self.call(model, image_grid_thw=torch.cat([call["image_grid_thw"], call["image_grid_thw"][:1]]))
-
-    def test_no_token_types(self, model):
-        with refused("media-positions", match="mm_token_type_ids"):
-            self.call(model, mm_token_type_ids=None)
+        changed = change(call)
+        assert all(v is None or not torch.equal(v, call[n]) for n, v in changed.items())
+        with refused("media-positions", match=match):
+            model(**{**call, **changed})
 
     def test_embeddings_without_tokens(self, model):
         call = packed(model, [documents(model)])
@@ -58,29 +61,23 @@ class TestBadInput:
         with refused("media-positions"):
             model(**call, inputs_embeds=embeds)
 
-    def test_a_document_that_goes_on(self, model):
-        where = packed(model, [documents(model)])["position_ids"]
-        first = len(documents(model)[0])
-        where[0, :first] += 5
-        with refused("media-positions", match="document 0 begins at position 5"):
-            self.call(model, position_ids=where)
+    def test_more_grids_than_images_is_upstreams_error(self, model):
+        grids = packed(model, [documents(model)])["image_grid_thw"]
+        with pytest.raises((ValueError, RuntimeError), match=r"do not match|split_with_sizes|size"):
+            call_with(model, image_grid_thw=torch.cat([grids, grids[:1]]))
 
     def test_a_count_of_images_that_does_not_match_stays_readable(self):
         model = with_images("llava")
-        call = packed(model, [documents(model)])
-        call["pixel_values"] = call["pixel_values"][:-1]
-        with (
-            autopack.enable(model),
-            pytest.raises(ValueError, match="Image features and image tokens do not match"),
-        ):
-            model(**call)
+        pixels = packed(model, [documents(model)])["pixel_values"]
+        with autopack.enable(model), pytest.raises(ValueError, match="Image features and image tokens do not match"):
+            call_with(model, pixel_values=pixels[:-1])
 
     def test_an_error_leaves_what_the_model_keeps(self, model):
         model.model.rope_deltas = None
         with refused("media-positions"):
-            self.call(model, mm_token_type_ids=None)
+            call_with(model, mm_token_type_ids=None)
         assert model.model.rope_deltas is None
-        assert self.call(model).logits.isfinite().all()
+        assert call_with(model).logits.isfinite().all()
 
 
 class TestNumbersOfPatches:
@@ -92,16 +89,13 @@ class TestNumbersOfPatches:
         with autopack.enable(model, verify=False):
             yield model
 
-    def call(self, model: Any, **others: Any) -> Any:
-        return model(**{**packed(model, [documents(model)]), **others})
-
     def test_those_of_each_document_from_0(self, model):
         found = documents(model)
         rows = [media_rows.row(model, [document]) for document in found if document.images]
         numbers = torch.cat([row["image_token_pooling"] for row in rows])
         assert numbers.shape == packed(model, [found])["image_token_pooling"].shape
         with refused("media-of-others", match=r"of image 1 names patches of other images.*PackingCollator"):
-            self.call(model, image_token_pooling=numbers)
+            call_with(model, image_token_pooling=numbers)
 
     def test_one_patch_of_the_image_before(self, model):
         call = packed(model, [documents(model)])
@@ -109,17 +103,17 @@ class TestNumbersOfPatches:
         third = int(crops[:2].sum()) * call["pixel_values"].shape[1]
         numbers[numbers == third] -= 1
         with refused("media-of-others", match="of image 2 names patches of other images"):
-            self.call(model, image_token_pooling=numbers)
+            call_with(model, image_token_pooling=numbers)
 
     @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops"])
     def test_without_what_tells_whose_they_are(self, model, name):
         with refused("media-of-others", match=f"{name} is missing"):
-            self.call(model, **{name: None})
+            call_with(model, **{name: None})
 
     @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops", "pixel_values"])
     def test_of_fewer_images(self, model, name):
         with refused("media-of-others", match="are not of the same images"):
-            self.call(model, **{name: packed(model, [documents(model)])[name][:-1]})
+            call_with(model, **{name: packed(model, [documents(model)])[name][:-1]})
 
     def test_padded_batches_are_upstreams_business(self, model):
         row = media_rows.row(model, documents(model)[:1])

@@ -19,10 +19,11 @@ from autopack import registry, tiny
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from compat.images import alone, compare, packed, spans
+from compat.images import alone, packed
 from compat.with_images import cast
 from compat.with_sounds import documents
 from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import agrees, as_alone, padded, rows_with_padding, serves, worst
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -64,22 +65,16 @@ def with_sounds(model_type: str, **others: Any) -> Any:
     return model
 
 
-def hold(errors: dict[str, float]) -> None:
-    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
-    assert all(value <= bounds[name] for name, value in errors.items()), errors
-
-
-def worst_error(logits: torch.Tensor, stock: Any, found: list[Document]) -> float:
-    """Of the documents of one row."""
-    return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found]))
+def twins_with_sounds(model_type: str) -> tuple[Any, Any]:
+    """A stock model and one to enable, with the same parameters."""
+    return with_sounds(model_type), with_sounds(model_type)
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", types_of(TASKS))
 def test_documents_with_sounds_get_what_they_get_alone(model_type):
-    stock, model = with_sounds(model_type), with_sounds(model_type)
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock, found=documents(stock)))
+    stock, model = twins_with_sounds(model_type)
+    agrees(model, stock, found=documents(stock), verify=False)
 
 
 WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio voxtral".split()
@@ -90,43 +85,35 @@ WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_aud
 @pytest.mark.parametrize("model_type", sorted({*types_of(TASKS)} - {*WINDOWS}))
 def test_sounds_of_any_lengths(model_type):
     """Frames are put together by eights: every remainder, beside a longer sound and one of several windows."""
-    stock, model = with_sounds(model_type), with_sounds(model_type)
+    stock, model = twins_with_sounds(model_type)
     lengths = [n for n in (*range(9, 25), 39, 130) if not (model_type == "nemotron_h_omni" and n % 8 == 0)]
     lengths = [n for n in lengths if n < 40 or model_type != "dots3_note"]  # whose chunks have 40
     found = [sounds.document(stock, [1, SOUND, 2], seed=2 * n, frames=n) for n in lengths]
-    with autopack.enable(model, verify=False):
-        logits = model(**packed(model, [found])).logits
-    assert worst_error(logits, stock, found) <= FLOAT32
+    serves(model, stock, [found], verify=False)
 
 
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
 def test_where_padding_would_tell_sounds_have_one_length(model_type):
-    stock, model = with_sounds(model_type), with_sounds(model_type)
-    with autopack.enable(model, verify=False):
-        hold(compare(model, stock, found=documents(stock, alike=True)))
-        with refused("media-mixed"):
-            model(**packed(model, [documents(stock)]))
-        one = documents(stock)[:1] + documents(stock)[2:3]  # with nothing longer beside it
-        assert worst_error(model(**packed(model, [one])).logits, stock, one) <= FLOAT32
+    stock, model = twins_with_sounds(model_type)
+    agrees(model, stock, found=documents(stock, alike=True), verify=False)
+    with autopack.enable(model, verify=False), refused("media-mixed"):
+        model(**packed(model, [documents(stock)]))
+    one = documents(stock)[:1] + documents(stock)[2:3]  # with nothing longer beside it
+    serves(model, stock, [one], verify=False)
 
 
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
 def test_padding_tells_there(model_type):
     """Negative control: stock gives a sound something else in a batch where another is longer, in no packed row."""
     stock = with_sounds(model_type)
-    worst = 0.0
+    most = 0.0
     for seed in (2, 4, 6, 8):  # of the speakers that Nemotron tells in the last frames, few change
         short = sounds.document(stock, [2, SOUND, 3], seed=seed, frames=17)
         long = sounds.document(stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40)
-        columns = max(len(short), len(long))
-        call = media_rows.row(stock, [short, long])
-        for name in short.tokens:
-            rows = (d.tokens[name][0] for d in (short, long))
-            call[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
-        mask = torch.stack([(torch.arange(columns) < len(d)).long() for d in (short, long)])
-        logits = stock(**call, attention_mask=mask, use_cache=False).logits
-        worst = max(worst, error(logits[0, : len(short)], alone(stock, short).logits[0]))
-    assert worst > LEAK
+        call = padded(stock, [short, long]) | {"labels": None}
+        logits = stock(**call, use_cache=False).logits
+        most = max(most, error(logits[0, : len(short)], alone(stock, short).logits[0]))
+    assert most > LEAK
 
 
 @pytest.mark.parametrize(
@@ -138,23 +125,22 @@ def test_stock_leaks_in_the_plain_call(model_type):
     call = packed(stock, [found])
     if model_type == "fun_asr_nano":
         call["attention_mask"] = torch.ones_like(call["input_ids"])
-    assert worst_error(stock(**call).logits, stock, found) > LEAK
+    assert worst(stock(**call).logits, stock, [found]) > LEAK
 
 
 def test_two_rows_with_padding_behind_them():
-    stock, model = with_sounds("qwen3_asr"), with_sounds("qwen3_asr")
+    stock, model = twins_with_sounds("qwen3_asr")
     found = documents(stock)
-    rows, columns = (found[:3], found[3:]), max(sum(map(len, found[:3])), len(found[3]))
-    call = media_rows.rows(stock, [found])
-    ids = [torch.cat([d.tokens["input_ids"][0] for d in each]) for each in rows]
-    call["input_ids"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in ids])
-    numbers = [torch.cat([torch.full((len(d),), n + 1) for n, d in enumerate(each)]) for each in rows]
-    call["attention_mask"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in numbers])
-    assert (call["attention_mask"] == 0).any()
+    rows = [found[:3], found[3:]]
     with autopack.enable(model, verify=False):
-        logits = model(**call).logits
-    for document, row, a, b in spans(rows):
-        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+        output = model(**rows_with_padding(stock, rows))
+    assert worst(output.logits, stock, rows) <= FLOAT32
+    as_alone(output, model, stock, rows)
+
+
+def let_sounds_meet(handle: Any) -> None:
+    """Take away what refuses sounds that tell each other, for a negative control."""
+    handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
 
 
 class TestPaddingOfSounds:
@@ -162,7 +148,7 @@ class TestPaddingOfSounds:
 
     def test_a_window_of_glm_asr_is_a_window_whatever_it_holds(self):
         """Its processor pads to 30 s. Padded to the longest, which no mask takes out, sounds would tell each other."""
-        stock, model = with_sounds("glmasr"), with_sounds("glmasr")
+        stock, model = twins_with_sounds("glmasr")
         found = documents(stock)
         with autopack.enable(model, verify=False):
             call = packed(model, [found])
@@ -176,7 +162,7 @@ class TestPaddingOfSounds:
                 model(**call)
 
     def test_sounds_longer_than_a_chunk_of_qwen3_omni(self):
-        stock, model = with_sounds("qwen3_omni_moe_thinker"), with_sounds("qwen3_omni_moe_thinker")
+        stock, model = twins_with_sounds("qwen3_omni_moe_thinker")
         chunk = 2 * model.config.audio_config.n_window
         long = sounds.document(stock, [SOUND, 4], seed=1)
         longer = sounds.document(stock, [2, SOUND, 3], seed=1)
@@ -186,12 +172,11 @@ class TestPaddingOfSounds:
         kept = [0, 1, *range(5, len(longer))]  # without three placeholders, as many as the frames that were cut give
         fewer = Document({name: value[:, kept] for name, value in longer.tokens.items()}, (cut,))
         found = [long, fewer]
-        with autopack.enable(model, verify=False):
-            assert worst_error(model(**packed(model, [found])).logits, stock, found) <= FLOAT32
+        serves(model, stock, [found], verify=False)
 
     def test_nemotron_h_omni_makes_a_feature_of_padding(self, monkeypatch):
         """Of 24 frames it makes four features, of which the mask covers three; of 22 and 31, three and four."""
-        stock, model = with_sounds("nemotron_h_omni"), with_sounds("nemotron_h_omni")
+        stock, model = twins_with_sounds("nemotron_h_omni")
         monkeypatch.setattr(sounds, "FRAMES", 24)
         found = documents(stock)
         with autopack.enable(model, verify=False) as handle:
@@ -199,12 +184,12 @@ class TestPaddingOfSounds:
                 "media-mixed", match="they have 24 to 33 frames, and get_audio_features makes the last feature"
             ):
                 model(**packed(model, [found]))
-            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-            assert worst_error(model(**packed(model, [found])).logits, stock, found) > LEAK
+            let_sounds_meet(handle)
+            assert worst(model(**packed(model, [found])).logits, stock, [found]) > LEAK
 
     def test_granite_speech_says_of_no_frame_whether_it_is_padding(self):
         """Two sounds of as many features, of which one is a frame shorter: padding with zeros is what is seen of it."""
-        stock, model = with_sounds("granite_speech"), with_sounds("granite_speech")
+        stock, model = twins_with_sounds("granite_speech")
         found = documents(stock, alike=True)[:2]
         features = found[1].images[0]["input_features"]
         shorter = {**found[1].images[0], "input_features": features[:, :-1]}
@@ -214,13 +199,13 @@ class TestPaddingOfSounds:
         with autopack.enable(model, verify=False) as handle:
             with refused("media-mixed", match="sound 1 ends in silence or padding"):
                 model(**call)
-            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-            assert worst_error(model(**call).logits, stock, found) > LEAK
+            let_sounds_meet(handle)
+            assert worst(model(**call).logits, stock, [found]) > LEAK
 
 
 def test_sounds_of_music_flamingo_must_not_touch():
     """It numbers windows in a run of placeholders; processors put a token before and behind each sound."""
-    stock, model = with_sounds("musicflamingo"), with_sounds("musicflamingo")
+    stock, model = twins_with_sounds("musicflamingo")
     found = documents(stock)[:2]
     bare = []
     for document in found:
@@ -231,9 +216,9 @@ def test_sounds_of_music_flamingo_must_not_touch():
         with refused("media-mixed", match="a document ends with one, and the next begins with one"):
             model(**packed(model, [bare]))
         apart = [bare[1], bare[0]]
-        assert worst_error(model(**packed(model, [apart])).logits, stock, apart) <= FLOAT32
-        handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
-        assert worst_error(model(**packed(model, [bare])).logits, stock, bare) > 1e-3
+        assert worst(model(**packed(model, [apart])).logits, stock, [apart]) <= FLOAT32
+        let_sounds_meet(handle)
+        assert worst(model(**packed(model, [bare])).logits, stock, [bare]) > 1e-3
 
 
 def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():

@@ -61,8 +61,51 @@ def put(holder: Any, name: Any, part: nn.Module) -> None:
         setattr(holder, name, part)
 
 
+def as_they_are(states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
+def scaled(states: torch.Tensor) -> torch.Tensor:
+    """Token by token."""
+    return torch.tanh(states) + 0.5 * states
+
+
+def shifted(states: torch.Tensor) -> torch.Tensor:
+    """A convolution over two tokens."""
+    return states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+
+
+def averaged(states: torch.Tensor) -> torch.Tensor:
+    """A mean over all tokens so far."""
+    return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
+
+
+def centred(states: torch.Tensor) -> torch.Tensor:
+    """A statistic over all tokens of the batch, as of BatchNorm in training."""
+    return states - states.mean((0, 1))
+
+
+def attended(states: torch.Tensor) -> torch.Tensor:
+    """Attention of the user's own, which no interface knows of."""
+    return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+
+
+def by_column(states: torch.Tensor) -> torch.Tensor:
+    """A position of the column, not of the document."""
+    return states * (1 + 0.1 * torch.arange(states.shape[1], dtype=states.dtype)[:, None])
+
+
+def changed(change: Any, output: Any) -> Any:
+    """What a part gives, with its states changed; it may be a tuple, and OPT flattens its rows."""
+    if isinstance(output, tuple):
+        return (change(output[0]), *output[1:])
+    return change(output) if output.dim() > 2 else change(output[None])[0]
+
+
 class Wrapped(nn.Module):
     """A part of a model inside a module of the user's, which does something with the states that it gives."""
+
+    change: Any = staticmethod(as_they_are)
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -74,58 +117,15 @@ class Wrapped(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)  # models ask layers and embeddings for attributes
 
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.inner(*args, **kwargs)
-        if isinstance(output, tuple):
-            return (self.change(output[0]), *output[1:])
-        return self.change(output) if output.dim() > 2 else self.change(output[None])[0]  # OPT flattens its rows
+        return changed(type(self).change, self.inner(*args, **kwargs))
 
 
-class Scales(Wrapped):
-    """Token by token."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(states) + 0.5 * states
+def wrapping(change: Any) -> type[Wrapped]:
+    return type(f"Wrapped_{change.__name__}", (Wrapped,), {"change": staticmethod(change), "__module__": __name__})
 
 
-class Shifts(Wrapped):
-    """A convolution over two tokens."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-
-
-class Accumulates(Wrapped):
-    """A mean over all tokens so far."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
-
-
-class Centres(Wrapped):
-    """A statistic over all tokens of the batch, as of BatchNorm in training."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states - states.mean((0, 1))
-
-
-class Attends(Wrapped):
-    """Attention of the user's own, which no interface knows of."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
-
-
-class Counts(Wrapped):
-    """A position of the column, not of the document."""
-
-    def change(self, states: torch.Tensor) -> torch.Tensor:
-        return states * (1 + 0.1 * torch.arange(states.shape[1], dtype=states.dtype)[:, None])
-
-
-HARMLESS = (Wrapped, Scales)
-MIXING = (Shifts, Accumulates, Centres, Attends, Counts)
+Shifts, Centres, Attends = wrapping(shifted), wrapping(centred), wrapping(attended)
+HARMLESS = (Wrapped, wrapping(scaled))
+MIXING = (Shifts, wrapping(averaged), Centres, Attends, wrapping(by_column))
 PLACES = ("mixer", "feed-forward", "norm", "layer", "embedding", "head")

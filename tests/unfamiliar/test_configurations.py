@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +11,15 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
+from tests.engine import WHEN, Call, Property, errors, table
+from tests.subjects import build, crossed
 from tests.support.refusals import refused
-from tests.unfamiliar.common import Way, build, crossed, errors, exact_or_refused, leaks, must_be_exact
 from tests.unfamiliar.parts import layers_of, mixer_name
 
-WAY = Way()
+CALL = Call()
 ROPE = {"rope_theta": 10000.0}
 SHORT = 6
 """Positions that a model was made for: between the lengths of documents (5, 7, 4), and less than a row."""
-WINDOW_FIRST = ["sliding_attention", "full_attention"]
 HALF = [1.0] * 8
 ORDINARY: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -86,21 +85,6 @@ ORDINARY: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _name(case: tuple[str, dict[str, Any]]) -> str:
-    return f"{case[0]}-{'-'.join(case[1])}"
-
-
-@pytest.mark.parametrize(("model_type", "fields"), ORDINARY, ids=map(_name, ORDINARY))
-def test_an_ordinary_configuration_is_exact(model_type, fields):
-    must_be_exact(partial(build, model_type, **fields), WAY.both)
-
-
-@pytest.mark.parametrize(("model_type", "fields"), ORDINARY[::6], ids=map(_name, ORDINARY[::6]))
-def test_stock_leaks_in_these_configurations(model_type, fields):
-    """The control, by rows of which nothing is said."""
-    assert leaks(build(model_type, **fields), Way(form="none"))
-
-
 UNUSUAL: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"reorder_and_upcast_attn": True, "attn_implementation": "eager", "dtype": torch.float32}),
     ("falcon", {"alibi": True}),
@@ -121,12 +105,11 @@ UNUSUAL: list[tuple[str, dict[str, Any]]] = [
     ("bloom", {"hidden_dropout": 0.0, "slow_but_exact": True}),
     ("qwen2_moe", {"shared_expert_intermediate_size": 16, "mlp_only_layers": [0]}),
 ]  # fmt: skip
+"""Tables of positions are shorter than the row, though not than its documents."""
 
 
-@pytest.mark.parametrize(("model_type", "fields"), UNUSUAL, ids=map(_name, UNUSUAL))
-def test_an_unusual_configuration(model_type, fields):
-    """Tables of positions are shorter than the row, though not than its documents."""
-    exact_or_refused(partial(build, model_type, **fields), WAY.both)
+def with_fields(model_type: str, fields: dict[str, Any]) -> Any:
+    return build(model_type, **fields)
 
 
 def in_config(**fields: Any) -> Any:
@@ -186,12 +169,8 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_configuration_that_is_changed(name, when):
-    model_type, change = CHANGED[name]
-    implementation = {"attn_implementation": "eager"} if model_type == "gemma2" else {}
-    exact_or_refused(partial(build, model_type, **implementation), WAY.both, change, when)
+def changing(model_type: str, *_: Any) -> Any:
+    return build(model_type, **({"attn_implementation": "eager"} if model_type == "gemma2" else {}))
 
 
 HARMLESS = {
@@ -204,23 +183,30 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "model_type"), crossed(list(HARMLESS), ["llama", "gemma3_text", "gpt2", "opt", "phi", "gpt_neox"], 2)
-)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_switched_every_day_is_exact(name, model_type, when):
-    must_be_exact(model_type, WAY.both, HARMLESS[name], when)
+EVERY_DAY = crossed(list(HARMLESS), ["llama", "gemma3_text", "gpt2", "opt", "phi", "gpt_neox"])
+
+
+@table([
+    Property("ordinary", ORDINARY, make=with_fields, exact=WHEN, usual=1),
+    # No control: stock cannot run a row that is longer than its table of positions.
+    Property("unusual", UNUSUAL, None, ((CALL.packed, CALL.alone), *CALL.batch), make=with_fields),
+    Property("changed", [(of, name, when) for name, (of, _) in CHANGED.items() for when in WHEN],
+             lambda model, name: CHANGED[name][1](model), make=changing),
+    Property("switched every day", [(of, name, when) for name, of in EVERY_DAY for when in WHEN],
+             lambda model, name: HARMLESS[name](model), exact=WHEN),
+])  # fmt: skip
+def test_a_configuration(subject, case):
+    subject.hold(*case)
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGED if name not in ("model type", "classes")])
 def test_the_changes_show(name):
     """The control: what a change of the configuration does to stock is seen, or stock itself does not read it."""
     model_type, change = CHANGED[name]
-    implementation = {"attn_implementation": "eager"} if model_type == "gemma2" else {}
-    model = build(model_type, **implementation)
-    before = WAY.alone(model)
+    model = changing(model_type)
+    before = CALL.alone(model)
     change(model)
-    moved = errors(WAY.alone(model), before)["states"]
+    moved = errors(CALL.alone(model), before)["states"]
     unread = ("window of the modules", "causal no more", "chunks of mamba2", "kinds of layers")
     assert moved > 1e-3 or name.startswith(unread), moved
 

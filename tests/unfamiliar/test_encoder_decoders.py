@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,44 +12,32 @@ from torch import nn
 import autopack
 from autopack.errors import AutopackError
 from tests.encoder_decoder.pairs import Pairs
+from tests.engine import FLOAT32, WHEN, Calls, Property, Result, check, mean_loss, table
+from tests.subjects import alternating, build, crossed, subclass
 from tests.unfamiliar import parts
-from tests.unfamiliar.common import (
-    FLOAT32,
-    LEAK,
-    Calls,
-    Result,
-    alternating,
-    build,
-    check,
-    crossed,
-    errors,
-    exact_or_refused,
-    gradients,
-    must_be_exact,
-    subclass,
-)
 from tests.unfamiliar.test_subclasses import logged, names_some, passes_all_on
 
-pytestmark = pytest.mark.sampled(2)
-
 TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "plbart")
-WHEN = ("before", "after")
 PAIRS = Pairs.draw((5, 7, 4), (3, 6, 4))
 
 
-def _result(model: Any, output: Any, form: str) -> Result:
-    documents = PAIRS.of(form, output.logits)
-    output.loss.backward()
+def _result(model: Any, form: str, row: dict[str, Any]) -> Result:
+    output = model(**row)
     # T5 computes its norms and its softmax in float32.
-    return Result(documents, output.loss, gradients(model), FLOAT32)
+    return Result.of(model, PAIRS.of(form, output.logits), output.loss, FLOAT32)
 
 
 def packed(model: Any) -> Result:
-    return _result(model, model(**PAIRS.one_row()), "one_row")
+    return _result(model, "one_row", PAIRS.one_row())
+
+
+def undeclared(model: Any) -> Result:
+    """A row of several documents of which nothing is said."""
+    return _result(model, "one_row", {name: v for name, v in PAIRS.one_row().items() if "mask" not in name})
 
 
 def padded(model: Any) -> Result:
-    return _result(model, model(**PAIRS.padded()), "padded")
+    return _result(model, "padded", PAIRS.padded())
 
 
 def alone(model: Any) -> Result:
@@ -59,81 +46,64 @@ def alone(model: Any) -> Result:
         model(input_ids=source[None], labels=target[None])
         for source, target in zip(PAIRS.sources, PAIRS.targets, strict=True)
     ]
-    counts = [len(target) for target in PAIRS.targets]
-    loss = sum(output.loss * n / sum(counts) for output, n in zip(outputs, counts, strict=True))
-    loss.backward()
-    return Result([output.logits[0] for output in outputs], loss, gradients(model), FLOAT32)
+    loss = mean_loss([output.loss for output in outputs], [len(target) for target in PAIRS.targets])
+    return Result.of(model, [output.logits[0] for output in outputs], loss, FLOAT32)
 
 
-CALLS: Calls = ((packed, alone), (padded, padded))
+CALLS: Calls = ((packed, alone, undeclared), (padded, padded))
 
 
-def make(model_type: str) -> Any:
-    return partial(build, model_type, "seq2seq")
+def make(model_type: str, *_: Any) -> Any:
+    return build(model_type, "seq2seq")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_the_control_leaks(model_type):
-    """A row of several documents of which nothing is said mixes them."""
-    model = make(model_type)()
-    row = {name: value for name, value in PAIRS.one_row().items() if "mask" not in name}
-    assert errors(_result(model, model(**row), "one_row"), alone(model))["states"] > LEAK
+def test_padded_batches_are_as_documents_alone(model_type):
+    """The control of the reference of padded batches."""
+    model = make(model_type)
     check(padded(model), alone(model))
 
 
-THIN = (passes_all_on, names_some, logged(passes_all_on))
-
-
-@pytest.mark.parametrize(("model_type", "forward"), crossed(TYPES, THIN, 1))
-def test_thin_subclasses_are_exact(model_type, forward):
-    must_be_exact(make(model_type), CALLS, lambda model: subclass(model, forward))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("model_type", TYPES[:4])
-def test_a_subclass_that_uses_its_own_logits(model_type):
+def adds_the_token_before(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A convolution over the target's tokens, in what looks like a thin subclass."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = super(type(self), self).forward(*args, **kwargs)
-        output.logits = output.logits + nn.functional.pad(output.logits, (0, 0, 1, 0))[:, :-1]
-        return output
-
-    exact_or_refused(make(model_type), CALLS, lambda model: subclass(model, forward, type(model).__name__))
+    output = super(type(self), self).forward(*args, **kwargs)
+    output.logits = parts.shifted(output.logits)
+    return output
 
 
-def in_half(decodes: bool, kind: Any, where: str) -> Any:
-    """Puts a part of one half inside a module of the user's."""
-
-    def change(model: Any) -> None:
-        half = model.get_decoder() if decodes else model.get_encoder()
-        stack = next(m for m in half.modules() if isinstance(m, nn.ModuleList))
-        if where == "layer":
-            stack[0] = kind(stack[0])
-            return
-        for holder in stack[0].modules():
-            for name, child in holder.named_children():
-                if "attention" in type(child).__name__.lower() and "Layer" not in type(child).__name__:
-                    setattr(holder, name, kind(child))
-                    return
-
-    return change
+def in_half(model: Any, place: tuple[bool, str], kind: Any) -> None:
+    """Put a part of one half inside a module of the user's."""
+    decodes, where = place
+    half = model.get_decoder() if decodes else model.get_encoder()
+    stack = next(m for m in half.modules() if isinstance(m, nn.ModuleList))
+    if where == "layer":
+        stack[0] = kind(stack[0])
+        return
+    for holder in stack[0].modules():
+        for name, child in holder.named_children():
+            if "attention" in type(child).__name__.lower() and "Layer" not in type(child).__name__:
+                setattr(holder, name, kind(child))
+                return
 
 
 PLACES = [(True, "layer"), (False, "layer"), (True, "attention"), (False, "attention")]
-
-
 KINDS = [parts.Shifts, parts.Centres, parts.Attends]
+THIN = (passes_all_on, names_some, logged(passes_all_on))
+MIXED = [(t, place, kind, w) for t, place, w, kind in alternating(alternating(crossed(TYPES, PLACES), WHEN), KINDS)]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "place", "when", "kind"), alternating(alternating(crossed(TYPES, PLACES, 2), WHEN), KINDS)
-)
-def test_a_part_of_one_half_mixes_tokens(model_type, place, when, kind):
-    decodes, where = place
-    exact_or_refused(make(model_type), CALLS, in_half(decodes, kind, where), when)
+@table([
+    Property("a thin subclass", crossed(TYPES, THIN, 1), subclass, CALLS, WHEN, make=make),
+    Property("a subclass that uses its own logits", TYPES[:4],
+             lambda model: subclass(model, adds_the_token_before, type(model).__name__), CALLS, make=make),
+    Property("a part of one half that mixes tokens", MIXED, in_half, CALLS, make=make),
+])  # fmt: skip
+def test_an_encoder_decoder(subject, case):
+    subject.hold(*case)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["WhisperEncoder", "T5EncoderModel", "BartEncoder", "BartDecoder"])
 def test_a_half_alone_is_served_or_refused(name):
     """Whatever `enable` accepts can be called."""

@@ -16,36 +16,24 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.unfamiliar.common import (
-    DECODERS,
-    IGNORED,
-    LENGTHS,
-    Result,
-    Way,
-    alternating,
-    build,
-    check,
-    crossed,
-    declared,
-    exact_or_refused,
-    ids,
-    must_be_exact,
-    subclass,
-)
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, check, form_of, ids, in_rows, table, verdict
+from tests.subjects import DECODERS, alternating, build, crossed, subclass
 from tests.unfamiliar.test_losses import per_sequence, smoothed, summed
 from tests.unfamiliar.test_subclasses import names_some, passes_all_on
 
-pytestmark = pytest.mark.sampled(2)
-
-WHEN = ("before", "after")
+EARLY_AND_LATE = ["before", "before", "after", "after"]
 
 
-def way_of(model_type: str, **options: Any) -> Way:
+def call_of(model_type: str, **options: Any) -> Call:
     """The way in which a type is called, whatever it is wrapped in."""
-    return Way(form="position_ids" if "position_ids" in declared(build(model_type)) else "segments", **options)
+    return Call(form=form_of(build(model_type)), **options)
 
 
-def thin(model_type: str) -> Any:
+def both(model_type: str, *_: Any) -> Any:
+    return call_of(model_type).both
+
+
+def thin(model_type: str, *_: Any) -> Any:
     model = build(model_type)
     subclass(model, names_some)
     return model
@@ -61,16 +49,6 @@ def adapted(model: Any) -> Any:
     return peft.get_peft_model(model, config)
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, WHEN, 1))
-def test_peft(model_type, when):
-    must_be_exact(model_type, way_of(model_type).both, adapted, when)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2_moe", "bloom"])
-def test_peft_of_a_thin_subclass(model_type):
-    must_be_exact(partial(thin, model_type), way_of(model_type).both, adapted)
-
-
 def hooked(model: Any) -> None:
     """The hooks of accelerate on every module, as `dispatch_model` leaves them: forwards on the instances."""
     hooks = pytest.importorskip("accelerate.hooks")
@@ -81,18 +59,6 @@ def hooked(model: Any) -> None:
 def prepared(model: Any) -> Any:
     accelerate = pytest.importorskip("accelerate")
     return accelerate.Accelerator(cpu=True).prepare(model)
-
-
-@pytest.mark.parametrize(("model_type", "change", "when"), alternating(
-    crossed(DECODERS, [hooked, prepared], 1), ["before", "before", "after", "after"]
-))  # fmt: skip
-def test_accelerate(model_type, change, when):
-    must_be_exact(model_type, way_of(model_type).both, change, when)
-
-
-@pytest.mark.parametrize("change", [hooked, prepared])
-def test_accelerate_with_a_thin_subclass(change):
-    must_be_exact(partial(thin, "llama"), way_of("llama").both, change)
 
 
 class Documents(torch.utils.data.Dataset):
@@ -107,17 +73,9 @@ class Documents(torch.utils.data.Dataset):
 
 
 def pad(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    longest = max(len(example["input_ids"]) for example in examples)
-
-    def column(name: str, value: int) -> torch.Tensor:
-        return torch.tensor([example[name] + [value] * (longest - len(example[name])) for example in examples])
-
-    tokens = column("input_ids", 0)
-    return {
-        "input_ids": tokens,
-        "labels": column("labels", IGNORED),
-        "attention_mask": (column("labels", IGNORED) >= 0).long(),
-    }
+    parts = [torch.tensor(example["input_ids"]) for example in examples]
+    labels = in_rows(parts, value=IGNORED)
+    return {"input_ids": in_rows(parts), "labels": labels, "attention_mask": (labels >= 0).long()}
 
 
 class Criterion(transformers.Trainer):
@@ -178,10 +136,7 @@ TRAINERS = {
     "a criterion": (Criterion, {}),
     "per sequence": (PerSequence, {}),
     "a penalty": (Penalised, {}),
-    "compute_loss_func": (
-        transformers.Trainer,
-        {"compute_loss_func": of_outputs},
-    ),
+    "compute_loss_func": (transformers.Trainer, {"compute_loss_func": of_outputs}),
 }
 
 
@@ -206,26 +161,56 @@ def checkpointed(model: Any, reentrant: bool) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
 
-@pytest.mark.parametrize(("model_type", "reentrant", "when"), alternating(
-    crossed(DECODERS, [True, False], 1), ["before", "before", "after", "after"]
-))  # fmt: skip
-def test_gradient_checkpointing_of_a_thin_subclass(model_type, reentrant, when):
-    if not build(model_type).supports_gradient_checkpointing:
-        pytest.skip(f"{model_type} cannot checkpoint")
-    must_be_exact(partial(thin, model_type), way_of(model_type).both, partial(checkpointed, reentrant=reentrant), when)
+class Lightning(nn.Module):
+    """A module of the user's around the model, which hands everything on."""
+
+    def __init__(self, inner: Any):
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    def forward(self, **batch: Any) -> Any:
+        return self.inner(**batch)
+
+
+def around_a_thin_subclass(model: Any) -> Any:
+    subclass(model, passes_all_on)
+    return Lightning(model)
+
+
+def put(model: Any, setting: Any) -> Any:
+    return setting(model)
+
+
+ACCELERATED = alternating(crossed(DECODERS, [hooked, prepared], 1), EARLY_AND_LATE)
+CHECKPOINTED = alternating(crossed(DECODERS, [True, False], 1), EARLY_AND_LATE)
+
+
+@table([
+    Property("peft", crossed(DECODERS, WHEN, 1), adapted, both, WHEN),
+    Property("peft of a thin subclass", ["llama", "gpt2", "qwen2_moe", "bloom"], adapted, both, WHEN, make=thin),
+    Property("accelerate", ACCELERATED, put, both, WHEN, usual=2),
+    Property("accelerate with a thin subclass", [("llama", hooked), ("llama", prepared)], put, both, WHEN, make=thin),
+    Property("gradient checkpointing of a thin subclass",
+             [case for case in CHECKPOINTED if build(case[0]).supports_gradient_checkpointing], checkpointed, both,
+             WHEN, make=thin),
+    Property("a module around a thin subclass", crossed(["llama", "gpt2", "bloom", "mamba"], WHEN, 1),
+             around_a_thin_subclass, both, WHEN),
+])  # fmt: skip
+def test_an_environment(subject, case):
+    subject.hold(*case)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2_moe", "gpt2", "bloom", "mamba", "mpt"])
 def test_a_copy_of_an_enabled_subclass(model_type):
-    way = way_of(model_type)
-    expected = way.alone(thin(model_type))
+    call = call_of(model_type)
+    expected = call.alone(thin(model_type))
     model = thin(model_type)
     with autopack.enable(model):
-        way.packed(model)
+        call.packed(model)
         other = copy.deepcopy(model)
     try:
-        check(way.packed(other), expected)
-        check(way.padded(other), way.padded(thin(model_type)))
+        check(call.packed(other), expected)
+        check(call.padded(other), call.padded(thin(model_type)))
     finally:
         autopack.disable(other)
 
@@ -233,23 +218,23 @@ def test_a_copy_of_an_enabled_subclass(model_type):
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba", "qwen2_moe"])
 def test_two_threads_with_two_layouts(model_type):
     """Each thread has its own documents, in one model at once."""
-    way = way_of(model_type, labels=None)
+    call = call_of(model_type, labels=None)
     model, stock = thin(model_type), thin(model_type)
-    row, batch = way.alone(stock), way.padded(stock)
+    row, batch = call.alone(stock), call.padded(stock)
     failures: list[BaseException] = []
 
-    def run(call: Any, expected: Result) -> None:
+    def run(each: Any, expected: Result) -> None:
         try:
             for _ in range(8):
                 with torch.no_grad():
-                    check(call(model), expected)
+                    check(each(model), expected)
         except BaseException as error:
             failures.append(error)
 
     with autopack.enable(model):
         threads = [
             threading.Thread(target=run, args=args)
-            for args in ((way.packed, row), (way.padded, batch))
+            for args in ((call.packed, row), (call.padded, batch))
             for _ in range(2)
         ]
         for thread in threads:
@@ -269,14 +254,14 @@ def proofs(monkeypatch):
 
 
 def test_threads_that_call_a_copy_wait_until_one_of_them_has_proven_it(proofs):
-    way, model = way_of("llama", labels=None), thin("llama")
-    expected = way.alone(model)
+    call, model = call_of("llama", labels=None), thin("llama")
+    expected = call.alone(model)
     autopack.enable(model)
     copied = copy.deepcopy(model)
     autopack.disable(model)
     proofs.clear()
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(way.packed, [copied] * 4))
+        found = list(threads.map(call.packed, [copied] * 4))
     autopack.disable(copied)
     for result in found:
         check(result, expected)
@@ -298,25 +283,5 @@ def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(proofs)
 def test_a_compiled_subclass():
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend="eager", dynamic=True)
-    exact_or_refused(partial(thin, "llama"), way_of("llama", labels=None).both, compiled)
+    verdict(partial(thin, "llama"), call_of("llama", labels=None).both, compiled)
     torch._dynamo.reset()
-
-
-class Lightning(nn.Module):
-    """A module of the user's around the model, which hands everything on."""
-
-    def __init__(self, inner: Any):
-        super().__init__()
-        self.inner, self.config = inner, inner.config
-
-    def forward(self, **batch: Any) -> Any:
-        return self.inner(**batch)
-
-
-@pytest.mark.parametrize(("model_type", "when"), crossed(["llama", "gpt2", "bloom", "mamba"], WHEN, 1))
-def test_a_module_around_a_thin_subclass(model_type, when):
-    def wrapped(model: Any) -> Any:
-        subclass(model, passes_all_on)
-        return Lightning(model)
-
-    must_be_exact(model_type, way_of(model_type).both, wrapped, when)

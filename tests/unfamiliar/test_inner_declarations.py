@@ -5,35 +5,22 @@ Hooks that a user adds before `enable` run before autopack's, those added later 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.unfamiliar.common import (
-    ATTENDING,
-    LENGTHS,
-    Result,
-    Way,
-    alternating,
-    build,
-    crossed,
-    exact_or_refused,
-    ids,
-    subclass,
-)
-from tests.unfamiliar.parts import layers_of
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, counted, ids, numbered, table
+from tests.subjects import ATTENDING, alternating, build, crossed, subclass
+from tests.unfamiliar.parts import changed, layers_of, shifted
 
-pytestmark = pytest.mark.sampled(2)
-
-WHEN = ("before", "after")
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
 """When a hook is added, and whether to the backbone or to the whole."""
-SILENT = Way(form="none")
+CALL, WITHOUT_LABELS = Call(), Call(labels=None)
+SILENT = ((CALL.undeclared, CALL.alone),)
 """Calls that declare nothing by themselves."""
-POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-SEGMENTS = torch.cat([torch.full((n,), i + 1) for i, n in enumerate(LENGTHS)])[None]
 
 
 def is_row(tokens: Any) -> bool:
@@ -49,55 +36,25 @@ def _adds(**added: torch.Tensor) -> Any:
     return hook
 
 
-def hooked(hook: Any, inner: bool, kind: str = "pre") -> Any:
-    """Adds a hook of the user's to the model, or to its backbone."""
-
-    def change(model: Any) -> None:
-        # OPT's head calls the decoder of its base model, and never that model.
-        module = getattr(model.base_model, "decoder", model.base_model) if inner else model
-        register = module.register_forward_pre_hook if kind == "pre" else module.register_forward_hook
-        register(hook, with_kwargs=True)
-
-    return change
+def hook_on(model: Any, hook: Any, inner: bool, kind: str = "pre") -> None:
+    """Add a hook of the user's to the model, or to its backbone."""
+    # OPT's head calls the decoder of its base model, and never that model.
+    module = getattr(model.base_model, "decoder", model.base_model) if inner else model
+    register = module.register_forward_pre_hook if kind == "pre" else module.register_forward_hook
+    register(hook, with_kwargs=True)
 
 
-ADDED = {
-    "positions": _adds(position_ids=POSITIONS),
-    "segments": _adds(attention_mask=SEGMENTS),
-    "positions and no cache": _adds(position_ids=POSITIONS, use_cache=False),
-}
-
-
-@pytest.mark.parametrize(("model_type", "name", "place"), alternating(
-    crossed(ATTENDING, ["positions", "positions and no cache"], 2), HOOKED
-))  # fmt: skip
-def test_a_pre_hook_that_adds_positions(model_type, name, place):
-    when, inner = place
-    exact_or_refused(model_type, SILENT.row, hooked(ADDED[name], inner), when)
-
-
-@pytest.mark.parametrize(("model_type", "place"), crossed(["llama", "gpt2", "opt", "bloom", "mamba"], HOOKED[:4], 2))
-def test_a_pre_hook_that_adds_segments(model_type, place):
-    when, inner = place
-    exact_or_refused(model_type, SILENT.row, hooked(ADDED["segments"], inner), when)
-
-
-OTHER = torch.cat([torch.arange(n) for n in (3, 6, 7)])[None]
+adds_positions = _adds(position_ids=counted())
+adds_positions_and_no_cache = _adds(position_ids=counted(), use_cache=False)
+adds_segments = _adds(attention_mask=numbered())
+OTHER = (3, 6, 7)
+declares_others = _adds(position_ids=counted(OTHER))
 
 
 def by_other_lengths(model: Any) -> Result:
     """What the documents that the hook declares get alone, in the form of those that the call declares."""
-    states = torch.cat([model(input_ids=part).logits[0] for part in ids().split((3, 6, 7), 1)])
+    states = torch.cat([model(input_ids=part).logits[0] for part in ids().split(OTHER, 1)])
     return Result(list(states.split(LENGTHS)))
-
-
-@pytest.mark.parametrize(("model_type", "place"), crossed(ATTENDING, HOOKED[:4], 2))
-def test_a_pre_hook_that_declares_other_documents(model_type, place):
-    """The code that runs is told of other documents than the call: theirs is the result, or none."""
-    when, inner = place
-    way = Way(labels=None)
-    hook = _adds(position_ids=OTHER)
-    exact_or_refused(model_type, ((way.packed, by_other_lengths),), hooked(hook, inner), when)
 
 
 def hides_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -110,16 +67,6 @@ def hides_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "attention_mask": mask}
 
 
-@pytest.mark.parametrize(("model_type", "place"), crossed(ATTENDING, HOOKED[:4], 1))
-def test_a_pre_hook_that_changes_the_mask_of_a_padded_batch(model_type, place):
-    """A hole in a document; what stock makes of it is the reference."""
-    when, inner = place
-    exact_or_refused(model_type, WITHOUT_LABELS.batch, hooked(hides_tokens, inner), when)
-
-
-WITHOUT_LABELS = Way(labels=None)
-
-
 def changes_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """A pre-hook that leaves some labels out, and puts one where there was none."""
     labels = kwargs["labels"].clone()
@@ -127,16 +74,11 @@ def changes_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "labels": labels}
 
 
-class FewerLabels(Way):
+class FewerLabels(Call):
     """Counts what the hook leaves."""
 
-    def _labels(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"labels": tokens.where(tokens % 3 != 0, -100)}
-
-
-@pytest.mark.parametrize(("model_type", "when"), crossed([*ATTENDING, "bloom", "mamba", "falcon"], WHEN, 1))
-def test_a_pre_hook_that_changes_labels(model_type, when):
-    exact_or_refused(model_type, FewerLabels().both, hooked(changes_labels, False), when)
+    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"labels": tokens.where(tokens % 3 != 0, IGNORED)}
 
 
 def gives_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -145,23 +87,17 @@ def gives_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "labels": labels}
 
 
-class LabelsOfTheHook(Way):
+class LabelsOfTheHook(Call):
     """No labels are given with the call."""
 
-    def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         arguments.pop("labels", None)
-        return super()._call(model, arguments)
-
-
-@pytest.mark.parametrize(("model_type", "when"), crossed(["mamba", *ATTENDING, "bloom", "falcon"], WHEN, 1))
-def test_a_pre_hook_that_gives_labels(model_type, when):
-    exact_or_refused(model_type, LabelsOfTheHook().both, hooked(gives_labels, False), when)
+        return super().run(model, arguments)
 
 
 def previous(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """A forward hook that adds to each token what the one before it got."""
-    states = output.last_hidden_state
-    output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
@@ -170,17 +106,8 @@ def scaled(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     return output
 
 
-@pytest.mark.parametrize(("model_type", "hook", "when"), alternating(
-    crossed([*ATTENDING, "bloom", "mamba", "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"]
-))  # fmt: skip
-def test_a_forward_hook_that_changes_what_the_backbone_gives(model_type, hook, when):
-    exact_or_refused(model_type, Way().both, hooked(hook, True, "post"), when)
-
-
 def previous_in_a_layer(module: nn.Module, args: Any, output: Any) -> Any:
-    states = output[0] if isinstance(output, tuple) else output
-    states = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-    return (states, *output[1:]) if isinstance(output, tuple) else states
+    return changed(shifted, output)
 
 
 def first_in_a_layer(module: nn.Module, args: Any) -> Any:
@@ -188,21 +115,12 @@ def first_in_a_layer(module: nn.Module, args: Any) -> Any:
     return (args[0] + args[0][:, :1], *args[1:])
 
 
-ON_LAYERS = [("before", "pre"), ("after", "pre"), ("before", "post"), ("after", "post")]
-
-
-@pytest.mark.parametrize(("model_type", "place"), crossed([*ATTENDING, "bloom", "mamba", "mpt"], ON_LAYERS, 2))
-def test_a_hook_on_a_layer_that_mixes_tokens(model_type, place):
-    when, kind = place
-
-    def change(model: Any) -> None:
-        layer = layers_of(model)[0]
-        if kind == "pre":
-            layer.register_forward_pre_hook(first_in_a_layer)
-        else:
-            layer.register_forward_hook(previous_in_a_layer)
-
-    exact_or_refused(model_type, Way().both, change, when)
+def hook_on_a_layer(model: Any, kind: str) -> None:
+    layer = layers_of(model)[0]
+    if kind == "pre":
+        layer.register_forward_pre_hook(first_in_a_layer)
+    else:
+        layer.register_forward_hook(previous_in_a_layer)
 
 
 def masks_the_inside(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
@@ -260,22 +178,59 @@ def teaches(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwar
 INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, regularised, teaches)
 
 
-@pytest.mark.parametrize(("model_type", "forward", "when"), alternating(
-    crossed([*ATTENDING, "bloom", "mamba"], INSIDE, 2), WHEN
-))  # fmt: skip
-def test_a_forward_that_does_more_inside(model_type, forward, when):
-    TEACHERS[model_type] = build(model_type)
-    exact_or_refused(model_type, Way().both, lambda model: subclass(model, forward), when)
+def does_more(model: Any, forward: Any) -> None:
+    TEACHERS[model.config.model_type] = build(model.config.model_type)
+    subclass(model, forward)
 
 
+def on_the_whole(types: Sequence[str], hook: Any) -> list[tuple[Any, ...]]:
+    return [(t, hook, False, when) for t, when in crossed(types, WHEN, 1)]
+
+
+def anywhere(types: Sequence[str], hook: Any, each: int) -> list[tuple[Any, ...]]:
+    """On the whole and on its backbone, before and after it is enabled."""
+    return [(t, hook, inner, when) for t, (when, inner) in crossed(types, HOOKED[:4], each)]
+
+
+MORE = [*ATTENDING, "bloom", "mamba"]
+POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_no_cache]), HOOKED)
+AFTERWARDS = alternating(crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"])
+ON_LAYERS = [(kind, when) for kind in ("pre", "post") for when in WHEN]
+
+
+@table([
+    Property("a pre-hook that adds positions", [(t, hook, inner, when) for t, hook, (when, inner) in POSITIONS],
+             hook_on, SILENT),
+    Property("a pre-hook that adds segments",
+             anywhere(["llama", "gpt2", "opt", "bloom", "mamba"], adds_segments, 2), hook_on, SILENT, usual=2),
+    # The code that runs is told of other documents than the call: theirs is the result, or none.
+    Property("a pre-hook that declares other documents", anywhere(ATTENDING, declares_others, 2), hook_on,
+             ((WITHOUT_LABELS.packed, by_other_lengths),), usual=1),
+    # A hole in a document; what stock makes of it is the reference.
+    Property("a pre-hook that changes the mask of a padded batch", anywhere(ATTENDING, hides_tokens, 1), hook_on,
+             WITHOUT_LABELS.batch),
+    Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
+             FewerLabels().both, usual=2),
+    Property("a pre-hook that gives labels", on_the_whole([*MORE, "falcon"], gives_labels), hook_on,
+             LabelsOfTheHook().both),
+    Property("a forward hook that changes what the backbone gives",
+             [(t, hook, True, "post", when) for t, hook, when in AFTERWARDS], hook_on, usual=1),
+    Property("a hook on a layer that mixes tokens",
+             [(t, *place) for t, place in crossed([*MORE, "mpt"], ON_LAYERS)], hook_on_a_layer),
+    Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),
+])  # fmt: skip
+def test_what_is_done_inside(subject, case):
+    subject.hold(*case)
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forward", INSIDE)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom"])
 def test_what_is_done_inside_changes_the_result(model_type, forward):
     """The control: each of these forwards gives something else than the stock one."""
-    TEACHERS[model_type] = build(model_type)
-    model, plain = build(model_type), Way().padded(build(model_type))
-    subclass(model, forward)
-    found = Way().padded(model)
+    model, plain = build(model_type), CALL.padded(build(model_type))
+    does_more(model, forward)
+    found = CALL.padded(model)
     pairs = zip(found.documents, plain.documents, strict=True)
     moved = max(float((f - p).abs().max()) for f, p in pairs)
     assert moved > 1e-3 or abs(found.loss - plain.loss) > 1e-3

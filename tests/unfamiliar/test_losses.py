@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,24 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unfamiliar.common import (
-    DECODERS,
-    IGNORED,
-    Way,
-    build,
-    crossed,
-    errors,
-    exact_or_refused,
-    ids,
-    must_be_exact,
-    spans,
-    subclass,
-)
+from tests.conftest import spans
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, errors, table, verdict
+from tests.subjects import DECODERS, build, crossed, subclass, turned
 from tests.unfamiliar.test_subclasses import passes_all_on
 
-pytestmark = pytest.mark.sampled(2)
-
-WAY = Way()
+CALL = Call()
 
 
 def _each(logits: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -100,35 +89,16 @@ LOSSES = {
 }
 """Each with the ways in which losses of documents alone may be put together for a packed row."""
 OF_DOCUMENTS = [name for name, (_, reductions) in LOSSES.items() if reductions]
-WHEN = ("before", "after")
-
-
-def sets(loss: Any) -> Any:
-    return lambda model: setattr(model, "loss_function", loss)
 
 
 def test_every_type_uses_the_loss_that_is_set():
     """The control: each of these losses is another one than the model's own."""
     for model_type in DECODERS:
         model = build(model_type)
-        own = WAY.padded(model)
+        own = CALL.padded(model)
         for name, (loss, _) in LOSSES.items():
             model.loss_function = loss
-            assert errors(WAY.padded(model), own)["gradients"] > 1e-3, (model_type, name)
-
-
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(LOSSES), DECODERS, 2))
-@pytest.mark.parametrize("when", WHEN)
-def test_a_loss_of_ones_own_is_exact_on_padded_batches(name, model_type, when):
-    must_be_exact(model_type, WAY.batch, sets(LOSSES[name][0]), when)
-
-
-@pytest.mark.parametrize(("name", "when"), crossed(list(LOSSES), WHEN, 1))
-def test_padding_on_the_left(name, when):
-    def left(model: Any) -> Any:
-        return WAY.padded(model, "left")
-
-    must_be_exact("llama", ((left, left),), sets(LOSSES[name][0]), when)
+            assert errors(CALL.padded(model), own)["gradients"] > 1e-3, (model_type, name)
 
 
 @pytest.mark.parametrize(("name", "model_type"), crossed(list(OF_DOCUMENTS), DECODERS[::-1], 1))
@@ -138,21 +108,21 @@ def test_a_loss_of_ones_own_on_packed_rows(name, model_type, when):
     loss, reductions = LOSSES[name]
     found = []
     for reduction in reductions:
-        way = Way(reduction=reduction, shifts=loss is not unshifted)
+        call = Call(reduction=reduction, shifts=loss is not unshifted)
         try:
-            exact_or_refused(model_type, way.row, sets(loss), when)
+            verdict(model_type, call.row, lambda model: sets(model, name), when)
             return
         except AssertionError as error:
             found.append(error)
     raise found[0]
 
 
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(LOSSES), DECODERS[3:], 1))
-def test_a_loss_by_a_property_of_a_subclass_is_exact_on_padded_batches(name, model_type):
-    def change(model: Any) -> None:
-        subclass(model, passes_all_on, loss_function=property(lambda self: LOSSES[name][0]))
+def sets(model: Any, name: str) -> None:
+    model.loss_function = LOSSES[name][0]
 
-    must_be_exact(model_type, WAY.batch, change)
+
+def has_a_property(model: Any, name: str) -> None:
+    subclass(model, passes_all_on, loss_function=property(lambda self: LOSSES[name][0]))
 
 
 def computes_its_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
@@ -166,46 +136,26 @@ def has_labels_of_its_own(self: Any, input_ids: Any = None, answers: Any = None,
     return computes_its_loss(self, input_ids, answers, **kwargs)
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_a_subclass_that_computes_its_loss(model_type):
-    exact_or_refused(model_type, WAY.both, lambda model: subclass(model, computes_its_loss))
-
-
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_a_subclass_with_labels_of_its_own(model_type):
-    way = Way(labels="answers")
-    exact_or_refused(model_type, way.both, lambda model: subclass(model, has_labels_of_its_own))
-
-
-class Outside(Way):
+class Outside(Call):
     """A criterion of the user's, outside of the model; its labels leave out what begins a document."""
 
-    def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         labels = arguments.pop("labels").clone()
-        if labels.shape == ids().shape:
-            labels[:, [a for a, _ in spans()]] = IGNORED
-        output = super()._call(model, arguments)
+        if self.is_row(labels):
+            labels[:, [a for a, _ in spans(LENGTHS)]] = IGNORED
+        output = super().run(model, arguments)
         output.loss = smoothed(output.logits, labels)
         return output
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_a_criterion_outside_of_the_model_is_exact(model_type):
-    must_be_exact(model_type, Outside(given={"use_cache": False}).both)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
-def test_a_criterion_outside_of_a_subclass_is_exact(model_type):
-    must_be_exact(model_type, Outside().both, lambda model: subclass(model, passes_all_on))
-
-
-class Shaped(Way):
+@dataclass(frozen=True)
+class Shaped(Call):
     """Labels of other shapes: stock flattens them."""
 
-    shape: Any = None
+    shape: str = ""
 
-    def _labels(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"labels": type(self).shape(tokens)}
+    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"labels": SHAPES[self.shape](tokens)}
 
 
 SHAPES = {
@@ -216,40 +166,53 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(SHAPES), ["llama", "gpt2", "bloom", "mamba", "opt"], 3))
-def test_labels_of_any_shape_that_stock_takes(name, model_type):
-    way = type("Shape", (Shaped,), {"shape": SHAPES[name]})()
-    must_be_exact(model_type, way.row)
-
-
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(SHAPES), ["gpt_neox", "falcon", "llama", "qwen2_moe"], 1))
-def test_labels_of_any_shape_given_to_a_subclass(name, model_type):
-    way = type("Shape", (Shaped,), {"shape": SHAPES[name]})()
-    exact_or_refused(model_type, way.row, lambda model: subclass(model, passes_all_on))
-
-
-class ShiftedLabels(Way):
+class ShiftedLabels(Call):
     """Labels that the user has shifted within documents, beside the labels that make transformers compute a loss."""
 
-    def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         labels = arguments["labels"]
-        begins = [a for a, _ in spans()] if labels.shape == ids().shape else [0]
+        begins = [a for a, _ in spans(LENGTHS)] if self.is_row(labels) else [0]
         inside = labels.index_fill(1, torch.tensor(begins), IGNORED)
         arguments = {**arguments, "shift_labels": nn.functional.pad(inside, (0, 1), value=IGNORED)[:, 1:].contiguous()}
-        return super()._call(model, arguments)
+        return super().run(model, arguments)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe", "gpt_neox", "olmo2", "phi", "starcoder2"])
-@pytest.mark.parametrize("thin", [False, True])
-def test_labels_that_are_shifted_already(model_type, thin):
-    change = (lambda model: subclass(model, passes_all_on)) if thin else None
-    must_be_exact(model_type, ShiftedLabels().both, change)
+def thin_or_not(model: Any, thin: bool, *_: Any) -> None:
+    if thin:
+        subclass(model, passes_all_on)
 
 
-@pytest.mark.parametrize("items", [13, torch.tensor(13)], ids=["int", "tensor"])
-@pytest.mark.parametrize(("model_type", "thin"), crossed(["llama", "gpt2", "bloom", "mamba", "opt"], [False, True], 2))
-def test_a_count_of_items_in_the_batch(model_type, thin, items):
+def of_items(_: str, thin: bool, kind: type) -> Any:
     """As Trainer gives it with gradient accumulation: the loss is a sum over that count."""
-    way = Way(given={"num_items_in_batch": items}, reduction="sum")
-    change = (lambda model: subclass(model, passes_all_on)) if thin else None
-    must_be_exact(model_type, way.both, change)
+    return Call(given={"num_items_in_batch": kind(13)}, reduction="sum").both
+
+
+PADDED = [(t, name, when) for name, t in crossed(list(LOSSES), DECODERS) for when in WHEN]
+SHIFTED = ["llama", "qwen2_moe", "gpt_neox", "olmo2", "phi", "starcoder2"]
+COUNTED = crossed(["llama", "gpt2", "bloom", "mamba", "opt"], [False, True])
+
+
+@table([
+    Property("a loss of one's own, padded", PADDED, sets, CALL.batch, WHEN),
+    Property("a loss of one's own, padded on the left", [("llama", *pair) for pair in crossed(list(LOSSES), WHEN, 1)],
+             sets, ((CALL.padded_left, CALL.padded_left),), WHEN),
+    Property("a loss by a property, padded", turned(crossed(list(LOSSES), DECODERS[3:], 1)), has_a_property,
+             CALL.batch, WHEN),
+    Property("a subclass that computes its loss", DECODERS, lambda model: subclass(model, computes_its_loss)),
+    Property("a subclass with labels of its own", DECODERS, lambda model: subclass(model, has_labels_of_its_own),
+             Call(labels="answers").both, usual=2),
+    Property("a criterion outside of the model", DECODERS, None, Outside(given={"use_cache": False}).both, WHEN),
+    Property("a criterion outside of a subclass", ["llama", "gpt2", "mamba"],
+             lambda model: subclass(model, passes_all_on), Outside().both, WHEN),
+    Property("labels of any shape", turned(crossed(list(SHAPES), ["llama", "gpt2", "bloom", "mamba", "opt"], 3)),
+             None, lambda _, name: Shaped(shape=name).row, WHEN, usual=2),
+    Property("labels of any shape for a subclass",
+             turned(crossed(list(SHAPES), ["gpt_neox", "falcon", "llama", "qwen2_moe"], 1)),
+             lambda model, _: subclass(model, passes_all_on), lambda _, name: Shaped(shape=name).row),
+    Property("labels that are shifted already", [(t, thin) for t in SHIFTED for thin in (False, True)],
+             thin_or_not, ShiftedLabels().both, WHEN, usual=2),
+    Property("a count of items in the batch", [(*pair, kind) for pair in COUNTED for kind in (int, torch.tensor)],
+             thin_or_not, of_items, WHEN, usual=2),
+])  # fmt: skip
+def test_a_loss(subject, case):
+    subject.hold(*case)

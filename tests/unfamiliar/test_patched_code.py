@@ -16,94 +16,35 @@ import pytest
 import torch
 from torch import nn
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
 from autopack import tiny
+from tests.engine import STALE, Call, Property, leaks, must_be_exact, table, verdict
+from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
-from tests.unfamiliar.common import (
-    ATTENDING,
-    DECODERS,
-    ENCODERS,
-    Way,
-    alternating,
-    build,
-    crossed,
-    exact_or_refused,
-    leaks,
-    must_be_exact,
-    verdict,
-)
-from tests.unfamiliar.parts import get, layers_of, place
+from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get, layers_of, place, shifted
 
-pytestmark = pytest.mark.sampled(2)
-
-WAY = Way()
-WHEN = ("before", "after", "stale")
-Patch = Callable[[pytest.MonkeyPatch], None]
+CALL = Call()
 
 
 def wrapper(change: Callable[[torch.Tensor], torch.Tensor], forward: Any) -> Any:
     """A forward that changes the states that another one gives; it tells nothing of that other one."""
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = forward(self, *args, **kwargs)
-        if isinstance(output, tuple):
-            return (change(output[0]), *output[1:])
-        return change(output) if output.dim() > 2 else change(output[None])[0]
+        return changed(change, forward(self, *args, **kwargs))
 
     return inner
 
 
-def as_they_are(states: torch.Tensor) -> torch.Tensor:
-    return states
-
-
-def shifted(states: torch.Tensor) -> torch.Tensor:
-    return states + torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
-
-
-def averaged(states: torch.Tensor) -> torch.Tensor:
-    return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
-
-
-def attended(states: torch.Tensor) -> torch.Tensor:
-    return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
-
-
-def of_class(model_type: str, where: str, change: Any, wraps: bool) -> Patch:
-    """Patches the class of a part of the models of a type."""
-
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        cls = type(get(*place(build(model_type), where)))
-        forward = wrapper(change, cls.forward)
-        patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
-
-    return patch
-
-
-@pytest.mark.parametrize(("model_type", "change", "when"), alternating(
-    crossed(DECODERS, [shifted, averaged, attended], 2), WHEN
-))  # fmt: skip
-def test_the_class_of_the_mixer_mixes_more_tokens(model_type, change, when):
-    wraps = when == "stale"
-    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", change, wraps))
-
-
-@pytest.mark.parametrize(("model_type", "where", "when"), alternating(
-    crossed(DECODERS, ["feed-forward", "norm", "layer"], 2), WHEN
-))  # fmt: skip
-def test_the_class_of_another_part_mixes_tokens(model_type, where, when):
-    part = get(*place(build(model_type), where))
-    if type(part).__module__.startswith("torch."):
-        where = "layer"  # torch's own classes are everybody's
-    wraps = when == "before"
-    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, where, shifted, wraps))
-
-
-@pytest.mark.parametrize(("model_type", "wraps", "when"), alternating(crossed(DECODERS, [True, False], 1), WHEN))
-def test_the_class_of_the_mixer_is_wrapped_and_does_the_same(model_type, wraps, when):
-    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", as_they_are, wraps))
+def of_class(patching: pytest.MonkeyPatch, model_type: str, where: str, change: Any, wraps: bool) -> None:
+    """Patch the class of a part of the models of a type."""
+    cls = type(get(*place(build(model_type), where)))
+    if cls.__module__.startswith("torch."):
+        cls = type(get(*place(build(model_type), "layer")))  # torch's own classes are everybody's
+    forward = wrapper(change, cls.forward)
+    patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
 
 
 def own_attention(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,48 +54,24 @@ def own_attention(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> A
     return found.transpose(1, 2).flatten(2), None
 
 
-def of_attention(model_type: str) -> Patch:
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        patching.setattr(type(get(*place(build(model_type), "mixer"))), "forward", own_attention)
-
-    return patch
+def of_attention(patching: pytest.MonkeyPatch, model_type: str) -> None:
+    patching.setattr(type(get(*place(build(model_type), "mixer"))), "forward", own_attention)
 
 
-@pytest.mark.parametrize("model_type", ATTENDING)
-@pytest.mark.parametrize("when", WHEN)
-def test_the_class_of_attention_gets_a_forward_of_ones_own(model_type, when):
-    exact_or_refused(model_type, WAY.both, None, when, patch=of_attention(model_type))
-
-
-@pytest.mark.parametrize("model_type", ATTENDING)
-def test_these_forwards_leak(model_type, monkeypatch):
-    """The control: in stock, a row of documents mixes by this attention alone."""
-    of_attention(model_type)(monkeypatch)
-    assert leaks(build(model_type))
-
-
-def whole_is_wrapped(model_type: str) -> Patch:
+def of_whole(patching: pytest.MonkeyPatch, model_type: str) -> None:
     """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a logger."""
+    cls = type(build(model_type))
+    forward = cls.forward
 
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        cls = type(build(model_type))
-        forward = cls.forward
+    def logged(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
 
-        def logged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return forward(self, *args, **kwargs)
-
-        patching.setattr(cls, "forward", logged)
-
-    return patch
+    patching.setattr(cls, "forward", logged)
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, WHEN, 2))
-def test_the_class_of_the_whole_is_wrapped(model_type, when):
+def as_stock_names_it(model_type: str) -> Any:
     """Thin code that users have every day; positions are declared as stock names them."""
-    form = Way(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids")
-    calls = ((form.packed, WAY.alone), (WAY.padded, WAY.padded))
-    insist = must_be_exact if when == "before" else exact_or_refused
-    insist(model_type, calls, None, when, patch=whole_is_wrapped(model_type))
+    return Call(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids").both
 
 
 def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
@@ -166,27 +83,18 @@ def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: A
     if labels is not None:
         targets = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
         loss = nn.functional.cross_entropy(head(states).flatten(0, 1), targets, ignore_index=-100)
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
     return CausalLMOutputWithPast(loss=loss, logits=head(states))
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(ATTENDING, WHEN, 1))
-def test_the_class_of_the_whole_gets_a_fused_loss(model_type, when):
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        patching.setattr(type(build(model_type)), "forward", fused_loss)
-
-    exact_or_refused(model_type, WAY.both, None, when, patch=patch)
+def with_fused_loss(patching: pytest.MonkeyPatch, model_type: str) -> None:
+    patching.setattr(type(build(model_type)), "forward", fused_loss)
 
 
-def of_module(model_type: str, name: str, replacement: Any) -> Patch:
-    """Patches a name of the module in which the mixer's class is defined."""
-
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        module = sys.modules[type(get(*place(build(model_type), "mixer"))).__module__]
-        patching.setattr(module, name, replacement(getattr(module, name)))
-
-    return patch
+def of_module(patching: pytest.MonkeyPatch, model_type: str, name: str) -> None:
+    """Patch a name of the module in which the mixer's class is defined."""
+    attribute, replacement, _ = FUNCTIONS[name]
+    module = sys.modules[type(get(*place(build(model_type), "mixer"))).__module__]
+    patching.setattr(module, attribute, replacement(getattr(module, attribute)))
 
 
 def rotates_by_columns(rotate: Any) -> Any:
@@ -230,14 +138,6 @@ FUNCTIONS = {
 ROTARY = ("llama", "gemma3_text", "qwen2_moe", "phi", "olmo2", "starcoder2", "stablelm")
 
 
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(FUNCTIONS), ROTARY, 2))
-@pytest.mark.parametrize("when", WHEN)
-def test_a_function_of_the_module_is_replaced(name, model_type, when):
-    attribute, replacement, implementation = FUNCTIONS[name]
-    make = functools.partial(build, model_type, attn_implementation=implementation)
-    exact_or_refused(make, WAY.both, None, when, patch=of_module(model_type, attribute, replacement))
-
-
 def as_users_norm(norm: Any) -> Any:
     """A norm of the user's in place of the module's, as fused kernels bring one."""
     return type("FusedNorm", (norm,), {"forward": wrapper(as_they_are, norm.forward), "__module__": "users_code"})
@@ -247,27 +147,27 @@ def as_mixing_norm(norm: Any) -> Any:
     return type(norm.__name__, (norm,), {"forward": wrapper(shifted, norm.forward), "__module__": norm.__module__})
 
 
-@pytest.mark.parametrize("replacement", [as_users_norm, as_mixing_norm])
-@pytest.mark.parametrize(("model_type", "name"), [
+CLASSES = [
     ("llama", "LlamaRMSNorm"), ("gemma3_text", "Gemma3RMSNorm"), ("qwen2_moe", "Qwen2MoeRMSNorm"),
     ("olmo2", "Olmo2RMSNorm"), ("llama", "LlamaMLP"), ("starcoder2", "Starcoder2MLP"), ("stablelm", "StableLmMLP"),
     ("phi", "PhiMLP"), ("mamba", "MambaRMSNorm"), ("bamba", "BambaRMSNorm"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("replacement", [as_users_norm, as_mixing_norm])
+@pytest.mark.parametrize(("model_type", "name"), CLASSES)
 def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type, name, replacement):
     def make() -> Any:
-        model = tiny.build(model_type, attn_implementation="sdpa", dtype=torch.float64)  # not from the cache
-        if model.config._experts_implementation == "grouped_mm":
+        options = {} if model_type == "mamba" else {"attn_implementation": "sdpa"}
+        model = tiny.build(model_type, dtype=torch.float64, **options)  # not from the cache
+        if getattr(model.config, "_experts_implementation", None) == "grouped_mm":
             model.set_experts_implementation("eager")
         return model
 
     with pytest.MonkeyPatch.context() as patching:
         module = sys.modules[type(get(*place(build(model_type), "layer"))).__module__]
         patching.setattr(module, name, replacement(getattr(module, name)))
-        exact_or_refused(make if model_type != "mamba" else _mamba, WAY.both)
-
-
-def _mamba() -> Any:
-    return tiny.build("mamba", dtype=torch.float64)
+        verdict(make, CALL.both)
 
 
 def mine(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
@@ -286,36 +186,65 @@ def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     return without_mask(None)(module, query, key, value, attention_mask)
 
 
-@pytest.mark.parametrize(("model_type", "function", "masks", "when"), alternating(
-    alternating(crossed(ATTENDING, [mine, careless], 2), [True, True, False]), ["before", "after", "after", "before"]
-))  # fmt: skip
+NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "function", "masks", "when"), alternating(NAMED, ["before", "after", "after", "before"])
+)
 def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
     if masks:
         monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
-    exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when)
+    verdict(model_type, CALL.both, lambda model: model.set_attn_implementation("mine"), when)
 
 
-@pytest.mark.parametrize(("model_type", "function", "when"), alternating(
-    crossed(ATTENDING, [careless, mine], 2), WHEN
-))  # fmt: skip
-def test_an_attention_function_over_sdpa(model_type, function, when):
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
-
-    exact_or_refused(model_type, WAY.both, None, when, patch=patch)
+def over_sdpa(patching: pytest.MonkeyPatch, model_type: str, function: Any) -> None:
+    patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(ENCODERS, WHEN, 1))
-def test_the_class_of_an_encoders_layer_mixes_tokens(model_type, when):
-    make = functools.partial(build, model_type, "masked-lm")
+def of_encoder(patching: pytest.MonkeyPatch, model_type: str) -> None:
+    cls = type(layers_of(build(model_type, "masked-lm"))[0])
+    patching.setattr(cls, "forward", wrapper(averaged, cls.forward))
 
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        cls = type(layers_of(make())[0])
-        patching.setattr(cls, "forward", wrapper(averaged, cls.forward))
 
-    exact_or_refused(make, Way(shifts=False).both, None, when, patch=patch)
+MIXERS = alternating(crossed(DECODERS, [shifted, averaged, attended]), STALE)
+OTHER_PARTS = alternating(crossed(DECODERS, ["feed-forward", "norm", "layer"]), STALE)
+SAME = alternating(crossed(DECODERS, [True, False], 1), STALE)
+MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for when in STALE]
+
+
+@table([
+    Property("the class of the mixer mixes more tokens", [(t, "mixer", c, w == "stale", w) for t, c, w in MIXERS],
+             patch=of_class, usual=2),
+    Property("the class of another part mixes tokens",
+             [(t, where, shifted, w == "before", w) for t, where, w in OTHER_PARTS], patch=of_class),
+    Property("the class of the mixer is wrapped and does the same",
+             [(t, "mixer", as_they_are, wraps, w) for t, wraps, w in SAME], patch=of_class, usual=1),
+    Property("the class of attention gets a forward of one's own", [(t, w) for t in ATTENDING for w in STALE],
+             patch=of_attention, usual=1),
+    Property("the class of the whole is wrapped", crossed(DECODERS, STALE), None, as_stock_names_it, ("before",),
+             patch=of_whole),
+    Property("the class of the whole gets a fused loss", crossed(ATTENDING, STALE, 1), patch=with_fused_loss),
+    Property("a function of the module is replaced", MODULES, patch=of_module,
+             make=lambda model_type, name: build(model_type, attn_implementation=FUNCTIONS[name][2])),
+    Property("an attention function over sdpa", alternating(crossed(ATTENDING, [careless, mine]), STALE),
+             patch=over_sdpa),
+    Property("the class of an encoder's layer mixes tokens", crossed(ENCODERS, STALE, 1), None,
+             Call(shifts=False).both, patch=of_encoder, make=lambda model_type: build(model_type, "masked-lm")),
+])  # fmt: skip
+def test_patched_code(subject, case):
+    subject.hold(*case)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("model_type", ATTENDING)
+def test_these_forwards_leak(model_type, monkeypatch):
+    """The control: in stock, a row of documents mixes by this attention alone."""
+    of_attention(monkeypatch, model_type)
+    model = build(model_type)
+    assert leaks(CALL.packed(model), CALL.alone(model))
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "bloom"])
@@ -330,14 +259,14 @@ def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
         with refused("site-replaced"):
             handle.remove()
     assert cls.forward is ours, "control"
-    must_be_exact(model_type, WAY.both)
+    must_be_exact(model_type, CALL.both)
     assert cls.forward is ours.autopack_original
 
 
 def test_patches_are_gone():
     """The control of this file: nothing that a test patched is left."""
     for model_type in ATTENDING:
-        assert verdict(model_type, WAY.both) == "exact"
+        must_be_exact(model_type, CALL.both)
 
 
 def test_a_forward_with_the_attributes_of_autopacks_is_not_one():

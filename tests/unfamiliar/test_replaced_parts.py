@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -12,38 +11,24 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engine import WHEN, Call, Property, table
+from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
 from tests.unfamiliar import parts
-from tests.unfamiliar.common import (
-    ATTENDING,
-    DECODERS,
-    ENCODERS,
-    Way,
-    alternating,
-    build,
-    crossed,
-    exact_or_refused,
-    leaks,
-)
-from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, get, layers_of, mixer_name, place, put
+from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, changed, get, layers_of, mixer_name, place, put, shifted
 
-pytestmark = pytest.mark.sampled(2)
-
-WAY = Way()
-WITHOUT_CACHE = Way(given={"use_cache": False})
+CALL = Call()
+WITHOUT_CACHE = Call(given={"use_cache": False}).both
 """For layers that would share one place in the cache."""
-WHEN = ("before", "after")
 
 
-def wraps(where: str, kind: type[parts.Wrapped]) -> Callable[[Any], None]:
-    """Puts the part of a model inside a module of the user's."""
-
-    def change(model: Any) -> None:
-        holder, name = place(model, where)
-        put(holder, name, kind(get(holder, name)))
-
-    return change
+def wrap(model: Any, part: tuple[str, type[parts.Wrapped]]) -> None:
+    """Put a part of a model inside a module of the user's."""
+    where, kind = part
+    holder, name = place(model, where)
+    put(holder, name, kind(get(holder, name)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])
 def test_the_modules_of_the_user_do_what_they_say(kind):
     """The control: another document in front changes what the mixing ones give to a token, and no other."""
@@ -53,35 +38,14 @@ def test_the_modules_of_the_user_do_what_they_say(kind):
     assert moves == (kind in MIXING)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("where", PLACES)
 def test_every_place_is_found(model_type, where):
     """The control: what is put there runs."""
     model, plain = build(model_type), build(model_type)
-    wraps(where, parts.Shifts)(model)
-    assert (WAY.alone(model).documents[0] - WAY.alone(plain).documents[0]).abs().max() > 1e-3
-
-
-COMBINATIONS = [(where, kind) for where in PLACES for kind in MIXING]
-
-
-@pytest.mark.parametrize(("combination", "model_type", "when"), alternating(
-    crossed(COMBINATIONS, DECODERS, 2), ["before", "after", "after"]
-))  # fmt: skip
-def test_a_part_that_mixes_tokens(model_type, combination, when):
-    exact_or_refused(model_type, WAY.both, wraps(*combination), when)
-
-
-@pytest.mark.parametrize(
-    ("combination", "model_type"), crossed([(where, kind) for where in PLACES for kind in HARMLESS], DECODERS[::-1], 1)
-)
-@pytest.mark.parametrize("when", WHEN)
-def test_a_part_that_mixes_no_tokens(model_type, combination, when):
-    exact_or_refused(model_type, WAY.both, wraps(*combination), when)
-
-
-READ_BY_CALLS = [name for name in DECODERS if name not in ("mamba", "mamba2")]
-"""Types that only call their parts; Mamba asks its head for the dtype of its weight."""
+    wrap(model, (where, parts.Shifts))
+    assert (CALL.alone(model).documents[0] - CALL.alone(plain).documents[0]).abs().max() > 1e-3
 
 
 def into_sequence(model: Any) -> None:
@@ -89,14 +53,6 @@ def into_sequence(model: Any) -> None:
     for where in ("norm", "head"):
         holder, name = place(model, where)
         put(holder, name, nn.Sequential(get(holder, name)))
-
-
-# Mamba asks its head for the dtype of its weight.
-@pytest.mark.parametrize(
-    ("model_type", "when"), crossed([t for t in DECODERS if t not in ("mamba", "mamba2")], WHEN, 1)
-)
-def test_parts_in_a_sequence(model_type, when):
-    exact_or_refused(model_type, WAY.both, into_sequence, when)
 
 
 class OwnAttention(nn.Module):
@@ -118,21 +74,7 @@ def own_attention(model: Any, every: bool = True) -> None:
         setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
 
 
-@pytest.mark.parametrize(("model_type", "every"), crossed(ATTENDING, [True, False], 1))
-@pytest.mark.parametrize("when", WHEN)
-def test_attention_of_ones_own(model_type, when, every):
-    exact_or_refused(model_type, WAY.both, partial(own_attention, every=every), when)
-
-
-@pytest.mark.parametrize("model_type", ATTENDING)
-def test_attention_of_ones_own_leaks(model_type):
-    """The control: a model of this attention alone mixes documents, enabled or not."""
-    model = build(model_type)
-    own_attention(model)
-    assert leaks(model)
-
-
-def _set_forward(model: Any, make: Callable[[Any], Any]) -> None:
+def set_forward(model: Any, make: Callable[[Any], Any]) -> None:
     for layer in layers_of(model)[:1]:
         mixer = getattr(layer, mixer_name(layer))
         mixer.forward = make(mixer)
@@ -144,10 +86,7 @@ def forward_passes_on(mixer: Any) -> Any:
 
 def forward_shifts(mixer: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = type(self).forward(self, *args, **kwargs)
-        states, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
-        states = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-        return states if rest is None else (states, *rest)
+        return changed(shifted, type(self).forward(self, *args, **kwargs))
 
     return MethodType(forward, mixer)
 
@@ -156,8 +95,7 @@ def forward_skips(mixer: Any) -> Any:
     """An ablation of the user's: a mixer that does nothing."""
 
     def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        return (0 * output[0], *output[1:]) if isinstance(output, tuple) else 0 * output
+        return changed(lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
 
@@ -167,18 +105,12 @@ def forward_attends(mixer: Any) -> Any:
 
     def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         found = nn.functional.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, is_causal=True)
-        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        return (found, *output[1:]) if isinstance(output, tuple) else found
+        return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
 
 
 FORWARDS = (forward_passes_on, forward_shifts, forward_skips, forward_attends)
-
-
-@pytest.mark.parametrize(("forward", "model_type", "when"), alternating(crossed(FORWARDS, DECODERS, 6), WHEN))
-def test_a_forward_on_the_instance_of_a_mixer(model_type, forward, when):
-    exact_or_refused(model_type, WAY.both, lambda model: _set_forward(model, forward), when)
 
 
 def equal_mixer(model: Any) -> None:
@@ -249,28 +181,41 @@ UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"
 """Types whose layers can take each other's place."""
 
 
-@pytest.mark.parametrize(("change", "model_type"), crossed(REARRANGED, UNIFORM, 3))
-def test_layers_that_are_rearranged_after_the_model_is_enabled(model_type, change):
-    exact_or_refused(model_type, WITHOUT_CACHE.both, change, "after")
-
-
-@pytest.mark.parametrize(("change", "model_type"), crossed(REARRANGED, UNIFORM, 1))
-def test_layers_that_are_rearranged_before_the_model_is_enabled(model_type, change):
-    exact_or_refused(model_type, WITHOUT_CACHE.both, change, "before")
-
-
 def more_layers(model: Any) -> None:
     layers_of(model).append(layers_of(build(model.config.model_type))[1])
     model.config.num_hidden_layers = len(layers_of(model))
 
 
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mamba", "mpt"])
-def test_layers_that_are_added(model_type, when):
-    exact_or_refused(model_type, WITHOUT_CACHE.both, more_layers, when)
+MIXED = [(where, kind) for where in PLACES for kind in MIXING]
+UNMIXED = [(where, kind) for where in PLACES for kind in HARMLESS]
+GROWING = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mamba", "mpt"]
+# Mamba asks its head for the dtype of its weight.
+IN_SEQUENCE = [name for name in DECODERS if name not in ("mamba", "mamba2")]
 
 
-@pytest.mark.parametrize(("kind", "model_type", "when"), alternating(crossed(MIXING, ENCODERS, 2), WHEN))
-def test_a_part_of_an_encoder_that_mixes_tokens(model_type, kind, when):
-    way = Way(shifts=False)
-    exact_or_refused(partial(build, model_type, "masked-lm"), way.both, wraps("layer", kind), when)
+def rearrange(model: Any, change: Callable[[Any], None]) -> None:
+    change(model)
+
+
+@table([
+    Property("a part that mixes tokens", turned(alternating(crossed(MIXED, DECODERS), ["before", "after", "after"])),
+             wrap, usual=1),
+    Property("a part that mixes no tokens",
+             [(t, part, when) for part, t in crossed(UNMIXED, DECODERS[::-1], 1) for when in WHEN], wrap, usual=1),
+    Property("a part of an encoder that mixes tokens",
+             [(t, ("layer", kind), when) for kind, t, when in alternating(crossed(MIXING, ENCODERS), WHEN)],
+             wrap, Call(shifts=False).both, usual=1, make=lambda model_type, _: build(model_type, "masked-lm")),
+    Property("parts in a sequence", crossed(IN_SEQUENCE, WHEN, 1), into_sequence, usual=1),
+    Property("attention of one's own", [(*pair, w) for pair in crossed(ATTENDING, [True, False], 1) for w in WHEN],
+             own_attention, usual=1),
+    Property("a forward on the instance of a mixer", turned(alternating(crossed(FORWARDS, DECODERS, 6), WHEN)),
+             set_forward, usual=1),
+    Property("layers that are rearranged", [
+        *((t, change, "after") for change, t in crossed(REARRANGED, UNIFORM, 3)),
+        *((t, change, "before") for change, t in crossed(REARRANGED, UNIFORM, 1)),
+    ], rearrange, WITHOUT_CACHE, usual=2),
+    Property("layers that are added", [(t, when) for t in GROWING for when in WHEN], more_layers, WITHOUT_CACHE,
+             usual=1),
+])  # fmt: skip
+def test_a_replaced_part(subject, case):
+    subject.hold(*case)

@@ -5,31 +5,28 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
-from torch import nn
 
 import autopack
-from tests.unfamiliar.common import (
-    DECODERS,
+from tests.conftest import spans
+from tests.engine import (
+    IGNORED,
     LENGTHS,
+    WHEN,
+    Call,
+    Calls,
+    Property,
     Result,
-    Way,
-    build,
-    crossed,
-    exact_or_refused,
+    counted,
     ids,
     leaks,
-    must_be_exact,
-    rebuilt,
-    spans,
     states_of,
-    subclass,
+    table,
 )
+from tests.subjects import DECODERS, build, crossed, rebuilt, subclass, turned
+from tests.unfamiliar.parts import averaged, shifted
 
-pytestmark = pytest.mark.sampled(2)
-
-WAY = Way()
+CALL = Call()
 
 
 def passes_all_on(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,131 +86,79 @@ def logged_well(forward: Any) -> Any:
 
 RENAMED = {"input_ids": "tokens", "position_ids": "where", "attention_mask": "mask", "labels": "targets"}
 THIN = {
-    "passes all on": (passes_all_on, WAY),
-    "names some": (names_some, WAY),
-    "takes more": (takes_more, WAY),
-    "renames labels": (renames_labels, Way(names={"labels": "targets"})),
-    "renames tokens": (renames_tokens, Way(names={"input_ids": "tokens"})),
-    "renames all": (renames_all, Way(names=RENAMED)),
-    "gives a tuple": (gives_a_tuple, WAY),
-    "gives a dictionary": (gives_a_dictionary, WAY),
-    "decorated": (logged(passes_all_on), WAY),
-    "decorated with wraps": (logged_well(names_some), WAY),
+    "passes all on": (passes_all_on, CALL),
+    "names some": (names_some, CALL),
+    "takes more": (takes_more, CALL),
+    "renames labels": (renames_labels, Call(names={"labels": "targets"})),
+    "renames tokens": (renames_tokens, Call(names={"input_ids": "tokens"})),
+    "renames all": (renames_all, Call(names=RENAMED)),
+    "gives a tuple": (gives_a_tuple, CALL),
+    "gives a dictionary": (gives_a_dictionary, CALL),
+    "decorated": (logged(passes_all_on), CALL),
+    "decorated with wraps": (logged_well(names_some), CALL),
 }
 
 
-@pytest.mark.parametrize(("thin", "model_type"), crossed(list(THIN), DECODERS))
-def test_thin_subclasses_are_exact_on_packed_rows(model_type, thin):
-    forward, way = THIN[thin]
-    must_be_exact(model_type, way.row, lambda model: subclass(model, forward))
-
-
-@pytest.mark.parametrize(("thin", "model_type"), crossed(list(THIN), DECODERS[::-1], 1))
-def test_thin_subclasses_are_exact_on_padded_batches(model_type, thin):
-    forward, way = THIN[thin]
-    must_be_exact(model_type, way.batch, lambda model: subclass(model, forward))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "form"), crossed(["llama", "gpt2", "bloom", "mamba"], ["segments", "cu_seq_lens"], 1)
-)
-def test_thin_subclasses_read_every_form_of_declaration(model_type, form):
-    way = Way(form=form)
-    must_be_exact(model_type, ((way.packed, WAY.alone),), lambda model: subclass(model, passes_all_on))
-
-
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_the_control_leaks(model_type):
-    """Without autopack every one of these subclasses mixes documents; that is what the tests above would see."""
-    if model_type == "mpt":
-        pytest.skip("stock MPT takes neither positions nor segments, so nothing can be declared to it")
-    model = build(model_type)
+def thin(model: Any, *_: Any) -> None:
     subclass(model, passes_all_on)
-    assert leaks(model, Way(form="none"))
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_a_subclass_built_by_its_own_constructor_is_exact(model_type):
+def of_thin(model: Any, name: str) -> None:
+    subclass(model, THIN[name][0])
+
+
+def built_by_its_own_constructor(model: Any) -> Any:
     """The name of its class decides transformers' `loss_type`, and nothing else."""
-
-    def change(model: Any) -> Any:
-        return rebuilt(model, type("Chat", (type(model),), {"forward": passes_all_on, "__module__": "users_code"}))
-
-    must_be_exact(model_type, WAY.both, change)
+    return rebuilt(model, type("Chat", (type(model),), {"forward": passes_all_on, "__module__": "users_code"}))
 
 
 NAMES = ["LlamaForCausalLM", "LlamaModel", "LlamaForMaskedLM", "LlamaForSequenceClassification"]
+MODULES = ["users_code", "transformers.models.llama.modeling_llama"]
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), crossed(NAMES, ["users_code", "transformers.models.llama.modeling_llama"], 1)
-)
-def test_a_subclass_may_have_any_name(name, module):
-    def change(model: Any) -> None:
-        subclass(model, passes_all_on, name, __module__=module)
-
-    must_be_exact("llama", WAY.both, change)
+def adds_the_mean(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    output = super(type(self), self).forward(input_ids=input_ids, labels=labels, **kwargs)
+    output.logits = averaged(output.logits)
+    return output
 
 
-@pytest.mark.parametrize("model_type", DECODERS[:8])
-def test_a_subclass_that_claims_to_be_of_transformers_is_read_like_any_other(model_type):
+def claims_to_be_of_transformers(model: Any) -> None:
     """Its attention sees no mask: only running it tells that documents meet."""
-
-    def forward(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        output = super(type(self), self).forward(input_ids=input_ids, labels=labels, **kwargs)
-        mean = output.logits.cumsum(1) / torch.arange(1, output.logits.shape[1] + 1)[:, None]
-        output.logits = output.logits + mean
-        return output
-
-    def change(model: Any) -> None:
-        base = type(model)
-        subclass(model, forward, base.__name__, __module__=base.__module__, __qualname__=base.__qualname__)
-
-    exact_or_refused(model_type, WAY.both, change)
+    base = type(model)
+    subclass(model, adds_the_mean, base.__name__, __module__=base.__module__, __qualname__=base.__qualname__)
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_a_batch_as_one_argument(model_type):
+class Batched(Call):
     """What is declared lies in a dictionary that no entry can read; the backbone further in is given it openly."""
 
-    class Batched(Way):
-        def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
-            return model(batch=arguments)
-
-    way = Batched()
-    exact_or_refused(model_type, way.both, lambda model: subclass(model, takes_a_batch))
-
-
-def makes_positions(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
-    # A document begins where the user's data has a token that the tests put there.
-    begins = input_ids == BEGIN
-    columns = torch.arange(input_ids.shape[1])
-    first = torch.where(begins, columns, 0).cummax(1).values
-    return super(type(self), self).forward(input_ids, position_ids=columns - first, **kwargs)
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+        return model(batch=arguments)
 
 
 BEGIN = 7
+"""The token that begins a document in the user's data; the tests put it there."""
 
 
-class FromTokens(Way):
-    """Calls that declare nothing: documents begin at a token of the user's."""
+def makes_positions(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+    columns = torch.arange(input_ids.shape[1])
+    first = torch.where(input_ids == BEGIN, columns, 0).cummax(1).values
+    return super(type(self), self).forward(input_ids, position_ids=columns - first, **kwargs)
 
-    def _call(self, model: Any, arguments: dict[str, Any]) -> Any:
+
+class FromTokens(Call):
+    """Calls that declare nothing, and so are no control of each other: documents begin at a token of the user's."""
+
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
         arguments = {**arguments, "input_ids": arguments["input_ids"].clone()}
-        arguments.pop("position_ids", None)
-        columns = [a for a, _ in spans()] if arguments["input_ids"].shape == ids().shape else [0]
+        columns = [a for a, _ in spans(LENGTHS)] if self.is_row(arguments["input_ids"]) else [0]
         arguments["input_ids"][:, columns] = BEGIN
         if "labels" in arguments:
-            arguments["labels"] = arguments["input_ids"].where(arguments["labels"] != -100, -100)
-        return super()._call(model, arguments)
+            arguments["labels"] = arguments["input_ids"].where(arguments["labels"] != IGNORED, IGNORED)
+        return super().run(model, arguments)
 
-
-@pytest.mark.parametrize(
-    "model_type", ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "falcon", "phi"]
-)
-def test_a_forward_that_makes_its_own_positions(model_type):
-    way = FromTokens(form="none")
-    exact_or_refused(model_type, way.both, lambda model: subclass(model, makes_positions))
+    @property
+    def row(self) -> Calls:
+        return ((self.undeclared, self.alone),)
 
 
 OTHER = (3, 6, 7)
@@ -223,68 +168,68 @@ def runs_twice(self: Any, input_ids: Any = None, position_ids: Any = None, **kwa
     """Two views of one row; a document alone has one of them."""
     if input_ids.shape[1] != sum(LENGTHS):
         return super(type(self), self).forward(input_ids, **kwargs)
-    other = torch.cat([torch.arange(n) for n in OTHER])[None]
-    states = self.base_model(input_ids, position_ids=position_ids).last_hidden_state
-    again = self.base_model(input_ids, position_ids=other).last_hidden_state
+    views = (self.base_model(input_ids, position_ids=where) for where in (position_ids, counted(OTHER)))
     output = super(type(self), self).forward(input_ids, position_ids=position_ids, **kwargs)
     head = self.get_output_embeddings()
-    output.logits = torch.cat([head(states), head(again)])
+    output.logits = torch.cat([head(view.last_hidden_state) for view in views])
     return output
 
 
 def two_views(model: Any) -> Result:
     """Both views, by documents alone."""
-    tokens = ids()
-    parts = [*tokens.split(LENGTHS, 1), *tokens.split(OTHER, 1)]
-    found = [model(input_ids=part).logits[0] for part in parts]
-    return Result(found)
+    parts = [*ids().split(LENGTHS, 1), *ids().split(OTHER, 1)]
+    return Result([model(input_ids=part).logits[0] for part in parts])
 
 
 def both_views_packed(model: Any) -> Result:
-    states = states_of(model(input_ids=ids(), position_ids=torch.cat([torch.arange(n) for n in LENGTHS])[None]))
+    if "runs_twice" not in str(type(model).forward):
+        return CALL.packed(model)
+    states = states_of(model(input_ids=ids(), position_ids=counted()))
     return Result([*states[0].split(LENGTHS), *states[1].split(OTHER)])
-
-
-@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "stablelm"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_backbone_that_is_called_twice_with_two_layouts(model_type, when):
-    def run(model: Any) -> Result:
-        changed = "runs_twice" in str(type(model).forward)
-        return both_views_packed(model) if changed else WAY.packed(model)
-
-    change = lambda model: subclass(model, runs_twice)  # noqa: E731
-    exact_or_refused(model_type, ((run, two_views),), change, when)
 
 
 def adds_the_previous(self: Any, *args: Any, **kwargs: Any) -> Any:
     output = super(type(self), self).forward(*args, **kwargs)
-    states = output.last_hidden_state
-    output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, ["before", "after"], 1))
-def test_a_thin_subclass_of_the_backbone_is_exact(model_type, when):
-    def change(model: Any) -> None:
-        backbone = model.base_model
-        cls = type("Backbone", (type(backbone),), {"forward": passes_all_on, "__module__": "users_code"})
-        setattr(model, model.base_model_prefix, rebuilt(backbone, cls))
-
-    insist = must_be_exact if when == "before" else exact_or_refused
-    insist(model_type, WAY.both, change, when)
+def thin_backbone(model: Any) -> None:
+    backbone = model.base_model
+    cls = type("Backbone", (type(backbone),), {"forward": passes_all_on, "__module__": "users_code"})
+    setattr(model, model.base_model_prefix, rebuilt(backbone, cls))
 
 
-@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, ["before", "after"], 1))
-def test_a_subclass_of_the_backbone_that_mixes_tokens(model_type, when):
-    def change(model: Any) -> None:
-        subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
-
-    exact_or_refused(model_type, WAY.both, change, when)
+def backbone_that_mixes(model: Any) -> None:
+    subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_an_instance_that_becomes_a_thin_subclass_after_it_is_enabled(model_type):
-    must_be_exact(model_type, WAY.row, lambda model: subclass(model, passes_all_on), "after")
+CALLED_TWICE = ["llama", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "stablelm"]
+FORMS = crossed(["llama", "gpt2", "bloom", "mamba"], ["segments", "cu_seq_lens"], 1)
+WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "falcon", "phi"]
+
+
+@table([
+    Property("thin, on packed rows", turned(crossed(list(THIN), DECODERS)), of_thin,
+             lambda _, name: THIN[name][1].row, WHEN, usual=1),
+    Property("thin, on padded batches", turned(crossed(list(THIN), DECODERS[::-1], 1)), of_thin,
+             lambda _, name: THIN[name][1].batch, WHEN, usual=2),
+    Property("thin, by every form of declaration", FORMS, thin, lambda _, form: Call(form=form).row, WHEN, usual=1),
+    Property("thin, after it is enabled", [(t, "after") for t in DECODERS], thin, CALL.row, WHEN),
+    Property("built by its own constructor", DECODERS, built_by_its_own_constructor, exact=WHEN),
+    Property("of any name", [("llama", *pair) for pair in crossed(NAMES, MODULES, 1)],
+             lambda model, name, module: subclass(model, passes_all_on, name, __module__=module), exact=WHEN),
+    Property("claims to be of transformers", DECODERS[:8], claims_to_be_of_transformers),
+    Property("a batch as one argument", DECODERS, lambda model: subclass(model, takes_a_batch), Batched().both),
+    Property("a forward that makes its own positions", WITH_POSITIONS,
+             lambda model: subclass(model, makes_positions), FromTokens().both, usual=2),
+    Property("a backbone that is called twice with two layouts", [(t, w) for t in CALLED_TWICE for w in WHEN],
+             lambda model: subclass(model, runs_twice), ((both_views_packed, two_views),), usual=1),
+    Property("a thin backbone", crossed(DECODERS, WHEN, 1), thin_backbone, exact=("before",), usual=2),
+    Property("a backbone that mixes tokens", crossed(DECODERS, WHEN, 1), backbone_that_mixes),
+])  # fmt: skip
+def test_a_subclass(subject, case):
+    subject.hold(*case)
 
 
 def test_disabled_subclasses_are_as_they_were():
@@ -295,4 +240,4 @@ def test_disabled_subclasses_are_as_they_were():
     finally:
         if autopack.is_enabled(model):
             autopack.disable(model)
-    assert leaks(model)
+    assert leaks(CALL.packed(model), CALL.alone(model))

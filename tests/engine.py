@@ -1,0 +1,400 @@
+"""One comparison for all tests of exactness: packed rows and padded batches against what stock transformers gives.
+
+A *subject* is a model type, or a function that makes a model, and a change that a user makes to it: code of the user's,
+or a setting (PEFT, checkpointing, compilation, hooks). A `Call` gives its documents alone, as one packed row, or as a
+padded batch, each as a `Result`. `verdict` says whether an enabled model is exact on such calls, or by which code it
+is refused; anything else fails. A `Property` is a row of a table: it is written once and held for many subjects.
+
+The reference is stock with the very same change. The control is a packed row of which nothing is said: it has to leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import tiny
+from autopack.errors import AutopackError
+from tests.subjects import ENCODERS, build
+
+LENGTHS = (5, 7, 4)
+"""The documents of every call: longer, in part, than the windows (4) of tiny models."""
+IGNORED = -100
+LEAK = 1e-2
+"""Least error that a negative control must show."""
+
+
+class Limits(NamedTuple):
+    """Largest errors: of states by their deviation, of the loss by itself, of a gradient by its largest entry."""
+
+    states: float
+    loss: float = 1e-5
+    """transformers computes it in float32: rounding leaves about 1e-7."""
+    gradients: float = 1e-4
+    """They come through that loss, and sums over all tokens cancel in them."""
+    least: float = 1e-2
+    """Scale of the smallest gradients, of the largest of all: some are zero but for rounding, as a key's bias."""
+
+
+FLOAT64 = Limits(1e-9)
+"""Rounding leaves about 1e-14, and leaks start near 1e-2."""
+IN_FLOAT32 = Limits(1e-5)
+"""For types whose own code computes a part in float32 whatever its inputs are; rounding leaves about 1e-7."""
+FLOAT32 = Limits(1e-4)
+"""As in the auditor: rounding leaves about 1e-6."""
+FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
+
+WHEN = ("before", "after")
+"""When a model is changed: before it is enabled, or after it has been (and was called once)."""
+STALE = (*WHEN, "stale")
+"""The same, and before it is enabled but after another model of its type was."""
+
+
+@dataclass
+class Result:
+    """What came of a call: the logits or states of each document, the loss and the gradients of its parameters."""
+
+    documents: list[torch.Tensor]
+    loss: torch.Tensor | None = None
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    limits: Limits = FLOAT64
+
+    @classmethod
+    def of(cls, model: nn.Module, documents: Sequence[torch.Tensor], loss: Any, limits: Limits | None = None) -> Result:
+        """The result with the gradients of a loss, where there is one; the model's are cleared."""
+        limits = limits or limits_of(model)
+        if loss is None:
+            return cls([*documents], limits=limits)
+        loss.backward()
+        return cls([part.detach() for part in documents], loss.detach(), gradients(model), limits)
+
+
+def limits_of(model: Any) -> Limits:
+    """The largest errors of a model's results, by its dtype."""
+    if next(model.parameters()).dtype == torch.float32:
+        return FLOAT32
+    return IN_FLOAT32 if model.config.model_type in FLOAT32_TYPES else FLOAT64
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of all parameters by name, which are cleared."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def mean_loss(losses: Sequence[Any], counts: Sequence[int], reduction: str = "mean") -> Any:
+    """The loss over all documents: by their tokens a `mean` or a `sum`, or the mean over `documents`."""
+    weights = {"sum": [1.0] * len(counts), "mean": [n / sum(counts) for n in counts]}.get(reduction)
+    weights = weights or [1 / len(counts)] * len(counts)
+    return sum(one * weight for one, weight in zip(losses, weights, strict=True))
+
+
+def errors(found: Result, expected: Result) -> dict[str, float]:
+    """The errors of states, of the loss and of gradients, each on the scale of `Limits`."""
+    deviation = torch.cat([part.flatten() for part in expected.documents]).std()
+    pairs = zip(found.documents, expected.documents, strict=True)
+    result = {"states": max(float(((f - e).abs().max() / deviation).detach()) for f, e in pairs)}
+    if expected.loss is not None:
+        assert found.loss is not None, "stock gives a loss, and the enabled model none"
+        result["loss"] = float(((found.loss - expected.loss).abs() / expected.loss.abs()).detach())
+        assert found.gradients.keys() == expected.gradients.keys()
+        least = expected.limits.least * max(float(g.abs().max()) for g in expected.gradients.values())
+        result["gradients"] = max(
+            float((found.gradients[name] - g).abs().max() / max(float(g.abs().max()), least))
+            for name, g in expected.gradients.items()
+        )
+    return result
+
+
+def check(found: Result, expected: Result, what: str = "") -> None:
+    """Raise where a result is not what stock gives."""
+    measured, limits = errors(found, expected), expected.limits._asdict()
+    # `not <=` finds NaN, too.
+    wrong = {name: value for name, value in measured.items() if not value <= limits[name]}
+    shown = ", ".join(f"{name} {value:.1e}" for name, value in measured.items())
+    assert not wrong, f"silently wrong{what and ' (' + what + ')'}: {shown}"
+
+
+def leaks(found: Result, expected: Result) -> bool:
+    """The negative control: whether a result goes wrong, and the check sees it."""
+    return max(errors(found, expected).values()) > LEAK
+
+
+def ids(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+    """The tokens of all documents in one row, (1, T)."""
+    return tiny.tokens(None, 1, sum(lengths), seed=seed)
+
+
+def counted(lengths: Sequence[int] = LENGTHS, first: int = 0) -> torch.Tensor:
+    """Positions (1, T) that begin anew with each document."""
+    return torch.cat([torch.arange(first, first + n) for n in lengths])[None]
+
+
+def numbered(lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+    """The number of each token's document, from 1, (1, T)."""
+    return torch.cat([torch.full((n,), i + 1) for i, n in enumerate(lengths)])[None]
+
+
+def in_rows(parts: Sequence[torch.Tensor], side: str = "right", value: int = 0) -> torch.Tensor:
+    """A row for each of these, with padding on a side."""
+    if side == "left":
+        return in_rows([part.flip(0) for part in parts], value=value).flip(1)
+    return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
+
+
+def form_of(model: Any) -> str:
+    """The form in which a model can be told of documents: positions, or segments where it takes none."""
+    own = next(cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models."))
+    return "position_ids" if "position_ids" in signature(own.forward).parameters else "segments"
+
+
+def declared(model: Any, form: str = "", lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+    """The arguments that declare the documents of the row."""
+    form = form or form_of(model)
+    if form == "position_ids":
+        first = autopack.registry.first_position(model.config) if model.config.model_type in ENCODERS else 0
+        return {"position_ids": counted(lengths, first)}
+    if form == "segments":
+        return {"attention_mask": numbered(lengths)}
+    assert form == "cu_seq_lens", form
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    return {f"cu_seq_lens_{each}": bounds for each in "qk"} | {f"max_length_{each}": max(lengths) for each in "qk"}
+
+
+def states_of(output: Any) -> torch.Tensor:
+    """The logits of an output, or the hidden states of a backbone's."""
+    if isinstance(output, torch.Tensor):
+        return output
+    for name in ("logits", "last_hidden_state"):
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    first = output[0]
+    return first if first.dim() > 0 else output[1]
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss of an output, of a tuple too."""
+    if isinstance(output, tuple):
+        return output[0] if output[0].dim() == 0 else None
+    return getattr(output, "loss", None)
+
+
+Calls = tuple[tuple[Callable[[Any], Result], ...], ...]
+"""Calls of an enabled model, each with the reference that stock gives, and the control, where there is one."""
+Change = Callable[[Any], Any]
+"""Makes a model unfamiliar, in place, or returns another one with the same parameters."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a model is called.
+
+    `names` renames arguments, `labels` says whether they are given and under which name, `shifts` whether the loss
+    compares with the next token, and `reduction` how losses of documents are put together (see `mean_loss`). `given`
+    holds other arguments of every call, and `form` how packed rows are declared (see `declared`); `none` declares
+    nothing.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    labels: str | None = "labels"
+    shifts: bool = True
+    reduction: str = "mean"
+    given: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""
+    lengths: Sequence[int] = LENGTHS
+
+    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+        arguments = {self.names.get(name, name): value for name, value in arguments.items()}
+        return model(**arguments, **self.given)
+
+    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {} if self.labels is None else {self.labels: tokens}
+
+    def is_row(self, tokens: torch.Tensor) -> bool:
+        """Whether a call is one of the packed row, and not of a document alone or of a padded batch."""
+        return tokens.shape[:2] == (1, sum(self.lengths))
+
+    def alone(self, model: Any) -> Result:
+        """What each document gets by itself, and the loss over all of them."""
+        documents, losses, counts = [], [], []
+        for part in ids(lengths=self.lengths).split(tuple(self.lengths), 1):
+            labels = self.labelled(part)
+            output = self.run(model, {"input_ids": part, **labels})
+            documents.append(states_of(output)[0])
+            losses.append(loss_of(output))
+            compared = next(iter(labels.values())).flatten()[int(self.shifts) :] if labels else part[0]
+            counts.append(int((compared != IGNORED).sum()))
+        loss = None if losses[0] is None else mean_loss(losses, counts, self.reduction)
+        return Result.of(model, documents, loss)
+
+    def packed(self, model: Any) -> Result:
+        """The documents as one packed row."""
+        return self._row(model, {} if self.form == "none" else declared(model, self.form, self.lengths))
+
+    def undeclared(self, model: Any) -> Result:
+        """The same row, of which nothing is said."""
+        return self._row(model, {})
+
+    def _row(self, model: Any, declaration: dict[str, Any]) -> Result:
+        tokens = ids(lengths=self.lengths)
+        output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
+        states = states_of(output)[0, : tokens.shape[1]]  # a call may put padding behind
+        return Result.of(model, states.split(tuple(self.lengths)), loss_of(output))
+
+    def padded(self, model: Any, side: str = "right") -> Result:
+        """The documents as a padded batch with a mask, one per row."""
+        parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
+        tokens, real = in_rows(parts, side), in_rows([torch.ones_like(part) for part in parts], side)
+        labels = self.labelled(tokens.masked_fill(real == 0, IGNORED))
+        output = self.run(model, {"input_ids": tokens, "attention_mask": real, **labels})
+        states = [row[m.bool()] for row, m in zip(states_of(output), real, strict=True)]
+        return Result.of(model, states, loss_of(output))
+
+    def padded_left(self, model: Any) -> Result:
+        """The same with padding on the left."""
+        return self.padded(model, "left")
+
+    @property
+    def row(self) -> Calls:
+        """A packed row, against documents alone."""
+        return ((self.packed, self.alone, self.undeclared),)
+
+    @property
+    def batch(self) -> Calls:
+        """A padded batch, against the same one in stock."""
+        return ((self.padded, self.padded),)
+
+    @property
+    def both(self) -> Calls:
+        return (*self.row, *self.batch)
+
+
+def _changed(model: Any, change: Change | None) -> Any:
+    other = None if change is None else change(model)
+    return model if other is None else other
+
+
+def verdict(
+    make: str | Callable[[], Any],
+    calls: Calls,
+    change: Change | None = None,
+    when: str = "before",
+    *,
+    patch: Callable[[pytest.MonkeyPatch], None] | None = None,
+    **options: Any,
+) -> str:
+    """Whether an enabled model is `exact` on all of these calls, or why it is refused.
+
+    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before`
+    or `after` it is enabled (and called once); `stale` is before, but after another model of the type was enabled and
+    disabled. The reference is changed and patched alike. Anything else, a wrong number or another error, fails the
+    test. Each call is made twice: the second one may find what the first one has kept.
+    """
+    if isinstance(make, str):
+        make = partial(build, make)
+    if when == "stale":
+        with autopack.enable(make(), **options) as handle:
+            _run_all(calls, handle.model)
+    refusals = []
+    with ExitStack() as undo:
+        model = make()
+        if when == "after":
+            undo.callback(_disable, autopack.enable(model, **options).model)
+            _run_all(calls, model)
+        if patch is not None:
+            patch(undo.enter_context(pytest.MonkeyPatch.context()))
+        stock = _changed(make(), change)
+        expected = [reference(stock) for _, reference, *_ in calls]
+        for (_, _, *controls), wanted in zip(calls, expected, strict=True):
+            assert all(leaks(control(stock), wanted) for control in controls), "stock does not leak"
+        model = _changed(model, change)
+        if when != "after":
+            try:
+                autopack.enable(model, **options)
+            except AutopackError as error:
+                return f"refused: {error}"
+            undo.callback(_disable, model)
+        for (run, *_), wanted in zip(calls, expected, strict=True):
+            try:
+                results = [run(model), run(model)]
+            except AutopackError as error:
+                refusals.append(f"{run.__name__} refused: {error}")
+                continue
+            for number, result in enumerate(results):
+                check(result, wanted, f"{run.__name__}, call {number + 1}, unfamiliar {when} it was enabled")
+    return "; ".join(refusals) or "exact"
+
+
+def _run_all(calls: Calls, model: Any) -> None:
+    for run, *_ in calls:
+        run(model)
+
+
+def _disable(model: Any) -> None:
+    if autopack.is_enabled(model):
+        autopack.disable(model)
+
+
+def must_be_exact(*args: Any, **options: Any) -> None:
+    """For what users have every day: refusing it is a failure."""
+    assert (found := verdict(*args, **options)) == "exact", found
+
+
+@dataclass(frozen=True)
+class Property:
+    """A row of a table of what users do: exact or refused, never silently wrong, for each of many models.
+
+    `over` holds a model type for each case, what else `change`, `patch` and `make` are given, and at last when the
+    model is changed, if not before it is enabled. Where `exact` holds that time, refusing the model is a failure. By
+    default so many cases run as `usual` says, evenly spread; the others are exhaustive.
+    """
+
+    name: str
+    over: Sequence[Any]
+    change: Callable[..., Any] | None = None
+    calls: Calls | Callable[..., Calls] = Call().both
+    exact: Sequence[str] = ()
+    usual: int = 0
+    patch: Callable[..., None] | None = None
+    make: Callable[..., Any] | None = None
+
+    def cases(self) -> Iterator[Any]:
+        kept = {len(self.over) * place // self.usual for place in range(self.usual)}
+        for place, case in enumerate(self.over):
+            marks = () if place in kept else (pytest.mark.exhaustive,)
+            values = case if isinstance(case, tuple) else (case,)
+            yield pytest.param(self, values, marks=marks, id=shown((self.name, *values)))
+
+    def hold(self, model_type: str, *others: Any) -> None:
+        *others, when = others if others and others[-1] in STALE else (*others, "before")
+
+        def bound(function: Callable[..., Any] | None, *first: Any) -> Any:
+            return function and (lambda each: function(each, *first, *others))
+
+        calls = self.calls(model_type, *others) if callable(self.calls) else self.calls
+        make = partial(self.make or (lambda one, *_: build(one)), model_type, *others)
+        found = verdict(make, calls, bound(self.change), when, patch=bound(self.patch, model_type))
+        assert when not in self.exact or found == "exact", found
+
+
+def shown(value: Any) -> str:
+    """A short name of a value, for the name of a case."""
+    if isinstance(value, tuple | Mapping):
+        return "-".join(map(shown, value))
+    return str(getattr(value, "__name__", value))
+
+
+def table(properties: Iterable[Property]) -> Any:
+    """Parametrize a test over all cases of these properties; it calls `subject.hold(*case)`."""
+    return pytest.mark.parametrize(("subject", "case"), [each for one in properties for each in one.cases()])

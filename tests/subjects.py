@@ -1,0 +1,88 @@
+"""Whose exactness tests hold: tiny models in float64 by their types, and classes that users make of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from autopack import tiny
+
+DECODERS = (
+    "llama",
+    "gemma3_text",
+    "qwen2_moe",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "mamba",
+    "mamba2",
+    "bamba",
+    "mpt",
+)
+"""Decoders with rotary, learned and no positions, distance biases, windows, experts, recurrences, and both."""
+ATTENDING = ("llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "starcoder2", "stablelm")
+"""Decoders that attend through transformers' attention interface."""
+ENCODERS = ("bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet", "modernbert")
+"""Masked language models."""
+
+
+def crossed(one: Sequence[Any], other: Sequence[Any], each: int = 2) -> list[tuple[Any, Any]]:
+    """Pairs in which every element of `one` meets `each` of `other`, and all of `other` have their turn.
+
+    All pairs would take minutes: an audit on the spot takes a second.
+    """
+    step = max(1, len(other) // each)
+    return [(a, other[(i + j * step) % len(other)]) for i, a in enumerate(one) for j in range(each)]
+
+
+def alternating(pairs: Sequence[tuple[Any, ...]], other: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The pairs, with an element of `other` beside each, in turn."""
+    return [(*pair, other[i % len(other)]) for i, pair in enumerate(pairs)]
+
+
+def turned(pairs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The pairs, each with its second element before its first."""
+    return [(second, first, *rest) for first, second, *rest in pairs]
+
+
+@cache
+def _built(model_type: str, task: str, overrides: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
+    given = dict(overrides)
+    implementation, dtype = given.pop("attn_implementation", None), given.pop("dtype", torch.float64)
+    for wanted in [implementation] if implementation else ["sdpa", "eager"]:
+        try:
+            model = tiny.build(model_type, task=task, attn_implementation=wanted, dtype=dtype, **given)
+            if getattr(model.config, "_experts_implementation", None) is not None:
+                model.set_experts_implementation("eager")  # the default has no kernel for float64
+            return model
+        except tiny.CannotBuild as error:
+            if implementation or wanted == "eager" or "does not support" not in str(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+def build(model_type: str = "llama", task: str = "causal-lm", **overrides: Any) -> Any:
+    """A tiny model in float64 without dropout; the same arguments give the same parameters."""
+    hashable = {name: value for name, value in overrides.items() if value.__hash__ is not None}
+    if len(hashable) == len(overrides):
+        return copy.deepcopy(_built(model_type, task, tuple(sorted(hashable.items(), key=lambda item: item[0]))))
+    return _built.__wrapped__(model_type, task, tuple(overrides.items()))
+
+
+def subclass(model: PreTrainedModel, forward: Any, name: str = "Chat", **members: Any) -> None:
+    """Make the model one of a subclass of its class with this forward, as if it had been built as one."""
+    model.__class__ = type(name, (type(model),), {"forward": forward, "__module__": "users_code", **members})
+
+
+def rebuilt(model: PreTrainedModel, cls: type[PreTrainedModel]) -> PreTrainedModel:
+    """A model of a class of the user's, built by its own constructor, with the parameters of `model`."""
+    other = cls(copy.deepcopy(model.config)).to(model.dtype)
+    other.load_state_dict(model.state_dict())
+    return other.eval()
