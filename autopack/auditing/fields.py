@@ -214,13 +214,13 @@ class Sides:
         mine = np.append(chosen, False)
         for fewer, side in itertools.product((0, 1), ordered):  # a field of shifted labels has a column fewer
             for grid in (side.owner, side.real[None]):  # a batch without its padding may be one row
-                yield from _of_tokens(value, mine[grid[:, : grid.shape[1] - fewer]])
+                yield from _of_tokens(value, mine[grid[:, : grid.shape[1] - fewer]], is_flat=not fewer)
         for side in ordered:
             for mask in (chosen[side.order], side.rows_of(chosen)):
                 if value.dim() and len(value) == len(mask):
                     yield _taken(value, mask)
         for side in ordered:
-            yield from _of_tokens(value, mine[side.by_document()])
+            yield from _of_tokens(value, mine[side.by_document()], is_flat=True)
 
     def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
         """Return each document's part of an output by its shape; the whole of it, if that does not tell."""
@@ -228,10 +228,13 @@ class Sides:
         return [value if part is None else part for part in found]
 
 
-def _of_tokens(value: torch.Tensor, mask: np.ndarray) -> Iterator[torch.Tensor]:
-    """Yield the tokens of a mask (rows, columns) in a value with such axes, or with one of all of them."""
+def _of_tokens(value: torch.Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[torch.Tensor]:
+    """Yield the tokens of a mask (rows, columns) in a value with such axes, or, if it may be flat, one of all of them.
+
+    Rows with a column fewer are never flat: three documents of four tokens would be taken for one.
+    """
     for axis in range(1, value.dim()):  # several streams of states come first
         if value.shape[axis - 1 : axis + 1] == mask.shape:
             yield _taken(rows_first(value, axis), mask)
-    if value.dim() and len(value) == mask.size:
+    if is_flat and value.dim() and len(value) == mask.size:
         yield _taken(value, mask.reshape(-1))

@@ -306,6 +306,15 @@ def test_states_and_tuples_are_by_documents(model_type):
             assert not state[i, len(document) :].any()
 
 
+def test_states_of_as_many_documents_as_tokens_but_one_are_no_leak():
+    """A check must not take three documents for four tokens that lack a column, as shifted labels do."""
+    model, lengths = with_head("bert"), (2, 1, 1)
+    row = {"input_ids": IDS[:, : sum(lengths)], "position_ids": positions(lengths), "output_hidden_states": True}
+    with autopack.enable(model, check_every=1) as handle, torch.no_grad():
+        assert model(**row).hidden_states[1].shape[:2] == (3, 2)
+        assert handle.checked.checks == 1
+
+
 def test_attention_weights_are_by_documents():
     stock = with_head("llama")
     model = copy.deepcopy(stock)
