@@ -20,8 +20,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 254_778,
-    "statements": 22_220,
+    "tokens": 254_830,
+    "statements": 22_224,
     "functions": 2_295,
     "modules": 207,
     "lines over 110 characters": 1_400,

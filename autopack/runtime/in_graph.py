@@ -25,6 +25,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from autopack.runtime.padding_read import Look
+
 Join = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 Merge = Callable[[str, list[Any]], Any]
 
@@ -137,7 +139,8 @@ class _Sent:
         """Return True if this backward pass wants a gradient of the output, which `node` makes."""
         output = None if self.output is None else self.output()
         if to_every_leaf:  # of one that waits nothing was asked for
-            return bool(self.hooks) or (type(output) is torch.Tensor and output.retains_grad)
+            is_asked = any(not isinstance(hook, Look) for hook in self.hooks.values())
+            return is_asked or (type(output) is torch.Tensor and output.retains_grad)
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

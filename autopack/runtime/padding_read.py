@@ -29,6 +29,10 @@ LOOKS_AT_STATE = "whether a module keeps state of all columns is found out in th
 _BLIND = "nobody can tell whether its results at padding are read: they get no gradient"
 
 
+class Look(partial):
+    """A hook on an output by which autopack looks at gradients that come; it asks for none."""
+
+
 class PaddingRead:
     """Observations of the use of one model's outputs at padding."""
 
@@ -107,7 +111,7 @@ class PaddingRead:
             form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
             if form.of is Of.TOKEN:
                 padding = torch.from_numpy(~real).to(value.device)
-                value.register_hook(partial(self._arrived, name or "output", padding, form.columns, refuses))
+                value.register_hook(Look(self._arrived, name or "output", padding, form.columns, refuses))
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
@@ -126,9 +130,12 @@ class PaddingRead:
             code="unpad-refused",
         )
 
-    def _arrived(self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor) -> None:
-        if not bool(gradient.isfinite().all()):
-            return  # of a step that a scaler of losses will skip: infinity times a mask of zero is no zero
+    def _arrived(
+        self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor | None
+    ) -> None:
+        # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is no zero.
+        if gradient is None or not bool(gradient.isfinite().all()):
+            return
         self.answered |= not refuses
         found = gradient[padding.reshape(-1)] if axis == 0 else rows_first(gradient, axis)[padding]
         if self.where is not None or not bool((found != 0).any()):

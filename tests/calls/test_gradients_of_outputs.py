@@ -50,6 +50,21 @@ def _call(model, **options):
     return model(**inputs, use_cache=False, output_hidden_states=True, **options)
 
 
+@pytest.mark.parametrize("kind", ["llama", "blenderbot"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_states_beside_a_loss_do_not_stop_checkpoints(kind, reentrant):
+    """A reentrant checkpoint runs in no pass that asks for single gradients, and nobody asks for those of states."""
+    stock, model = twins(build(kind, attn_implementation="eager"))
+    for which in (stock, model):
+        which.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with autopack.enable(model):
+        for _ in range(3):
+            for which in (stock, model):
+                _call(which).loss.backward()
+            assert model_gradient_error(model, stock) < GRADIENT
+        assert tally_of(model).batches
+
+
 def _gradient(output, loss, of):
     return torch.autograd.grad(loss(output), of(output))[0]
 
