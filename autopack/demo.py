@@ -47,7 +47,7 @@ class CorpusTooSmall(AutopackError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """Settings of the training. The defaults take about two minutes on two CPU cores."""
 
     steps: int = 25
@@ -61,7 +61,7 @@ class Settings:
 
 
 @dataclass
-class Arm:
+class DemoArm:
     """A way to train: a model of its own, the calls that it makes of batches, and what came of them."""
 
     model: Any
@@ -90,12 +90,12 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """The arms by name, and what they were trained on: `lengths` are the tokens of all documents, sorted."""
 
-    settings: Settings
+    settings: DemoSettings
     lengths: list[int]
-    arms: dict[str, Arm]
+    arms: dict[str, DemoArm]
 
     def difference(self, name: str) -> float:
         """Return the largest relative difference of an arm's loss from padded's; infinite where one is no number."""
@@ -193,10 +193,10 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def compare(
-    settings: Settings,
+    settings: DemoSettings,
     tell: Callable[[str], object] = lambda stage: None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
-) -> Result:
+) -> DemoResult:
     """Collect the text, and train all arms step by step in turn.
 
     `tell` is called with a line at the beginning of every stage, and `progress` wraps the batches. Raises
@@ -213,7 +213,7 @@ def compare(
     collate = autopack.PackingCollator()
     ways: dict[str, Callable[..., dict[str, Any]]]
     ways = {PADDED: lambda batch: {**pad(batch), "use_cache": False}, STOCK: collate, ENABLED: collate}
-    arms = {name: Arm(*_model(settings), lay_out) for name, lay_out in ways.items()}
+    arms = {name: DemoArm(*_model(settings), lay_out) for name, lay_out in ways.items()}
     autopack.enable(arms[ENABLED].model)
     largest = max(batches, key=lambda batch: pad(batch)["input_ids"].numel())
     for arm in arms.values():  # first calls cost what no other call does
@@ -223,10 +223,10 @@ def compare(
     for batch in progress(batches):
         for arm in arms.values():
             arm.step(batch)
-    return Result(settings, sorted(len(example["input_ids"]) for example in examples), arms)
+    return DemoResult(settings, sorted(len(example["input_ids"]) for example in examples), arms)
 
 
-def _model(settings: Settings) -> tuple[Any, Any]:
+def _model(settings: DemoSettings) -> tuple[Any, Any]:
     """A Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -246,7 +246,7 @@ def _model(settings: Settings) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def write_table(result: Result) -> str:
+def write_table(result: DemoResult) -> str:
     """Return the result as text: what was trained, what it cost, the losses, and what follows."""
     import torch
 
@@ -288,7 +288,7 @@ def _columns(name: str, values: Iterable[str]) -> str:
     return f"  {name:<26}" + "".join(f"{value:>18}" for value in values)
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result: DemoResult) -> str:
     if not result.same(ENABLED):
         wrong = "the losses of padded training and of packed rows with autopack differ by more than rounding"
         return f"FAILED: {wrong}. Please report this with the output of `autopack doctor`."
@@ -303,8 +303,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "transformers, and as packed rows with autopack. Needs no download and no GPU; takes about two minutes on two "
         "CPU cores. Exit status 1 if the losses of padded batches and of autopack differ."
     )
-    parser.add_argument("--steps", type=positive, default=Settings.steps, help="optimizer steps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=Settings.seed, help="of weights and order (%(default)s)")
+    parser.add_argument("--steps", type=positive, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
+    parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")
     parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
 
@@ -318,6 +318,6 @@ def run(args: argparse.Namespace) -> int:
 
         torch.set_num_threads(args.threads)
     tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
-    result = compare(Settings(steps=args.steps, seed=args.seed), tell, progress)
+    result = compare(DemoSettings(steps=args.steps, seed=args.seed), tell, progress)
     print(write_table(result))
     return 0 if result.same(ENABLED) else 1

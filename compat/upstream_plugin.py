@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from autopack.errors import AutopackError
 from autopack.launch import first_call, session
-from autopack.launch.settings import Settings
+from autopack.launch.settings import RunSettings
 
 _WORST_FIRST = ("failed", "skipped", "passed")
 
@@ -53,7 +53,7 @@ class _Outcomes:
 
 
 def _enable_models(config: pytest.Config, unpad: str) -> None:
-    here = _Session(Settings.read({"AUTOPACK_UNPAD": unpad}), started=False)
+    here = _Session(RunSettings.read({"AUTOPACK_UNPAD": unpad}), started=False)
     session.current = here
     first_call.prepare(PreTrainedModel)
     first_call.FirstCall.in_evaluation = True
@@ -63,7 +63,7 @@ def _enable_models(config: pytest.Config, unpad: str) -> None:
 class _Session(session.Session):
     """Notes what becomes of the models of the test that is running."""
 
-    def __init__(self, settings: Settings, started: bool):
+    def __init__(self, settings: RunSettings, started: bool):
         super().__init__(settings, started)
         self.models: dict[str, str] = {}
 

@@ -24,7 +24,7 @@ _QUERIES = 512
 square."""
 
 
-class _Settings(NamedTuple):
+class _CompileSettings(NamedTuple):
     """Further arguments of the operators: how far a token sees before and after itself, and the
     chunk size."""
 
@@ -61,14 +61,14 @@ def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slic
             yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
 
 
-def _hidden(queries: Tensor, keys: Tensor, settings: _Settings) -> Tensor:
+def _hidden(queries: Tensor, keys: Tensor, settings: _CompileSettings) -> Tensor:
     """Return True where the token of one index does not see the token of another: (queries,
     keys)."""
     distance = queries[:, None] - keys[None, :]
     return (distance > settings.before) | (-distance > settings.after)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings) -> Tensor:
     length, causal, mask = query.shape[2], settings.after == 0, None
     if settings.before < length - 1 or 0 < settings.after < length - 1:
         index = torch.arange(length, device=query.device)
@@ -78,7 +78,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> T
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
 
 
-def _gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> tuple[Tensor, ...]:
+def _gradients(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings
+) -> tuple[Tensor, ...]:
     """Return the gradients of `_attend`, written out: autograd is off inside an operator.
 
     `enable_grad` does not change that.
@@ -105,7 +107,7 @@ def _gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings
 
 @torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
 def _document_attention(*inputs: Any) -> Tensor:
-    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
+    (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
         output[here] = _attend(query[here], key[here], value[here], settings)
@@ -118,7 +120,7 @@ def _document_attention(*inputs: Any) -> Tensor:
     schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
 )
 def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
+    (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
         parts = _gradients(grad[here], query[here], key[here], value[here], settings)

@@ -21,7 +21,7 @@ from autopack.registry import families, first_position
 
 
 @dataclass(frozen=True)
-class Call:
+class Input:
     """One packed call.
 
     `arguments` describe its tokens. `spans` hold the place of each document in the batch of (rows,
@@ -34,11 +34,11 @@ class Call:
     shape: tuple[int, int]
     spans: list[tuple[int, int, int]]
     first: list[int]
-    source: Call | None = None
+    source: Input | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
-MODES: dict[str, Callable[[Case], Call]] = {
+MODES: dict[str, Callable[[Case], Input]] = {
     "default": lambda case: case.one_row(),
     "use_cache=False": lambda case: case.one_row(use_cache=False),
     "all-ones mask": lambda case: case.one_row(mask="ones"),
@@ -121,7 +121,7 @@ class Case:
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
-    ) -> Call:
+    ) -> Input:
         """Return a call of one row, the first document from `offset` on, with `padding` behind."""
         arguments: dict[str, Any] = {}
         first = [self.base + offset, *[self.base] * (len(self.lengths) - 1)]
@@ -134,26 +134,26 @@ class Case:
             values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor([*self.lengths, padding]))
             arguments["attention_mask"] = values[None].to(self.device)
         spans = [(0, *bounds) for bounds in pairwise(accumulate(self.lengths, initial=0))]
-        return Call(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
+        return Input(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
 
-    def two_rows(self) -> Call:
+    def two_rows(self) -> Input:
         """Return a call of the documents in order in one row, reversed in the other."""
         one = Case.one_row(self)  # that of a pair is both halves
         (positions,), (_, columns) = one.arguments["position_ids"], one.shape
         turned = torch.cat(positions.split(self.lengths)[::-1])
         spans = [*one.spans, *((1, columns - end, columns - first) for _, first, end in one.spans)]
-        return Call({"position_ids": torch.stack([positions, turned])}, (2, columns), spans, one.first * 2)
+        return Input({"position_ids": torch.stack([positions, turned])}, (2, columns), spans, one.first * 2)
 
-    def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
+    def given(self, call: Input, replaced: int | None = None) -> dict[str, Any]:
         """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
         # Some models count on positions in place (XGLM up to 4.47).
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
         return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
 
-    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
+    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
         return self._with_zeros(self.inputs(call, replaced))
 
-    def alone(self, call: Call, number: int) -> dict[str, Any]:
+    def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
@@ -179,7 +179,7 @@ class Case:
             ids[row, real], mask[row, real] = document, 1
         return {**self._with_zeros(ids), "attention_mask": mask}
 
-    def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
+    def inputs(self, call: Input, replaced: int | None = None) -> torch.Tensor:
         """Return a call's token ids (rows, columns), with one document `replaced` if asked."""
         ids = torch.full(call.shape, int(self.documents[0][0]), device=self.device)
         for number, (row, first, end) in enumerate(call.spans):
@@ -197,21 +197,21 @@ class PairCase(Case):
         super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
         self.source = Case(model, lengths, seed)
 
-    def one_row(self, *, offset: int = 0, **form: Any) -> Call:
+    def one_row(self, *, offset: int = 0, **form: Any) -> Input:
         if offset:
             raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
         return self._both(self.source.one_row(**form), super().one_row(**form))
 
-    def two_rows(self) -> Call:
+    def two_rows(self) -> Input:
         return self._both(self.source.two_rows(), super().two_rows())
 
     @staticmethod
-    def _both(source: Call, target: Call) -> Call:
+    def _both(source: Input, target: Input) -> Input:
         of_target = {f"decoder_{name}": value for name, value in target.arguments.items()}
         arguments = {**source.arguments, **of_target}
-        return Call(arguments, target.shape, target.spans, target.first, source, target.options)
+        return Input(arguments, target.shape, target.spans, target.first, source, target.options)
 
-    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
+    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
         return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.auditing.cases import Call
+from autopack.auditing.cases import Input
 from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
@@ -116,7 +116,7 @@ class Sides:
         self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
 
     @classmethod
-    def of(cls, call: Call) -> Sides:
+    def of(cls, call: Input) -> Sides:
         """Return the places of the documents of a packed call."""
         halves = []
         for half, prefix in ((call, "decoder_" * (call.source is not None)), (call.source, "")):

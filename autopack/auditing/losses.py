@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, first_label_counts, labelled, labels_of, width_of
-from autopack.auditing.cases import Call, Case
+from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields
 from autopack.auditing.fields import Side, Sides
 from autopack.auditing.running import Runner
@@ -36,7 +36,7 @@ class Labels:
     shifts: bool = False
     """True if the loss compares each label with the prediction at the token before it."""
 
-    def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
+    def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
         """Return the labels of a packed call; per-token ones of one document `only` if asked."""
         side = Sides.of(call).halves[0]
         if not self.per_token:

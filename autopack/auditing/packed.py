@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.auditing.cases import MODES, Call, Case, NoReference
+from autopack.auditing.cases import MODES, Case, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.losses import Labels, expected_losses, find_labels
@@ -97,7 +97,7 @@ class PackedRuns:
         self,
         name: str,
         case: Case,
-        call: Call,
+        call: Input,
         alone: list[Fields],
         labels: Labels | None,
         differentiate: bool,
@@ -149,7 +149,7 @@ class PackedRuns:
         self.report.unattributed.update(names)
 
     def _alone(
-        self, case: Case, call: Call, options: Mapping[str, Any] | None = None, by_span: bool = False
+        self, case: Case, call: Input, options: Mapping[str, Any] | None = None, by_span: bool = False
     ) -> list[Fields]:
         """Return stock's results for each document of a call, with their graph.
 
@@ -165,7 +165,7 @@ class PackedRuns:
                 self._outputs[key] = fields_of(output)
         return [self._outputs[key] for key in keys]
 
-    def _labelled(self, call: Call, labels: Labels, number: int) -> dict[str, Any]:
+    def _labelled(self, call: Input, labels: Labels, number: int) -> dict[str, Any]:
         """Return all arguments of a call with one document of another call, and its labels."""
         of_one = labels.alone[number % len(labels.alone)]
         return {**self.case.alone(call, number), **of_one, **self.case.without_router}
@@ -174,7 +174,7 @@ class PackedRuns:
     def _influence(
         self,
         case: Case,
-        call: Call,
+        call: Input,
         alone: list[Fields],
         found: list[Fields],
         scales: dict[str, float],
@@ -212,7 +212,7 @@ class PackedRuns:
         return matrix, worst_loss, refused
 
     def _gradient_error(
-        self, call: Call, found: list[Fields], expected: list[Fields], scales: dict[str, float]
+        self, call: Input, found: list[Fields], expected: list[Fields], scales: dict[str, float]
     ) -> float | None:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
@@ -228,7 +228,7 @@ class PackedRuns:
                 return None
         return gradient_error(self.runner.gradients(one), self._gradients[key])
 
-    def _with_labels(self, call: Call, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
+    def _with_labels(self, call: Input, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
         """Return the output with labels, its loss's relative error, and why it is refused.
 
         The error is the difference from the loss of the documents alone.
@@ -253,7 +253,7 @@ class PackedRuns:
         return outputs, error, None
 
     @torch.no_grad()
-    def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float:
+    def _error_without_tokens(self, call: Input, labels: Labels, counts: list[int]) -> float:
         """Return that error for an encoder-decoder that makes its decoder's tokens of labels.
 
         0 if stock does not.
@@ -274,7 +274,7 @@ class PackedRuns:
 
     @torch.no_grad()
     def _error_of_items(
-        self, call: Call, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
+        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
     ) -> float:
         """Return that error for calls that divide summed losses, as trainers do; 0 if none can.
 
@@ -304,7 +304,7 @@ class PackedRuns:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
         return fields_of(output), loss
 
-    def _loss_alone(self, call: Call, labels: Labels, number: int) -> torch.Tensor:
+    def _loss_alone(self, call: Input, labels: Labels, number: int) -> torch.Tensor:
         key = number % len(self.case.documents), call.first[number], self.training
         if key not in self._losses:
             self._losses[key] = self._stock_loss(self._labelled(call, labels, number))

@@ -25,7 +25,7 @@ _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
 
 @dataclass
-class _Answer:
+class _PaddedAnswer:
     """A padded batch's results: all fields, each document's, and the loss, with their graph."""
 
     fields: Fields
@@ -110,7 +110,7 @@ class PaddedRuns:
                 return ModeResult(ROUTER, training, failure=f"{type(failure).__name__}: {failure}")
         return ModeResult(ROUTER, training, None, None, None, worst, loss_refused=refused)
 
-    def _reference(self, arguments: dict[str, Any], sides: Sides) -> _Answer:
+    def _reference(self, arguments: dict[str, Any], sides: Sides) -> _PaddedAnswer:
         """Return stock's results, or raise `NoReference` if it raises or gives no numbers."""
         try:
             found = _answer(self.runner.stock(arguments), sides)
@@ -131,9 +131,11 @@ class PaddedRuns:
                 arguments = _called_as((), arguments)
         return arguments, sides
 
-    def _compare(self, name: str, found: _Answer, expected: _Answer, differentiate: bool, unpadded: bool) -> ModeResult:
+    def _compare(
+        self, name: str, found: _PaddedAnswer, expected: _PaddedAnswer, differentiate: bool, unpadded: bool
+    ) -> ModeResult:
         pairs = zip(found.documents, expected.documents, strict=True)
-        one = _Answer({}, [{n: got[n] for n in wanted} for got, wanted in pairs], found.loss)
+        one = _PaddedAnswer({}, [{n: got[n] for n in wanted} for got, wanted in pairs], found.loss)
         scales = scales_of(expected.documents)
         error, where = max(errors_between(one.documents, expected.documents, scales))
         loss = gradient = None
@@ -144,7 +146,7 @@ class PaddedRuns:
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
-    def _gradient_error(self, found: _Answer, expected: _Answer) -> float | None:
+    def _gradient_error(self, found: _PaddedAnswer, expected: _PaddedAnswer) -> float | None:
         """Return the error of gradients; None where stock has none, or none that are numbers.
 
         Its backward fails after its own writes (Splinter), and windows in which a token of padding sees nothing give
@@ -159,7 +161,7 @@ class PaddedRuns:
                 return gradient_error(self.runner.gradients(total), gradients)
         return None
 
-    def _alone(self, arguments: dict[str, Any], sides: Sides, expected: _Answer) -> _Answer | None:
+    def _alone(self, arguments: dict[str, Any], sides: Sides, expected: _PaddedAnswer) -> _PaddedAnswer | None:
         """Return the documents' results alone, in the form of a padded batch's answer."""
         loss, by_itself = None, self.packed.alone()
         if self.labels is not None and expected.loss is not None:
@@ -177,10 +179,10 @@ class PaddedRuns:
             _, documents, _ = sides.split({n: value for n, value in expected.fields.items() if value.dim()}, by_itself)
         except WrongShape:
             return None
-        return _Answer({}, documents, loss)
+        return _PaddedAnswer({}, documents, loss)
 
 
-def _answer(output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
+def _answer(output: Any, sides: Sides, like: _PaddedAnswer | None = None) -> _PaddedAnswer:
     fields = fields_of(output)
     for name, wanted in ({} if like is None else like.fields).items():
         shape = tuple(fields[name].shape) if name in fields else None
@@ -188,7 +190,7 @@ def _answer(output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
             raise WrongShape(f"{name} has shape {shape}; stock gives {tuple(wanted.shape)}")
     parts = {name: sides.parts(name, value) for name, value in fields.items()}
     documents = [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
-    return _Answer(fields, documents, loss_of(output))
+    return _PaddedAnswer(fields, documents, loss_of(output))
 
 
 def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from autopack.auditing.cases import Call, Case
+from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, errors_between, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.running import Runner
@@ -76,7 +76,7 @@ def first_that_differs(runs: list[Heard], differs: Callable[[list[Fields]], bool
     return None
 
 
-def first_difference(runner: Runner, case: Case, call: Call, bound: float) -> str | None:
+def first_difference(runner: Runner, case: Case, call: Input, bound: float) -> str | None:
     """Return the first module that changes a document's results by more than `bound`.
 
     In words, with the place of its forward; None if no module can be compared.

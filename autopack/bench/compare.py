@@ -46,7 +46,7 @@ class CannotBench(AutopackError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaceSettings:
     """Settings of a race; `batches` and `rounds` of None are as many as fit into the seconds.
 
     The documents of a batch begin with the same `prompt` of so many tokens.
@@ -63,10 +63,10 @@ class Settings:
 
 
 @dataclass
-class Result:
+class Comparison:
     """Outcomes of `compare`, in the order of the arms; `documents` are the lengths in every padded batch."""
 
-    settings: Settings
+    settings: RaceSettings
     origin: dict[str, Any]
     model: dict[str, Any]
     documents: list[list[int]]
@@ -105,11 +105,11 @@ class Result:
 def compare(
     model: PreTrainedModel,
     lengths: np.ndarray,
-    settings: Settings,
+    settings: RaceSettings,
     about: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda stage: None,
     progress: Callable[[float], None] = lambda share: None,
-) -> Result:
+) -> Comparison:
     """Time padded batches and packed rows of documents of these lengths, stock and enabled, on this model.
 
     The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every round runs every
@@ -180,7 +180,7 @@ def compare(
     columns = {name: sum(call["input_ids"].numel() for call in whole.calls[arm.name]) for name, arm in forms}
     padding_of_all = padded_arms(lengths, [size], CostModel(), settings.seed)[0].padding
     where["load at end"] = load()
-    return Result(settings, where, {**(about or {}), **found}, documents, columns, padding_of_all, whole.outcomes)
+    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, padding_of_all, whole.outcomes)
 
 
 def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:

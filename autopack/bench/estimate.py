@@ -30,7 +30,7 @@ MEGABATCHES = 50
 
 
 @dataclass(frozen=True)
-class Arm:
+class EstimatedArm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
@@ -76,21 +76,21 @@ class Estimate:
     counts: Counts
     max_length: int
     cost: CostModel
-    baseline: Arm
-    padded: tuple[Arm, ...]
-    packed: tuple[Arm, ...]
+    baseline: EstimatedArm
+    padded: tuple[EstimatedArm, ...]
+    packed: tuple[EstimatedArm, ...]
 
-    def __getitem__(self, name: str) -> Arm:
+    def __getitem__(self, name: str) -> EstimatedArm:
         found = {arm.name: arm for arm in self.packed}
         if name not in found:
             raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
         return found[name]
 
-    def tokens_saved(self, arm: Arm) -> float:
+    def tokens_saved(self, arm: EstimatedArm) -> float:
         """The share of the baseline's tokens that an arm does not compute."""
         return 1 - arm.tokens / self.baseline.tokens
 
-    def attention_saved(self, arm: Arm) -> float:
+    def attention_saved(self, arm: EstimatedArm) -> float:
         """The share of the baseline's attention, in operations, that an arm does not compute."""
         return 1 - arm.pairs / self.baseline.pairs
 
@@ -206,12 +206,12 @@ class Estimate:
         ]
 
     @property
-    def _compared(self) -> list[Arm]:
+    def _compared(self) -> list[EstimatedArm]:
         """The padded batches of the baseline's size in both orders, and all that is packed."""
         return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
 
-def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:
+def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[EstimatedArm]:
     """Batches of consecutive documents, each padded to its longest, for all sizes and orders."""
     shuffled = np.random.default_rng(seed).permutation(lengths)
     arms = []
@@ -223,7 +223,7 @@ def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, se
             longest = np.maximum.reduceat(ordered, starts)
             tokens, pairs = int((longest * documents).sum()), int((longest * longest * documents).sum())
             price, padding = float((cost(longest) * documents).sum()), 1 - int(lengths.sum()) / tokens
-            arms.append(Arm("padded", size, order, len(lengths), tokens, padding, pairs, price))
+            arms.append(EstimatedArm("padded", size, order, len(lengths), tokens, padding, pairs, price))
     return arms
 
 
@@ -235,17 +235,17 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
     return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
 
 
-def packed_arm(made: Plan, cost: CostModel) -> Arm:
+def packed_arm(made: Plan, cost: CostModel) -> EstimatedArm:
     """Rows of a plan, padded to the longest of them; what documents of a group begin with counts once."""
     tokens = len(made) * int(made.columns_per_row.max())
     padding = tokens - int(made.columns_per_row.sum())
     price = float(made.costs(cost).sum()) + cost.linear * padding
     name = made.strategy if made.shared is None else f"{made.strategy}, groups"
     pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
-    return Arm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
+    return EstimatedArm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
 
 
-def _bar(arm: Arm, value: float, said: str) -> Bar:
+def _bar(arm: EstimatedArm, value: float, said: str) -> Bar:
     """The bar of an arm, in the colour of its sort."""
     name = f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
     return Bar(name, value, said, {"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED))
@@ -309,7 +309,7 @@ def estimate(
     padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
     baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))
     own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())
-    packed = [Arm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
+    packed = [EstimatedArm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
     packed += [packed_arm(plan(lengths, max_length, name, seed=seed, ranks=ranks), cost) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}

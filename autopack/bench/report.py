@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autopack.bench.batches import BASELINE, GROUPED, STOCK_ROW
-from autopack.bench.compare import Result
+from autopack.bench.compare import Comparison
 from autopack.bench.contest import Outcome
 from autopack.bench.race import CONFIDENCE, FASTER, LEAST, NOISY, SLOWER, TOO_FEW
 from autopack.pages import figure, parts, theme
@@ -20,7 +20,7 @@ HEAD = ["", "real tokens/s", "speed of padded", "peak MiB"]
 WIDTHS = (26, 24, 20, 9)
 
 
-def write_table(result: Result, width: int = 80) -> str:
+def write_table(result: Comparison, width: int = 80) -> str:
     """Return the result as text: head and notes wrapped at `width`, the table of 79 columns."""
 
     def wrapped(text: str, hang: str = "") -> str:
@@ -30,7 +30,7 @@ def write_table(result: Result, width: int = 80) -> str:
     return "\n".join([*map(wrapped, head_of(result)), "", *rows, "", *(wrapped(n, "  ") for n in notes_of(result))])
 
 
-def head_of(result: Result) -> list[str]:
+def head_of(result: Comparison) -> list[str]:
     """Return what was timed, on what, and of what documents: a line each."""
     model, where = result.model, result.origin
     work = "forward passes, no gradients" if result.settings.forward else "training steps: forward, backward, AdamW"
@@ -53,7 +53,7 @@ def head_of(result: Result) -> list[str]:
     ]
 
 
-def rows_of(result: Result) -> list[list[str]]:
+def rows_of(result: Comparison) -> list[list[str]]:
     """Return the cells of the table; an arm that was not timed has its name, and why."""
     rows = []
     for outcome in result.outcomes:
@@ -82,7 +82,7 @@ def mebibytes(count: int | None) -> str:
     return f"{found:,.{0 if found >= 100 else 1 if found >= 10 else 2}f}"
 
 
-def notes_of(result: Result) -> Iterator[str]:
+def notes_of(result: Comparison) -> Iterator[str]:
     """Yield what has to be said of the numbers, and how they came about."""
     first, where = result.outcomes[0], result.origin
     yield from (f"WRONG: {_name(each)} {_off(each)}; please report it" for each in result.wrong)
@@ -130,13 +130,13 @@ def _counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def draw(result: Result) -> Any:
+def draw(result: Comparison) -> Any:
     """Draw the result: bars are medians, lines the intervals that hold them."""
     title, *below = head_of(result)
     return figure.picture(charts(result), title, "\n".join(below))
 
 
-def body(result: Result) -> str:
+def body(result: Comparison) -> str:
     """Return the result as HTML without scripts or outside references; figures where matplotlib is installed."""
     return parts.joined(
         parts.lines(head_of(result)),
@@ -146,7 +146,7 @@ def body(result: Result) -> str:
     )
 
 
-def charts(result: Result) -> list[Bars]:
+def charts(result: Comparison) -> list[Bars]:
     """Return bars of speed with their ratios to padded, and bars of memory where any was measured."""
     speeds, memory = [], []
     for outcome in result.outcomes:

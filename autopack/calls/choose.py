@@ -14,7 +14,7 @@ from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.plan import Delegate, PassThrough, Plan
+from autopack.calls.plan import CallPlan, Delegate, PassThrough
 from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.with_media import own_images
@@ -40,14 +40,14 @@ def call_at(
     return (PairCall if entry.kind is Kind.PAIR else Call)(entry, module, args, kwargs, outer)
 
 
-def decide(call: Call) -> Plan:
+def decide(call: Call) -> CallPlan:
     """Return the plan of a call."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
     return _choose_pair(call) if isinstance(call, PairCall) else _choose(call)
 
 
-def _choose(call: Call) -> Plan:
+def _choose(call: Call) -> CallPlan:
     """Return the plan of a call of a model with one kind of tokens."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
@@ -70,7 +70,7 @@ def _choose(call: Call) -> Plan:
     return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
 
 
-def _choose_without_documents(call: Call) -> Plan:
+def _choose_without_documents(call: Call) -> CallPlan:
     """Return the plan of a call that declares padding, or nothing."""
     if call.declared.jumps and not call.model.is_silent:
         _say_that_positions_jump(call.name)
@@ -169,7 +169,7 @@ def _say_that_documents_are_kept_apart(name: str) -> None:
     )
 
 
-def _choose_pair(call: PairCall) -> Plan:
+def _choose_pair(call: PairCall) -> CallPlan:
     """Return the plan of a call of an encoder-decoder."""
     if in_a_group():
         refusals.refuse_split_rows(call)

@@ -21,7 +21,7 @@ from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore, without
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
-from autopack.calls.plan import Plan
+from autopack.calls.plan import CallPlan
 from autopack.calls.rows import complete, without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source
@@ -202,7 +202,7 @@ class PairCall(Call):
         return bool(media.given({name: value})) and media.kinds(name, value) <= self.model.traits.media
 
 
-class PairAsRows(Plan):
+class PairAsRows(CallPlan):
     """Both halves of an encoder-decoder's call as one row each."""
 
     what = "runs as one packed row of the encoder's tokens and one of the decoder's"
@@ -232,7 +232,7 @@ class PairAsRows(Plan):
         return restored.to_tuple() if self.wants_tuple else restored
 
 
-class HalfAsRow(Plan):
+class HalfAsRow(CallPlan):
     """One half of an encoder-decoder's call as a row; a decoder's reads the encoder's too."""
 
     what = "runs as the packed row of its half"

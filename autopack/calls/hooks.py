@@ -26,7 +26,7 @@ from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import without
-from autopack.calls.plan import PassThrough, Plan
+from autopack.calls.plan import CallPlan, PassThrough
 from autopack.calls.rows import Inside, Unpadded, inner_arguments, without_mask
 from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
@@ -187,7 +187,7 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
         model.is_checked_closely, model.unknown_code = True, mode
 
 
-def _planned(call: Call) -> Plan:
+def _planned(call: Call) -> CallPlan:
     """Return the plan of a call, once it is checked, if that is due, and counted."""
     try:
         plan = decide(call)
@@ -211,7 +211,7 @@ def _planned(call: Call) -> Plan:
         return PassThrough(call, f"autopack refuses it: {reason}")
 
 
-def _checked(call: Call, plan: Plan) -> Plan:
+def _checked(call: Call, plan: CallPlan) -> CallPlan:
     """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
     model = call.model
     if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
@@ -225,7 +225,7 @@ def _checked(call: Call, plan: Plan) -> Plan:
     return plan if model.proof is proof else decide(call)
 
 
-def _log_once(call: Call, plan: Plan) -> None:
+def _log_once(call: Call, plan: CallPlan) -> None:
     """Log what becomes of a call, where this model has met no decision of that kind before."""
     kind = (call.name, plan.what, plan.reason)
     if kind not in call.model.logged:
@@ -233,7 +233,7 @@ def _log_once(call: Call, plan: Plan) -> None:
         logger.debug("a call of %s %s, since %s", *kind)
 
 
-def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> Arguments | None:
+def _open(plan: CallPlan, hook: EntryHook, args: tuple[Any, ...]) -> Arguments | None:
     """Put the scope of a plan in force; return the arguments that the forward gets."""
     opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
     opened.foreign = hook.entry.foreign is not None

@@ -28,7 +28,7 @@ from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
 from autopack.layout.ways import Of
-from autopack.runtime.in_graph import Result, outputs_of
+from autopack.runtime.in_graph import Joint, outputs_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
@@ -51,7 +51,7 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
     loss = parts.get("loss" if isinstance(output, Mapping) else 0)
     loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
     read = read if loss is not None and loss.requires_grad else None
-    results: dict[int, Result] = {}
+    results: dict[int, Joint] = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
     for key, value in parts.items():
@@ -92,12 +92,12 @@ def _result(
     pooled: bool,
     refuse: Callable[[], None] | None,
     waits: bool,
-) -> Result:
+) -> Joint:
     """A tensor of an output, and how it is brought into the form of the batch."""
     if padding is None or value.dim() == 0 or name == media.STATES or stands_for_no_router(name, value):
-        return Result([value])
+        return Joint([value])
     if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
-        return Result([value])
+        return Joint([value])
     form = Frame(1, padding.tokens).form_of_output(name, value)
     if form.of is not Of.TOKEN:
         raise UnsupportedModel(
@@ -132,7 +132,7 @@ def _result(
         )
 
     shared = padding.shares
-    return Result(
+    return Joint(
         [value],
         join,
         split=None if shared else split,

@@ -16,7 +16,7 @@ from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
 
-class Plan:
+class CallPlan:
     """The plan of a call (`autopack.calls.call.Call`), complete once it is made; nothing is written into it later.
 
     It says what the model gets (`arguments`, all by name; None if they stay as they came), what
@@ -84,7 +84,7 @@ class Plan:
         return False
 
 
-class PassThrough(Plan):
+class PassThrough(CallPlan):
     """A call that goes through as it came: it packs nothing, or its padding stays.
 
     With `sides`, masks of real tokens by the prefixes of their parts' names in the output, it is
@@ -119,7 +119,7 @@ class PassThrough(Plan):
             read.look(output, self._sides, model.tally.batches, self.call.inputs)
 
 
-class Delegate(Plan):
+class Delegate(CallPlan):
     """A padded batch that this entry cannot run without its padding, but an inner one may.
 
     `real` is True at its tokens, if results at padding are to be looked at.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.plan import Delegate, Plan
+from autopack.calls.plan import CallPlan, Delegate
 from autopack.calls.rows import without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
@@ -33,7 +33,7 @@ from autopack.runtime.scope import Activation, Scope, in_force
 from autopack.runtime.tally import Volume
 
 
-def plan(call: Call, layout: PackedLayout) -> Plan:
+def plan(call: Call, layout: PackedLayout) -> CallPlan:
     """Return the plan of such a head's call with packed rows.
 
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
@@ -52,7 +52,7 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
     return PerDocument(call, given) if alone else PaddedDocuments(call, given)
 
 
-def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
+def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
     """Return such a plan for an encoder-decoder that makes decoder tokens of the encoder's.
 
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
@@ -232,7 +232,7 @@ class PaddedDocuments(Delegate):
         return None
 
 
-class PerDocument(Plan):
+class PerDocument(CallPlan):
     """The documents of a packed call as batches of documents of one length.
 
     The forward under way gets the first batch; the others are run when it ends.

@@ -17,7 +17,7 @@ from torch import nn
 from autopack.calls import outputs
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore
-from autopack.calls.plan import Plan
+from autopack.calls.plan import CallPlan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
@@ -41,7 +41,7 @@ _NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
 
 
-class Rows(Plan):
+class RowsPlan(CallPlan):
     """Packed rows that run: those of the call, or a row that its tokens are led into by `way`."""
 
     what = "runs as packed rows, each document by itself"
@@ -56,7 +56,7 @@ class Rows(Plan):
         return outputs.of_each_row(output, rows, columns, self.scope.model.widths, most)
 
 
-class Packed(Rows):
+class Packed(RowsPlan):
     """The packed rows of a call, in which common beginnings of documents may run once."""
 
     def __init__(self, call: Call, layout: PackedLayout):
@@ -112,7 +112,7 @@ class Packed(Rows):
         return outputs.of_documents(self.scope.model, module, self._as_rows, layout, output, names)
 
 
-class Unpadded(Rows):
+class Unpadded(RowsPlan):
     """The real tokens of a padded batch as one packed row; common beginnings of rows run once."""
 
     what = "runs without its padding, as one packed row"
@@ -176,7 +176,7 @@ class Unpadded(Rows):
         return self.way.restore(states)
 
 
-class Inside(Rows):
+class Inside(RowsPlan):
     """The backbone of a call with the model's own loss: it alone computes common beginnings once.
 
     Labels differ where documents part, so head and loss get every token of every document, as

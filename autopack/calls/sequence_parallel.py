@@ -17,7 +17,7 @@ from autopack.calls import refusals
 from autopack.calls.call import Call
 from autopack.calls.entry import Kind
 from autopack.calls.outputs import loss_of
-from autopack.calls.rows import Rows, complete, without_what_packing_drops
+from autopack.calls.rows import RowsPlan, complete, without_what_packing_drops
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, media, releases, sharding
 from autopack.inspection.code_origin import original
@@ -69,7 +69,7 @@ def exchange_of(model: EnabledModel) -> Any:
     return None
 
 
-class SharedRows(Rows):
+class SharedRows(RowsPlan):
     """This rank's part of packed rows."""
 
     what = "runs as this rank's part of packed rows"

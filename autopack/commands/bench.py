@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from autopack.bench import report
-    from autopack.bench.compare import Settings, compare
+    from autopack.bench.compare import RaceSettings, compare
 
     given = None if args.lengths in DISTRIBUTIONS else _given(args)
     longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         lengths = lengths + args.prompt
         about["lengths"] += f"; those of a batch begin with the same {args.prompt:,} tokens, put before them"
     same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
-    settings = Settings(**same, backend=args.backend or "auto")
+    settings = RaceSettings(**same, backend=args.backend or "auto")
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 

@@ -136,7 +136,7 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:
             environment[option.variable] = option.write(value)
-    told = settings.Settings.read(environment)
+    told = settings.RunSettings.read(environment)
     if launcher and not told.subprocesses:
         raise AutopackError(
             f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out; drop it",

@@ -11,7 +11,7 @@ from torch import nn
 from autopack.calls.call import LABELS, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
-from autopack.calls.plan import Plan
+from autopack.calls.plan import CallPlan
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.errors import AutopackError
 from autopack.pages import parts
@@ -89,7 +89,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         # What a head names and the model that it holds does not, it keeps, and labels.
         given = {name: value for name, value in arguments.items() if name in entry.names or name not in kept}
         call = call_at(entry, module, args if outer is None else (), given, outer)
-        plan: Plan | None = None
+        plan: CallPlan | None = None
         try:
             if outer is None and rows_shared_by(call) is not None:  # what they declare is asked of all ranks
                 decisions.append(Decision(call.name, SharedRows.what, SharedRows.why))
@@ -99,7 +99,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         except AutopackError as error:
             said = " ".join(str(error).split())
             left = model.lenient and call.documents is None
-            what, reason = (Plan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
+            what, reason = (CallPlan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
             decisions.append(Decision(call.name, what, reason))
         packs |= plan is None or plan.packs
         if plan is None or not plan.defers:
@@ -111,7 +111,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return Explanation(tuple(decisions), tuple(_notes(model, packs)))
 
 
-def _volume_of(call: Call, plan: Plan) -> Volume | None:
+def _volume_of(call: Call, plan: CallPlan) -> Volume | None:
     """Return the counts of what runs, if that is decided at this entry."""
     if plan.defers or plan.volume is not None or call.volume is None:
         return None if plan.defers else plan.volume

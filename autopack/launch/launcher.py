@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autopack.launch import session
-from autopack.launch.settings import REPORTS, RUN, STARTED, Settings, without
+from autopack.launch.settings import REPORTS, RUN, STARTED, RunSettings, without
 from autopack.options import BadSetting
 
 
@@ -26,7 +26,7 @@ def start() -> None:
         return
     started = os.environ.pop(STARTED, "") == str(os.getpid())
     try:
-        settings = Settings.read(os.environ)
+        settings = RunSettings.read(os.environ)
     except BadSetting as error:
         session.warn_not_started(error)
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Outcome:
+class ProcessOutcome:
     """Outcome of one model, in one process or in several.
 
     It holds counts alone: a reference to the model would keep the model alive. `pads` says whether
@@ -48,7 +48,7 @@ class Outcome:
         parts += [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
         return "; ".join(parts)
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: ProcessOutcome) -> None:
         """Add the counts of the same model in another process."""
         self.processes += other.processes
         if self.tally is not None and other.tally is not None:
@@ -69,9 +69,9 @@ class Outcome:
             self.tally = Tally(**state["tally"])
 
 
-def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
     """Return one outcome per model: the n-th of a kind in one process is the n-th in another."""
-    found: dict[tuple[Any, ...], Outcome] = {}
+    found: dict[tuple[Any, ...], ProcessOutcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
         same = (each.text, each.pads, each.tally is None)
@@ -84,7 +84,7 @@ def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return list(found.values())
 
 
-def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
+def keep(outcomes: Iterable[ProcessOutcome], directory: Path) -> bool:
     """Write this process's outcomes for the first one; return False if that one has ended."""
     import pickle
 
@@ -98,7 +98,7 @@ def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
     return True
 
 
-def kept(directory: Path) -> list[Outcome]:
+def kept(directory: Path) -> list[ProcessOutcome]:
     """Return the outcomes that all processes have left in a directory."""
     import pickle
 

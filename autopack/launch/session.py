@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from autopack.errors import AutopackError
 from autopack.launch import lines
-from autopack.launch.outcome import Outcome, is_first, keep, kept, summed
-from autopack.launch.settings import Settings
+from autopack.launch.outcome import ProcessOutcome, is_first, keep, kept, summed
+from autopack.launch.settings import RunSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,20 +33,20 @@ class Session:
     with a directory of `reports` leave their report to the one that `speaks`.
     """
 
-    def __init__(self, settings: Settings, started: bool, reports: Path | None = None, speaks: bool = True):
+    def __init__(self, settings: RunSettings, started: bool, reports: Path | None = None, speaks: bool = True):
         self.settings, self.started, self.reports = settings, started, reports
         self.process = os.getpid()
         self._speaker = self.process if speaks else None
         self._times_kept, self._kept_until = 0, 0.0
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
-        self._outcomes: list[Outcome] = []
-        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, Outcome] = weakref.WeakKeyDictionary()
+        self._outcomes: list[ProcessOutcome] = []
+        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, ProcessOutcome] = weakref.WeakKeyDictionary()
 
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
         pads = handle.enabled.options.unpad
-        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
+        self._note(ProcessOutcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally
 
@@ -55,7 +55,7 @@ class Session:
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and log the reason."""
         self._forget(model)
-        outcome = Outcome(f"{_name(model)} left as it is: {_line(reason)}")
+        outcome = ProcessOutcome(f"{_name(model)} left as it is: {_line(reason)}")
         known = any(outcome.text == other.text for other in self._outcomes)
         if not known and (self.reports is None or is_first(outcome.text, self.reports)):
             _say(f"warning: {outcome.text}")
@@ -64,7 +64,7 @@ class Session:
     def left_so_far(self, model: PreTrainedModel, why: str) -> None:
         """Note a model that is called without being enabled, unless it has been by the end."""
         self._forget(model)
-        self._so_far[model] = Outcome(f"{_name(model)} left as it is: {why}")
+        self._so_far[model] = ProcessOutcome(f"{_name(model)} left as it is: {why}")
         self._note(self._so_far[model])
 
     def report(self) -> None:
@@ -90,7 +90,7 @@ class Session:
         if not outcomes and speaks and self.started and not hasattr(sys, "last_type"):
             _say("no transformers model was called in training" + (" in this process" if self.reports is None else ""))
 
-    def _mine(self) -> list[Outcome]:
+    def _mine(self) -> list[ProcessOutcome]:
         mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
         for outcome in mine:
             outcome.rank = os.environ.get("RANK", "")  # launchers set it before the first call, or after
@@ -113,7 +113,7 @@ class Session:
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: ProcessOutcome) -> None:
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
             # A forked child of multiprocessing leaves by os._exit, past atexit.
             self.process = os.getpid()

@@ -22,7 +22,7 @@ DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 
 
 @dataclass(frozen=True)
-class Settings(Options):
+class RunSettings(Options):
     """Options of models under `autopack run`: the command line and the reading of the environment follow it."""
 
     strict: bool = option(
@@ -32,12 +32,12 @@ class Settings(Options):
     subprocesses: bool = option(True, "enable models in processes that the script starts too")
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Settings:
+    def read(cls, environment: Mapping[str, str]) -> RunSettings:
         """Return the settings of an environment; raises `BadSetting`."""
         return cls(**{each.name: each.read(environment) for each in OPTIONS})
 
 
-OPTIONS = options_of(Settings)
+OPTIONS = options_of(RunSettings)
 FOR_ENABLE = tuple(each.name for each in options_of(Options))
 """The options that are passed on to `enable`."""
 

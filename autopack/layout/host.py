@@ -55,7 +55,7 @@ _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""
 
 
-class _State(NamedTuple):
+class _OnHost(NamedTuple):
     """State of a tensor, which shows a later change: writing to a tensor increases its version."""
 
     version: int
@@ -63,7 +63,7 @@ class _State(NamedTuple):
     shape: torch.Size
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _State | None:
+    def of(cls, tensor: torch.Tensor) -> _OnHost | None:
         if tensor.is_inference():
             return None  # counts no versions
         return cls(tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape)
@@ -75,7 +75,7 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Known(NamedTuple):
     """Values of a tensor when it was remembered."""
 
-    state: _State
+    state: _OnHost
     host: torch.Tensor
     there: torch.Tensor | None
     """The same values on its device; None if no comparison there is needed, or possible."""
@@ -88,7 +88,7 @@ class _Known(NamedTuple):
         CPU such writes are seen. A GPU is told to stop if it meets other values, which ends the
         process before anything is learned from them.
         """
-        if self.state != _State.of(tensor):
+        if self.state != _OnHost.of(tensor):
             return False
         if tensor.device.type == "cpu":
             return torch.equal(tensor, self.host)
@@ -103,7 +103,7 @@ class _Known(NamedTuple):
 def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Keep the values of an integer or boolean tensor, `host` on the CPU, while it lives
     unchanged."""
-    state = _State.of(tensor)
+    state = _OnHost.of(tensor)
     if state is not None:
         there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
         _known[tensor] = _Known(state, host.detach().clone(), there)
@@ -124,7 +124,7 @@ _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
     """Keep where a batch of tokens is no padding, bool (rows, columns), while that tensor lives
     unchanged."""
-    state = _State.of(tokens)
+    state = _OnHost.of(tokens)
     if state is not None and not real.all():
         _padding[tokens] = state, real
 
@@ -135,7 +135,7 @@ def noted_padding(tokens: Any) -> np.ndarray | None:
     if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
-    return real if state == _State.of(tokens) else None
+    return real if state == _OnHost.of(tokens) else None
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

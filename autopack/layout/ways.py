@@ -39,7 +39,7 @@ def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Way:
+class Declaration:
     """One form of declaring documents: the name of an argument of a call, a column of an example,
     or both.
 
@@ -71,18 +71,18 @@ class Way:
 
 
 TABLE = (
-    Way("position_ids", says_more=True),
-    Way("seq_idx", starts=changes, of_rows=True),
-    Way("attention_mask", says_more=True),
-    Way("cu_seq_lens_q", Of.BOUND, of_rows=True),
-    Way("cu_seq_lens_k", Of.BOUND, of_rows=True),
-    Way("max_length_q", Of.CALL),
-    Way("max_length_k", Of.CALL),
-    Way("seq_lengths", Of.DOCUMENT, of_rows=True),
+    Declaration("position_ids", says_more=True),
+    Declaration("seq_idx", starts=changes, of_rows=True),
+    Declaration("attention_mask", says_more=True),
+    Declaration("cu_seq_lens_q", Of.BOUND, of_rows=True),
+    Declaration("cu_seq_lens_k", Of.BOUND, of_rows=True),
+    Declaration("max_length_q", Of.CALL),
+    Declaration("max_length_k", Of.CALL),
+    Declaration("seq_lengths", Of.DOCUMENT, of_rows=True),
 )
 
 
-def names(wanted: Callable[[Way], bool]) -> tuple[str, ...]:
+def names(wanted: Callable[[Declaration], bool]) -> tuple[str, ...]:
     """Return the names of the table's entries for which `wanted` is True, in order."""
     return tuple(way.name for way in TABLE if wanted(way))
 

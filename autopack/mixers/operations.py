@@ -32,7 +32,7 @@ from autopack.patching import Site
 from autopack.runtime.scope import Scope, running_scope
 
 
-class _Ambient(threading.local):
+class _AmbientCall(threading.local):
     mixing: tuple[PackedLayout, set[str], Scope | None] | None = None
     """State of a mixer's packed forward: its layout, the operations called in it, and the running
     scope.
@@ -41,7 +41,7 @@ class _Ambient(threading.local):
     """
 
 
-_ambient = _Ambient()
+_ambient = _AmbientCall()
 
 
 @contextmanager

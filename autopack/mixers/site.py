@@ -58,12 +58,12 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         """Run the module as often as the rank that runs it most, and return its output."""
         steps = Steps(scope.model.groups, scope.agreed.get(id(mixer)))
         arguments = {**torches.by_name(names, args), **kwargs}
-        runs: list[_Run] = []
+        runs: list[_RunOfMixer] = []
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             steps.begin()
             given = {**torches.by_name(names, args), **kwargs}
-            runs.append(_Run({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
+            runs.append(_RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -74,7 +74,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
             idle = []
             for _ in steps.idle(None if packs else _obstacle(mixer, arguments)):
-                run = max(runs, key=_Run.rank)
+                run = max(runs, key=_RunOfMixer.rank)
                 with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
                     idle.append(original(mixer, **run.arguments))
         scope.agreed[id(mixer)] = steps.count
@@ -197,7 +197,7 @@ def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], tor
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _RunOfMixer:
     """A run of a module, which can be repeated."""
 
     arguments: dict[str, Any]

@@ -18,7 +18,7 @@ from autopack.packing.plans import Strategy
 from autopack.version import __version__
 
 if TYPE_CHECKING:
-    from autopack.packing.rows import Packing, Rows
+    from autopack.packing.rows import Packing, WrittenRows
 
 
 def pack(
@@ -166,7 +166,7 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
     return _write(dataset, packing, packing.rows(Documents.of_dataset(dataset, packing.drop_columns)), num_proc)
 
 
-def features_of(dataset: Any, rows: Rows) -> Any:
+def features_of(dataset: Any, rows: WrittenRows) -> Any:
     """Return datasets' features of the columns of packed rows: classes keep their names, images
     stay images."""
     import datasets
@@ -185,7 +185,7 @@ def features_of(dataset: Any, rows: Rows) -> Any:
     return features
 
 
-def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None) -> Any:
+def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | None) -> Any:
     """Return the rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory

@@ -23,7 +23,7 @@ from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents, Taker, carried, rows_of
 from autopack.packing.lengths import Counts
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Marks, Packing, Rows, nothing_left, spans
+from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left, spans
 from autopack.version import __version__
 
 SHARD_TOKENS = 1 << 25
@@ -250,7 +250,7 @@ class Work(NamedTuple):
             with in_the_whole(self.numbers[part.numbers]):
                 documents = Documents(take(part.numbers))
                 check_lengths(self.plan, documents.lengths, part.planned)
-                rows = Rows(documents, part.plan, marks)
+                rows = WrittenRows(documents, part.plan, marks)
                 table = rows.table()
                 if dataset is not None:
                     from datasets.table import table_cast

@@ -35,7 +35,7 @@ class Marks(NamedTuple):
 
 
 @dataclass
-class Rows:
+class WrittenRows:
     """Rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map`
     does.
 
@@ -188,12 +188,12 @@ class Packing:
             documents.per_document.remove(str(name))
         return self.plan(documents.lengths, _ways(documents), **grouped, **changes)
 
-    def rows(self, documents: Documents) -> Rows:
+    def rows(self, documents: Documents) -> WrittenRows:
         """Return the rows of all documents of a dataset."""
         made = self.planned_rows(documents)
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
-        return Rows(documents, made, self.marks)
+        return WrittenRows(documents, made, self.marks)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
@@ -219,7 +219,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return put_back(Rows(documents, made, self.marks).table().to_pydict(), pictures)
+            return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
         except InvalidPacking as error:
             raise InvalidPacking(
                 f"in a buffer of {count} examples, counted from its start: {error.message}", code=error.code

@@ -32,7 +32,7 @@ Merge = Callable[[str, list[Any]], Any]
 
 
 @dataclass(eq=False)
-class Result:
+class Joint:
     """Tensors that a model has made, and their mapping to an output."""
 
     parts: Sequence[torch.Tensor]
@@ -63,7 +63,7 @@ class Result:
         return join(parts)
 
 
-def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
+def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
     """Return the outputs that results are joined to, each in the graph of all later ones."""
     found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
     for result in results:
@@ -78,15 +78,15 @@ def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
 
 def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor | None) -> dict[str, Any]:
     """Return outputs merged from several runs by a linear function of name and parts, and loss."""
-    results: dict[tuple[int, ...], Result] = {}
+    results: dict[tuple[int, ...], Joint] = {}
     found = {name: _merged(name, parts, merge, results) for name, parts in runs.items()}
     if loss is not None:
-        found = {"loss": results.setdefault((id(loss),), Result([loss])), **found}
+        found = {"loss": results.setdefault((id(loss),), Joint([loss])), **found}
     outputs = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
-    return tree_map_only(Result, outputs.__getitem__, found)
+    return tree_map_only(Joint, outputs.__getitem__, found)
 
 
-def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Result]) -> Any:
+def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]) -> Any:
     """Return the parts of several runs as a result, and add it to `results`."""
     if isinstance(parts[0], tuple | list):
         return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
@@ -96,17 +96,17 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
         whole = merge(name, list(parts))
     if not isinstance(whole, torch.Tensor):
         return whole
-    result = Result(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
+    result = Joint(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
     return results.setdefault(tuple(map(id, parts)), result)
 
 
-def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
+def _tied(results: Sequence[Joint]) -> dict[Joint, torch.Tensor]:
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
     first = next((number for number, result in enumerate(tied) if result.join is not None), len(tied))
     tied = tied[first:]
-    found: dict[Result, torch.Tensor] = {}
+    found: dict[Joint, torch.Tensor] = {}
     if len(tied) < 2:
         return {}
     # Whether a backward pass goes to every leaf is seen by one that nobody can ask for.
@@ -127,7 +127,7 @@ def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
 class _Sent:
     """Gradients that later places send to an output, without that output, which holds the graph."""
 
-    def __init__(self, way: Result, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
+    def __init__(self, way: Joint, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]
         self.zeros, self.joined, self.refuse = stands, way.joined, way.refuse
         self.output: weakref.ref[torch.Tensor] | None = None
@@ -203,7 +203,7 @@ class _Place(torch.autograd.Function):
         return None, None, None, *found, *(gradients.get(other) for other, _ in earlier)
 
 
-def _split(way: Result, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+def _split(way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
     if way.join is None:
         return [gradient]
     if way.split is not None:
@@ -227,7 +227,7 @@ class _Waiting(torch.Tensor):
         return function(*args, **(kwargs or {}))
 
 
-def _wait(output: Any, result: Result) -> None:
+def _wait(output: Any, result: Joint) -> None:
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 

@@ -181,7 +181,7 @@ def severed(module: Any) -> str:
     )
 
 
-class Live(Protocol):
+class LiveChecks(Protocol):
     """Checks of the calls of a model."""
 
     has_checked: bool
@@ -256,7 +256,7 @@ class EnabledModel:
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, int]] = Counter()
         """Number of changes of each value that third-party code reads."""
-        self.live: Live | None = None
+        self.live: LiveChecks | None = None
         """The checks of its calls (`autopack.watching`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None

@@ -14,7 +14,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.cases import Call, Case, PairCase
+from autopack.auditing.cases import Case, Input, PairCase
 from autopack.auditing.compare import Fields, scales_of
 from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.left_as_found import noise_of
@@ -39,7 +39,7 @@ class Asked:
     """The arguments of a call, where its documents lie, which they are, and their labels."""
 
     arguments: dict[str, Any]
-    call: Call
+    call: Input
     picks: list[int]
     labels: Labels | None
 

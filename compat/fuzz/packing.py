@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import autopack
-from autopack.auditing.cases import Call, Case
+from autopack.auditing.cases import Case, Input
 from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
@@ -35,18 +35,18 @@ def labels_of(labels: Labels, picks: list[int]) -> Labels:
     return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
 
 
-def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
+def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     """All arguments of a call but its labels, and where its documents lie."""
     source: Case | None = getattr(pool, "source", None)
     arguments, call = _side(pool, arranged)
     if source is not None:
         inner, other = _side(source, arranged)
-        call = Call(call.arguments, call.shape, call.spans, call.first, other)
+        call = Input(call.arguments, call.shape, call.spans, call.first, other)
         arguments = inner | {f"decoder_{name}": value for name, value in arguments.items()}
     return arguments, call
 
 
-def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
+def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     lengths = pool.lengths
     shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
     ids = torch.full(shape, pool.filler)
@@ -89,10 +89,10 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
         arguments["attention_mask"] = segments.long()
     if arranged.form == "mask" or arranged.mask:
         arguments["attention_mask"] = mask
-    return arguments, Call({}, shape, spans, first)
+    return arguments, Input({}, shape, spans, first)
 
 
-def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Call]:
+def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Input]:
     """The same, labels included, by autopack's collator: one row of all documents."""
     chosen_options = {COLLATOR[key] for key in arranged.collator}
     options: dict[str, Any] = {"declare": ("attention_mask", *sorted(chosen_options - {COLLATOR["multiple"]}))}
@@ -110,7 +110,7 @@ def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) 
         examples.append(example)
     batch = dict(autopack.PackingCollator.for_model(model, **options)(examples))
     _, call = placed(pool, arranged)
-    return batch, Call({}, tuple(batch["input_ids"].shape), call.spans, call.first)
+    return batch, Input({}, tuple(batch["input_ids"].shape), call.spans, call.first)
 
 
 def ignoring(labels: Labels, seed: int) -> Labels:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from autopack import tiny
 from autopack.bench import report
 from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
-from autopack.bench.compare import TOLERANCES, Result, Settings, compare
+from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, summary, verdict
 from autopack.bench.report import write_table
@@ -258,7 +258,7 @@ def one_by_one(most: int) -> str:
 def test_arms_without_memory_say_so_and_the_others_go_on():
     model = tiny.build("llama", attn_implementation=one_by_one(most=30))
     about = {"name": "a llama", "lengths": "some"}
-    result = compare(model, np.array([30, 12, 14, 9]), Settings(batch_size=4, rounds=3, batches=1), about)
+    result = compare(model, np.array([30, 12, 14, 9]), RaceSettings(batch_size=4, rounds=3, batches=1), about)
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
     for name in NAMES[:3]:
         assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
@@ -270,7 +270,7 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     assert json.dumps(result.as_dict())
 
 
-def bare_result(name: str = "a llama") -> Result:
+def bare_result(name: str = "a llama") -> Comparison:
     """A result of a machine and a model of which only what has to be is known."""
     tolerance = TOLERANCES["float32"]
     first = Outcome(ARMS[0], 7, None, tolerance, 4.0, seconds=[1.0, 1.1, 1.2])
@@ -278,7 +278,7 @@ def bare_result(name: str = "a llama") -> Result:
     where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
-    return Result(Settings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+    return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
 
 
 def test_an_arm_with_another_loss_is_wrong(capsys):
@@ -297,14 +297,14 @@ def test_an_arm_with_another_loss_is_wrong(capsys):
 def test_models_without_a_loss_over_tokens_are_refused():
     for task, model_type in (("sequence-classification", "bert"), ("seq2seq", "t5")):
         with refused("not-timed", match="causal or masked language model"):
-            compare(tiny.build(model_type, task=task), np.array([3, 4]), Settings())
+            compare(tiny.build(model_type, task=task), np.array([3, 4]), RaceSettings())
 
 
 @pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
     shares: list[float] = []
-    settings = Settings(batch_size=2, seconds=3)
+    settings = RaceSettings(batch_size=2, seconds=3)
     result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=shares.append)
     assert result.rounds >= 6
     assert result.outcomes[0].arm == BASELINE

@@ -12,7 +12,7 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.demo import ENABLED, Settings, compare
+from autopack.demo import ENABLED, DemoSettings, compare
 
 LENGTHS = (17, 5, 9, 30, 3, 12, 8, 21)
 
@@ -117,5 +117,5 @@ def test_disable_restores(stock: Any) -> None:
 @pytest.mark.exhaustive
 def test_demo() -> None:
     """The demo: packed rows with autopack have the losses of padded training."""
-    result = compare(Settings(steps=3, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2))
+    result = compare(DemoSettings(steps=3, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2))
     assert result.same(ENABLED)

@@ -13,8 +13,8 @@ from autopack.demo import (
     ENABLED,
     PADDED,
     STOCK,
-    Result,
-    Settings,
+    DemoResult,
+    DemoSettings,
     collect_documents,
     compare,
     draw_batches,
@@ -25,7 +25,7 @@ from autopack.demo import (
 )
 from tests.support.refusals import refused
 
-SMALL = Settings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
+SMALL = DemoSettings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def examples(texts):
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> DemoResult:
     return compare(SMALL)
 
 
@@ -97,7 +97,7 @@ def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
         assert shifted_padded[shifted_padded != -100].tolist() == shifted_packed[shifted_packed != -100].tolist()
 
 
-def with_losses(result: Result, losses: list[float], name: str = ENABLED) -> Result:
+def with_losses(result: DemoResult, losses: list[float], name: str = ENABLED) -> DemoResult:
     return replace(result, arms={**result.arms, name: replace(result.arms[name], losses=losses)})
 
 

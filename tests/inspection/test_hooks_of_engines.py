@@ -17,7 +17,7 @@ import autopack
 from autopack import tiny
 from autopack.launch import first_call
 from autopack.launch import session as sessions
-from autopack.launch.settings import Settings
+from autopack.launch.settings import RunSettings
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -122,7 +122,7 @@ def test_noise_of_neftune_that_is_none_and_then_some():
 def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypatch, of_engine, packed):
     """Another hook on the model, put on after autopack's, sees the first batch as it came."""
     hooks = library("deepspeed.runtime.engine" if of_engine else "mine.engine", ENGINE)
-    monkeypatch.setattr(sessions, "current", sessions.Session(Settings.read({}), started=True))
+    monkeypatch.setattr(sessions, "current", sessions.Session(RunSettings.read({}), started=True))
     model = build("llama")
     first_call._wait(model)
     hooks.put_on(model)

@@ -21,7 +21,7 @@ from autopack.launch import first_call
 from autopack.launch import session as sessions
 from autopack.launch.first_call import FirstCall
 from autopack.launch.session import Session
-from autopack.launch.settings import Settings
+from autopack.launch.settings import RunSettings
 from tests.conftest import FLOAT32, error
 from tests.integration.test_trainer_logs import trainer
 from tests.support.dpo import preferences
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
-    found = Session(Settings.read({}), started=True)
+    found = Session(RunSettings.read({}), started=True)
     monkeypatch.setattr(sessions, "current", found)
     return found
 
@@ -279,7 +279,7 @@ class TestCallsThatAreRefused:
         assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
 
     def test_with_strict_they_raise(self, session, monkeypatch):
-        monkeypatch.setattr(session, "settings", Settings.read({"AUTOPACK_STRICT": "1"}))
+        monkeypatch.setattr(session, "settings", RunSettings.read({"AUTOPACK_STRICT": "1"}))
         model = waiting()
         model(**batch())
         with refused("cache-given"):

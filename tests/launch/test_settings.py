@@ -12,7 +12,7 @@ from autopack.launch import settings
 from autopack.options import CHOICES
 
 
-def variables(*arguments: str, **given: str) -> settings.Settings:
+def variables(*arguments: str, **given: str) -> settings.RunSettings:
     """The settings that a script would find, for options and for variables of the caller."""
     parser = ArgumentParser()
     command.add_arguments(parser)
@@ -21,7 +21,7 @@ def variables(*arguments: str, **given: str) -> settings.Settings:
             patch.delenv(option.variable, raising=False)
         for name, value in given.items():
             patch.setenv(name, value)
-        return settings.Settings.read(command._environment(parser.parse_args([*arguments, "script.py"]), ""))
+        return settings.RunSettings.read(command._environment(parser.parse_args([*arguments, "script.py"]), ""))
 
 
 def test_options_and_variables_agree_and_options_win():

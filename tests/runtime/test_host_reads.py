@@ -174,7 +174,7 @@ class TestHostBatch:
     def test_a_tensor_that_got_other_data_is_not_known(self):
         """Which counts no version up."""
         tensor = OnGpu.of(torch.arange(4))
-        known = host._Known(host._State.of(tensor), torch.arange(4), torch.arange(4))
+        known = host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
         tensor.data = torch.zeros(4, dtype=torch.long)
         assert not known.is_still(tensor), "and no device was told to stop"
 
@@ -197,7 +197,7 @@ class TestHostBatch:
 
     def test_a_device_that_can_be_told_to_stop_is(self):
         tensor = OnGpu.of(torch.arange(4))
-        known = host._Known(host._State.of(tensor), torch.arange(4), torch.arange(4))
+        known = host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
         assert known.is_still(tensor)
         tensor.data.fill_(7)
         with pytest.raises(RuntimeError, match="written to after it was moved to this device"):
