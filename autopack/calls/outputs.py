@@ -23,7 +23,7 @@ from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Field, Frame, stands_for_no_router
+from autopack.layout.forms import FIELDS, Field, Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
@@ -32,7 +32,6 @@ from autopack.runtime.in_graph import Joint, outputs_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
-from autopack.tiny.rules import FIELDS
 
 ONE_PER_ROW = "the forward itself makes one result of every row"
 

@@ -49,11 +49,14 @@ class RowsPlan(CallPlan):
     way: TokenMap | None = None
     """The way of the call's tokens into the row that runs, if that is another one."""
 
+    def __init__(self, call: Call, *given: Any):
+        super().__init__(call, *given)
+        # Some logits, and images, may be as many as rows. Asked here, since no trace reads a property that is kept.
+        self._most_dimensions = 2 if call.media or call.wants_last_logits else 9
+
     def per_row(self, output: Any, rows: int, columns: int) -> list[Any]:
         """Return the parts of an output that may have one result per row that ran."""
-        # Some logits, and images, may be as many as rows.
-        most = 2 if self.call.media or self.call.wants_last_logits else 9
-        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, most)
+        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, self._most_dimensions)
 
 
 class Packed(RowsPlan):

@@ -128,6 +128,12 @@ def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels
     loss is of shifted labels, else by the tokens that each part counts.
     """
 
+    for name, module in model.named_modules():
+        hook = next((hook for hook in hooks_of(module).values() if is_foreign_hook(hook)), None)
+        if hook is not None:
+            # One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
+            return f"no twin of it tells whether it gives the same: it has no hook, and {whose(hook)} is on {name}"
+
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
         wanted = _on_one(make(), enabled, None, labels)
         groups = ranks_of_threads(_RANKS)
@@ -140,14 +146,7 @@ def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels
 
 
 def _refuse_what_it_lacks(twin: Twin, model: PreTrainedModel) -> None:
-    """Raise `NoTwin` for third-party layers and hooks of a model that its twin has none of.
-
-    One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
-    """
-    for name, module in model.named_modules():
-        hook = next((hook for hook in hooks_of(module).values() if is_foreign_hook(hook)), None)
-        if hook is not None:
-            raise NoTwin(f"it has no hook, and {whose(hook)} is on {name or 'the model'}")
+    """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at the token before."""
     for name, module in twin.others.items():
         if not all(map(is_of_library, twins.own_class(module).__mro__)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
