@@ -72,12 +72,12 @@ def scaled(states: torch.Tensor) -> torch.Tensor:
 
 def shifted(states: torch.Tensor) -> torch.Tensor:
     """A convolution over two tokens."""
-    return states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    return states + nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :]
 
 
 def averaged(states: torch.Tensor) -> torch.Tensor:
     """A mean over all tokens so far."""
-    return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
+    return states + states.cumsum(-2) / torch.arange(1, states.shape[-2] + 1)[:, None]
 
 
 def centred(states: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def attended(states: torch.Tensor) -> torch.Tensor:
 
 def by_column(states: torch.Tensor) -> torch.Tensor:
     """A position of the column, not of the document."""
-    return states * (1 + 0.1 * torch.arange(states.shape[1], dtype=states.dtype)[:, None])
+    return states * (1 + 0.1 * torch.arange(states.shape[-2], dtype=states.dtype)[:, None])
 
 
 def changed(change: Any, output: Any) -> Any:
