@@ -20,11 +20,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 254_847,
-    "statements": 22_225,
-    "functions": 2_296,
+    "tokens": 255_172,
+    "statements": 22_249,
+    "functions": 2_299,
     "modules": 207,
-    "lines over 110 characters": 1_407,
+    "lines over 110 characters": 1_412,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,

@@ -57,7 +57,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin("its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed")
-    kind = kept.key_of(model, code) if precisions_of(model, enabled)[1] == "cpu" else None
+    kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
+    kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
     proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
     # A twin is asked of text: labels that the family takes beside images alone have no answer there.

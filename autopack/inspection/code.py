@@ -71,7 +71,7 @@ class ModelCode:
             reason = self._of_module(module)
             if reason is not None:
                 foreign_modules.append(module)
-                self._note(f"{said}: {reason}", known=is_from(vars(module).get("forward"), ("trl",)))
+                self._note(f"{said}: {reason}", known=self._is_of_trl(module))
             self._look_at_hooks(module, said)
         for implementation in implementations:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
@@ -92,6 +92,13 @@ class ModelCode:
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
+
+    def _is_of_trl(self, module: nn.Module) -> bool:
+        """Return True if a forward of TRL on a module is all of it that is third-party."""
+        others = [name for _, name, value in functions_on(module) if not isinstance(value, type) and not is_own(value)]
+        of_trl = others == ["forward"] and is_from(vars(module)["forward"], ("trl",))
+        of_accelerate = foreign_hook_of_accelerate(module) is not None
+        return of_trl and not of_accelerate and self._of_class(type(module)) is None and self._of_loss(module) is None
 
     def _of_module(self, module: nn.Module) -> str | None:
         found = self._of_forward(module)

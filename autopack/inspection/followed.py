@@ -41,6 +41,9 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of every module; compared elsewhere for modules inside the model."""
 _WRAPPERS = (property, staticmethod, classmethod, functools.cached_property)
 
+_OF_FUNCTIONS = 3
+"""Number of the first values of a function that are its code and its defaults."""
+
 Key = tuple[int, int]
 """The identity of what holds a value, and the value's number in it; -1 for how many it holds."""
 Read = Callable[[], Sequence[Any]]
@@ -85,7 +88,7 @@ class Followed:
                 continue
             for number, (before, value) in enumerate(zip(kept, now, strict=True)):
                 if before is not value and _differs(before, value):
-                    yield (id(owner), number), callable(value) or isinstance(value, CodeType)
+                    yield (id(owner), number), _is_code(owner, number, value)
 
     def take(self) -> None:
         """Compare with what is there now from here on."""
@@ -146,6 +149,18 @@ class Followed:
             named = vars(cls).get("__slots__", ())
             slots += [named] if isinstance(named, str) else list(named)
         yield value, functools.partial(_attributes, value, left_out, slots)
+
+
+def _is_code(owner: Any, number: int, value: Any) -> bool:
+    """Return True if a value that has changed is code, or a switch of code.
+
+    What lists hold, and numbers of modules, may be state that every call changes.
+    """
+    if isinstance(value, bool):
+        return not isinstance(owner, nn.Module | list | tuple | set)
+    if isinstance(owner, FunctionType) and number < _OF_FUNCTIONS:
+        return True
+    return (callable(value) or isinstance(value, (CodeType, *_WRAPPERS))) and not isinstance(owner, list | tuple | set)
 
 
 def _of_function(function: FunctionType, names: list[str]) -> list[Any]:

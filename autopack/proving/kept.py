@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.inspection.code import ModelCode
+from autopack.inspection.code_origin import is_of_library
 from autopack.proving.twin import Kinds
 
 T = TypeVar("T")
@@ -34,7 +35,10 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
         return None
     served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
     functions = tuple(value for _, _, value in code.places)
-    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, served
+    classes = {base: None for module in model.modules() for base in type(module).__mro__ if not is_of_library(base)}
+    # A class of the user's without functions may say by its attributes what the library's functions do.
+    said = tuple((name, repr(value)) for cls in classes for name, value in vars(cls).items() if _is_simple(value))
+    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, said, served
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> T:
@@ -56,6 +60,10 @@ def _is_made_anew(value: Any) -> bool:
     """Return True for functions that no module holds by their name, such as closures."""
     plain = value is None or isinstance(value, (bool, str, type, tuple))
     return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
+
+
+def _is_simple(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict, set))
 
 
 def _fields(config: Any) -> Any:

@@ -297,8 +297,11 @@ class EnabledModel:
         found = self.fingerprint
         if found is None or found.changed() is not None:
             self._renew_if(self._is_stale)
-        elif self.live is not None and not self.is_settling and found.values_changed():
-            self.live.begin_anew()  # this call is checked itself
+        elif not self.is_settling and found.values_changed():
+            if self.live is not None:
+                self.live.begin_anew()  # this call is checked itself
+            elif self.options.verify:
+                self._renew_if(lambda: True)
 
     def _renew_if(self, needed: Callable[[], bool]) -> None:
         with _one_at_a_time():

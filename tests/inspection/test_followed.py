@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
+from autopack.inspection.code import ModelCode
 from tests.support.refusals import refused_by_its_first_call
 
 LENGTHS = (9, 4, 7)
@@ -195,6 +197,48 @@ def test_the_next_call_is_exact_or_refused(user, kind):
             packed(model)
     with autopack.enable(model, verify=False):  # where nothing looks, it leaks
         assert off_by(model, alone(model)) > 1e-2
+
+
+SETTINGS: dict[str, Any] = {"share": 0.0, "mixes": False}
+
+
+class Reading(LlamaForCausalLM):
+    """It mixes tokens by a number, or by a switch, that stands elsewhere."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        share = SETTINGS["share"] + float(SETTINGS["mixes"])
+        out["logits"] = out.logits + share * out.logits.cumsum(1)
+        return out
+
+
+@pytest.mark.parametrize(("name", "value"), [("share", 1.0), ("mixes", True)])
+@pytest.mark.parametrize("options", [{}, {"check_every": 0}])
+def test_a_value_that_changes_is_noticed_whether_calls_are_checked_or_not(monkeypatch, name, value, options):
+    torch.manual_seed(0)
+    model = Reading(tiny.config("llama")).eval()
+    expected = alone(model)
+    with autopack.enable(model, **options):
+        assert all(off_by(model, expected) < EXACT for _ in range(2))
+        monkeypatch.setitem(SETTINGS, name, value)
+        with pytest.raises((autopack.UnsupportedModel, autopack.LeakDetected)):
+            packed(model)
+
+
+def test_a_forward_of_trl_is_known_where_nothing_else_is_third_party():
+    utils = pytest.importorskip("trl.trainer.utils")
+    function = next(each for each in vars(utils).values() if getattr(each, "__module__", "") == utils.__name__)
+
+    class Mine(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    for cls, known in ((LlamaForCausalLM, True), (Mine, False)):
+        model = cls(tiny.config("llama"))
+        model.forward = function
+        code = ModelCode(model)
+        assert code.foreign
+        assert (code.unknown is None) == known
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,21 @@ def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(monk
         autopack.enable(tiny.build("llama", **FIELDS))
 
 
+def test_an_attribute_of_a_class_of_the_users_is_asked_about(made, monkeypatch):
+    """Its functions are all the library's, and may read it."""
+
+    class Named(LlamaForCausalLM):
+        loss_type = "ForCausalLM"
+
+    verified(Named(tiny.config("llama")))
+    known = len(made)
+    verified(Named(tiny.config("llama")))
+    assert len(made) == known
+    monkeypatch.setattr(Named, "loss_type", "ForMaskedLM")
+    verified(Named(tiny.config("llama")))
+    assert len(made) > known
+
+
 def test_a_loss_on_the_instance_is_asked_about(made):
     verified(tiny.build("llama", **FIELDS))
     twins = len(made)
