@@ -39,7 +39,7 @@ _OTHER_CHOICES = 0.1
 _OTHER_EXPERTS = 0.1
 """Median error of tokens up to which rounding may have chosen other experts for a few of them."""
 _TOGETHER = 3
-"""Runs of each rank that gathers parameters together with others."""
+"""Runs of each rank that gathers parameters together with others: the first as its call came, then those of stock."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 
@@ -59,7 +59,8 @@ def beside_stock(call: Call, losses: bool = False, packs: bool = True, together:
             compare = compared.padded if is_padded(call) else compared.packed
             arguments, found = compare(losses)
         finally:
-            compared.runs.fill_up(_TOGETHER if together else 0)
+            if together:
+                compared.fill_up()
         worst = compared.worst(dtypes)
         if worst.excess > 1 and not together and compared.runs.moved(worst.name, found, arguments) > 1:
             raise CannotTell(f"{worst.name} is another one in each run")
@@ -114,6 +115,11 @@ class _Compared:
                 self._add(name, one, other, 0)
         self._add_loss(output, wanted, 0)
         return arguments, found
+
+    def fill_up(self) -> None:
+        """Run the call until each kind of run was made as often as on other ranks."""
+        self.runs.fill_up(1)
+        self.runs.fill_up(_TOGETHER, self._stock)
 
     def _stock(self, arguments: dict[str, Any]) -> Any:
         """Return stock's output of a call, whatever ran before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,10 +122,10 @@ class Runs:
         again = self.fields(arguments)
         return how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
 
-    def fill_up(self, count: int) -> None:
-        """Run the call as it came until there were so many runs, as ranks that gather parameters need it."""
+    def fill_up(self, count: int, run: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        """Make runs of the call as it came, by `run` if given, until ranks that gather parameters have made `count`."""
         while self._count < count:
-            self(self._call.arguments)
+            (run or self)(self._call.arguments)
 
 
 @contextmanager
