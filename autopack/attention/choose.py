@@ -73,8 +73,9 @@ def choose(requested: str, call: AttentionCall) -> str:
         for name, backend in BACKENDS.items():
             if own in backend.goes_first and backend.refusal(call) is None and backend.availability()[0]:
                 return name
-    dense = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
-    if own == "flex" and dense and not torches.is_block_mask(call.mask):
+    if own != "flex" or torches.is_block_mask(call.mask):
+        return own
+    if isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface():
         return "eager"  # a mask of the model's own is cut by documents, and no BlockMask is made of it
     return own
 

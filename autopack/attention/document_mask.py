@@ -27,18 +27,24 @@ class DocumentMask:
 
     It stands in the place of the mask, and no tensor over the whole row is made. `function` is the
     upstream mask function that would have been called with `arguments`; called for the length of
-    one document, it gives the very mask that the document has alone.
+    one document, it gives the very mask that the document has alone. `pattern` is its rule in
+    numbers, or None if it is not a usual one.
     """
 
-    def __init__(self, layout: PackedLayout, function: Callable[..., Any], arguments: Mapping[str, Any]):
+    def __init__(
+        self,
+        layout: PackedLayout,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        pattern: masks.Pattern | None,
+    ):
         self.layout = layout
         self.function = function
         self.arguments = dict(arguments)
         self.rule: Callable[..., Any] = arguments["mask_function"]
         """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
         it."""
-        self.pattern = masks.describe_mask(self.rule)
-        """Rule in numbers, or None if it is not a usual one."""
+        self.pattern = pattern
         tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
         self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.shape[1] for t in tensors)
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
@@ -137,7 +143,7 @@ class DocumentMask:
         if function is self.function:
             return self
         if function not in self._made:
-            self._made[function] = DocumentMask(self.layout, function, self.arguments)
+            self._made[function] = DocumentMask(self.layout, function, self.arguments, self.pattern)
         return self._made[function]
 
 
@@ -184,7 +190,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 f"prefixes cannot be packed; run such documents one per row.",
                 code="other-tokens",
             )
-        mask = DocumentMask(layout, original, kwargs)
+        mask = DocumentMask(layout, original, kwargs, pattern)
         # Code that wants a tensor in any case, and refuses both skips although the rule is a plain one, goes on to
         # combine it with another mask, so it gets the whole one. A rule with a custom part, which is vmapped, refuses
         # the skips by itself; BlockMasks cannot be combined.

@@ -86,7 +86,7 @@ def _of_this_call(module: nn.Module) -> nn.Module:
 def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
     """Yield the tokens of the documents with one largest position, on which alone the frequencies
     depend."""
-    lengths = np.diff(layout.bounds)
+    lengths = layout.sizes
     if position_ids.dim() == 2:  # of several axes
         largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])
     elif layout.largest_positions is not None:

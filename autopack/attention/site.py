@@ -165,7 +165,9 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
     """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`."""
-    if tuple(query.shape[::2]) != layout.shape or tuple(key.shape[::2]) != memory.shape:
+    wanted = layout.shape
+    of_keys = wanted if memory is layout else memory.shape
+    if tuple(query.shape[::2]) != wanted or tuple(key.shape[::2]) != of_keys:
         raise UnsupportedModel(
             f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
             f"rows, but the packed batch has {layout.rows} rows of {layout.columns} tokens"

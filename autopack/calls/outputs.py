@@ -248,7 +248,7 @@ def of_documents(
             code="result-per-row",
         )
     documents = np.flatnonzero(real_documents(layout))
-    groups = by_length(np.diff(layout.bounds)[documents])
+    groups = by_length(layout.sizes[documents])
     batches = [TokenMap.of_documents(layout, documents[group]) for group in groups]
     runs = []
     for batch in batches:

@@ -97,7 +97,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         row: Callable[[], PackedLayout] = partial(rows_as_documents, real, ids.device, declared.positions)
     else:
         row, real = partial(in_one_row, layout), real_tokens(layout)
-        lengths, counted = np.diff(layout.bounds)[real_documents(layout)], np.arange(layout.columns) - layout.starts
+        lengths, counted = layout.sizes[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
@@ -169,7 +169,7 @@ def in_one_row(layout: PackedLayout) -> PackedLayout:
     real = real_documents(layout)
     told = (layout.first_positions, layout.largest_positions)
     first, largest = (None if of is None else of[real] for of in told)
-    return one_row(np.diff(layout.bounds)[real], layout.device, first, largest)
+    return one_row(layout.sizes[real], layout.device, first, largest)
 
 
 def find(
@@ -187,11 +187,12 @@ def find(
     `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
     have at least `least` tokens, and at least the `share` of all tokens is saved.
     """
-    keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
-    firsts = keys[np.cumsum(lengths) - lengths]
+    ends = np.cumsum(lengths)
+    firsts = tokens[ends - lengths]
     if len(np.unique(firsts)) == len(firsts):
         return None
-    keyed = np.split(keys, np.cumsum(lengths)[:-1])
+    keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
+    keyed = np.split(keys, ends[:-1])
     order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
     common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]
     if max(common, default=0) < least or sum(common) < share * len(tokens):

@@ -55,6 +55,8 @@ class Fingerprint:
         places += [(vars(module), NOISE, vars(module)[NOISE]) for module in self._modules if NOISE in vars(module)]
         unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
         self._places = list(unique.values())
+        self._standing = [value for _, _, value in self._places]
+        """What was last found at each place: the value, or what autopack has put in front of it."""
         self._configs = [_Config(config) for config in configs]
         self._process = code.process
         self._followed, self._changes = code.followed, Counter() if changes is None else changes
@@ -70,12 +72,13 @@ class Fingerprint:
             return "its modules"
         if self._hooks_changed():
             return _HOOKS
-        for mapping, name, value in self._places:
+        for number, (mapping, name, value) in enumerate(self._places):
             found = mapping.get(name)
-            if found is value or original(found) is value:
+            if found is value or found is self._standing[number]:
                 continue
-            if not (only_checkpoints(found) and only_checkpoints(value)):
+            if original(found) is not value and not (only_checkpoints(found) and only_checkpoints(value)):
                 return f"the function {name}"
+            self._standing[number] = found
         if self._followed.held and any(is_code for _, is_code in self._followed.changes()):
             return "code that third-party code calls"
         if self._functions_added():

@@ -112,8 +112,10 @@ class Anatomy:
     def owns_config(self, config: Any) -> bool:
         """Return True if this model's text modules, or one of its layers, read this config."""
         # Configs of single layers are made anew whenever they are asked for, so they have no identity.
-        kinds = [type(own) for own in self.configs if getattr(own, "is_heterogeneous", False)]
-        return any(config is own for own in self.configs) or type(config) in kinds
+        return any(
+            config is own or (type(config) is type(own) and getattr(own, "is_heterogeneous", False))
+            for own in self.configs
+        )
 
     def in_decoder(self, module: nn.Module) -> bool | None:
         """Return True for a module in the decoder, False in the encoder, None in neither."""

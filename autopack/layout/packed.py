@@ -43,6 +43,8 @@ class PackedLayout:
     columns: int
     bounds: np.ndarray
     device: torch.device
+    sizes: np.ndarray = field(init=False)
+    """Length of each document in tokens, on the host: int64 (documents,)."""
     cu_seqlens: torch.Tensor = field(init=False)
     first_positions: np.ndarray | None = None
     is_padding: np.ndarray | None = None
@@ -55,7 +57,8 @@ class PackedLayout:
 
     def __post_init__(self) -> None:
         bounds = self.bounds
-        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (np.diff(bounds) <= 0).any():
+        object.__setattr__(self, "sizes", np.diff(bounds))
+        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (self.sizes <= 0).any():
             raise ValueError(
                 f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; found {bounds}"
             )
@@ -132,7 +135,7 @@ class PackedLayout:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Length of each document in tokens."""
-        return tuple(np.diff(self.bounds).tolist())
+        return tuple(self.sizes.tolist())
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -143,7 +146,7 @@ class PackedLayout:
     def spans(self) -> tuple[tuple[int, int, int], ...]:
         """Row, first column and end column of each document."""
         rows, columns = np.divmod(self.bounds[:-1], self.columns)
-        return tuple(zip(rows.tolist(), columns.tolist(), (columns + np.diff(self.bounds)).tolist(), strict=True))
+        return tuple(zip(rows.tolist(), columns.tolist(), (columns + self.sizes).tolist(), strict=True))
 
     @cached_property
     def lengths_by_row(self) -> list[list[int]]:
@@ -153,7 +156,7 @@ class PackedLayout:
     @cached_property
     def starts(self) -> np.ndarray:
         """First column of each token's document, on the host: int64 (rows, columns)."""
-        first = np.repeat(self.bounds[:-1], np.diff(self.bounds))
+        first = np.repeat(self.bounds[:-1], self.sizes)
         return (first % self.columns).reshape(self.rows, self.columns)
 
     @cached_property
@@ -164,7 +167,7 @@ class PackedLayout:
     @cached_property
     def seq_idx(self) -> torch.Tensor:
         """Number of each token's document within the flattened rows: int32 (rows, columns)."""
-        numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), np.diff(self.bounds))
+        numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), self.sizes)
         return self.upload(numbers.reshape(self.rows, self.columns))
 
     def position_ids(self, first_position: int = 0) -> torch.Tensor:
@@ -225,7 +228,7 @@ def real_documents(layout: PackedLayout) -> np.ndarray:
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:
     """Return True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
+    return np.repeat(real_documents(layout), layout.sizes).reshape(layout.rows, layout.columns)
 
 
 def _cut(bounds: np.ndarray, size: int) -> np.ndarray:

@@ -78,7 +78,7 @@ class TokenMap:
         if documents is None:
             real = np.flatnonzero(real_documents(layout))
             return layout.derived("documents as rows", lambda: cls.of_documents(layout, real))
-        lengths = np.minimum(np.diff(layout.bounds)[documents], longest or layout.columns)
+        lengths = np.minimum(layout.sizes[documents], longest or layout.columns)
         columns = np.arange(lengths.max())
         sources = layout.bounds[documents][:, None] + np.minimum(columns, lengths[:, None] - 1)
         real = columns < lengths[:, None]
@@ -211,12 +211,12 @@ def in_order(parts: list[torch.Tensor], groups: list[np.ndarray]) -> torch.Tenso
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
     """Return `by_length` of the documents of a layout."""
-    return by_length(np.diff(layout.bounds))
+    return by_length(layout.sizes)
 
 
 def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
     """Return `equally_long` without runs of padding, unless nothing else is there."""
-    real, lengths = np.flatnonzero(real_documents(layout)), np.diff(layout.bounds)
+    real, lengths = np.flatnonzero(real_documents(layout)), layout.sizes
     return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
 
 

@@ -28,7 +28,7 @@ def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]
     The bounds are where each step begins in that order and where the last one ends. Steps never get
     longer.
     """
-    lengths = np.diff(layout.bounds)
+    lengths = layout.sizes
     rank = np.empty(len(lengths), dtype=np.int64)
     rank[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
     offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], lengths)
@@ -194,6 +194,6 @@ def _outside(layout: PackedLayout, width: int) -> list[torch.Tensor]:
 
     Tokens count from 0 over the flattened rows.
     """
-    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], np.diff(layout.bounds))
+    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], layout.sizes)
     lags = range(1, min(width, len(offsets)))
     return [layout.upload(np.flatnonzero(offsets[lag:] < lag)) for lag in lags]

@@ -37,7 +37,7 @@ class Volume(NamedTuple):
         Several documents of one token each at the end of a row are padding without a mark (position
         0 for each).
         """
-        columns, lengths = int(layout.bounds[-1]), np.diff(layout.bounds)
+        columns, lengths = int(layout.bounds[-1]), layout.sizes
         if layout.is_padding is None:
             padding = others = _single_at_the_end(lengths == 1, layout.bounds[1:] % layout.columns == 0)
         else:

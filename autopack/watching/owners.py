@@ -48,7 +48,7 @@ def _is_some(asked: Any) -> bool:
 
 
 def _owner_of(layout: PackedLayout) -> np.ndarray:
-    lengths = np.diff(layout.bounds)
+    lengths = layout.sizes
     padding = np.zeros(len(lengths), dtype=bool) if layout.is_padding is None else layout.is_padding
     numbers = np.where(padding, -1, np.cumsum(~padding) - 1)
     return np.repeat(numbers, lengths).reshape(layout.rows, layout.columns)

@@ -9,13 +9,29 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 import autopack
 from autopack import tiny
-from tests.conftest import FLOAT32, FLOAT64, alone, error, llama, token_ids
+from tests.conftest import (
+    FLOAT32,
+    FLOAT64,
+    alone,
+    error,
+    gradient_error,
+    gradients,
+    llama,
+    positions,
+    token_ids,
+    weights_like,
+)
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-@pytest.mark.parametrize(("lengths", "calls"), [((6, 6, 6), 1), ((6, 7, 5), 3), ((18,), 1)])
+MANY_SHORT = (5, 2, 9, 5, 5, 2, 9, 9, 2, 5, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "calls"), [((6, 6, 6), 1), ((6, 7, 5), 3), ((18,), 1), (MANY_SHORT, 3), ((40, 20) * 4, 8)]
+)
 def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
     seen, sdpa = [], AttentionInterface._global_mapping["sdpa"]
 
@@ -23,7 +39,7 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
         seen.append(query.shape[0])
         return sdpa(module, query, *args, **kwargs)
 
-    model, ids = llama("sdpa", num_hidden_layers=1), token_ids(columns=18)
+    model, ids = llama("sdpa", num_hidden_layers=1), token_ids(columns=sum(lengths))
     expected = alone(model, ids, lengths)
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", counted)
     with autopack.enable(model, verify=False), torch.no_grad():
@@ -31,6 +47,21 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
         assert error(found, expected) <= FLOAT64
         assert len(seen) == calls
         assert sum(seen) == len(lengths)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama4_text", "modernbert"])
+def test_many_short_documents_are_those_alone(kind):
+    """Windows and chunks of these types are shorter than some documents, of which both rows hold all, in other orders."""
+    model = tiny.build(kind, task="masked-lm" if kind == "modernbert" else "causal-lm").train()
+    ids, rows = token_ids(2, sum(MANY_SHORT)), (MANY_SHORT, MANY_SHORT[::-1])
+    expected = alone(model, ids, *rows)
+    (expected * weights_like(expected)).sum().backward()
+    wanted = gradients(model)
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=positions(*rows)).logits
+        (found * weights_like(found)).sum().backward()
+    assert error(found, expected) <= FLOAT32
+    assert gradient_error(gradients(model), wanted) <= 10 * FLOAT32  # sums over all tokens cancel in them
 
 
 @pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (2, 2), (1, 1, 1, 1), (4,)])

@@ -130,7 +130,7 @@ def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentM
     layout, device = call.layout, call.query.device
     arguments = masks.length_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
     arguments.update(batch_size=layout.rows, attention_mask=None, device=device)
-    return DocumentMask(layout, make_mask, arguments)
+    return DocumentMask(layout, make_mask, arguments, masks.Pattern(causal=call.is_causal))
 
 
 BACKEND = Backend(
