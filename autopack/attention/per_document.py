@@ -31,7 +31,7 @@ Moving a token of 512 channels costs about 5 microseconds forward and backward o
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
-    if not call.want_weights and _is_cut_by_columns(call) and (groups := _by_length(layout)) is not None:
+    if not call.want_weights and (groups := _by_length(layout)) is not None and _is_cut_by_columns(call):
         return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None

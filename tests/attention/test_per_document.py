@@ -51,7 +51,7 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama4_text", "modernbert"])
 def test_many_short_documents_are_those_alone(kind):
-    """Windows and chunks of these types are shorter than some documents, of which both rows hold all, in other orders."""
+    """Windows and chunks of these types are shorter than some documents; the rows hold them in other orders."""
     model = tiny.build(kind, task="masked-lm" if kind == "modernbert" else "causal-lm").train()
     ids, rows = token_ids(2, sum(MANY_SHORT)), (MANY_SHORT, MANY_SHORT[::-1])
     expected = alone(model, ids, *rows)
