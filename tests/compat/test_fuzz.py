@@ -81,11 +81,15 @@ def without_restart(monkeypatch):
     monkeypatch.setattr(PackedLayout, "position_ids", running_on)
 
 
-def raising(monkeypatch, error: Any = KeyError):
-    def attend(call):
-        raise error("planted")
+def raising(monkeypatch, error: Any = KeyError, documents: int | None = None):
+    eager = choose.BACKENDS["eager"]
 
-    monkeypatch.setitem(choose.BACKENDS, "eager", replace(choose.BACKENDS["eager"], attend=attend))
+    def attend(call):
+        if documents in (None, len(call.layout.lengths)):
+            raise error("planted")
+        return eager.attend(call)
+
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=attend))
 
 
 FAULTS = {
@@ -143,7 +147,7 @@ def test_the_command_reports_a_fault_so_that_it_can_be_run_again(monkeypatch, ca
     case = Case(LLAMA, Arranged(ROWS, mask=True))
     assert fuzz.main(["--case", case.to_json()]) == 0
     capsys.readouterr()
-    raising(monkeypatch)
+    raising(monkeypatch, documents=8)  # of which no twin has so many
     report = tmp_path / "report.json"
     assert fuzz.main(["--case", case.to_json(), "--json", str(report)]) == 1
     said = capsys.readouterr().out
