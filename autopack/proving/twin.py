@@ -291,7 +291,9 @@ def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tupl
         elif isinstance(value, MethodType):
             yield name, _written(original(value.__func__))
         elif isinstance(value, partial):
-            yield name, (original(value.func), repr((value.args, value.keywords)))
+            given = (*value.args, *value.keywords, *value.keywords.values())
+            parts = (type(part) if isinstance(part, nn.Module) else repr(part) for part in given)
+            yield name, (_written(original(value.func)), *parts)
         elif type(value) is torch.Tensor:  # the weight that a norm of torch makes before each call, for one
             yield name, "a tensor"
         else:  # what came from JSON is a list where the class's own default is a tuple

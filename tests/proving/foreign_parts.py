@@ -1,7 +1,7 @@
 """Toys of modules that people put into models: such as treat every token by itself, and such as mix them.
 
 Each has `make(width_in, width_out)` and says by `mixes` which it is, and by `shows` in what form of call that can be
-seen; `hides` is a form in which one that mixes does not. Nothing here needs another library.
+seen. Nothing here needs another library.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Form:
-    """How a part is called: rows of tokens, in which dtype and mode; and whether only gradients tell."""
+    """How a part is called: rows of tokens, in which dtype and mode."""
 
     rows: int = 2
     tokens: int = 24
     dtype: torch.dtype = torch.float64
     train: bool = True
-    backward: bool = False
 
 
 class Part(nn.Module):
@@ -30,7 +29,6 @@ class Part(nn.Module):
 
     mixes: ClassVar[bool] = False
     shows: ClassVar[Form] = Form()
-    hides: ClassVar[Form | None] = None
 
     def __init__(self, width_in: int, width_out: int):
         super().__init__()
@@ -38,10 +36,10 @@ class Part(nn.Module):
         self.bias = nn.Parameter(0.1 * torch.randn(width_out))
 
     @classmethod
-    def make(cls, width_in: int, width_out: int, seed: int = 0) -> Part:
-        """A part with random weights, always the same ones for a seed."""
+    def make(cls, width_in: int, width_out: int) -> Part:
+        """A part with random weights, always the same ones."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             return cls(width_in, width_out)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -52,17 +50,14 @@ class Part(nn.Module):
 
 
 class FusedNorm(Part):
-    """An RMSNorm that adds the residual itself, where it is handed one, and gives both."""
+    """An RMSNorm and a linear layer in one."""
 
     def __init__(self, width_in: int, width_out: int):
         super().__init__(width_in, width_out)
         self.scale = nn.Parameter(1 + 0.1 * torch.randn(width_in))
 
-    def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-        summed = states if residual is None else states + residual
-        normed = self.scale * summed * torch.rsqrt(summed.square().mean(-1, keepdim=True) + 1e-6)
-        result = super().forward(normed)
-        return result if residual is None else (result, summed)
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.scale * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-6))
 
 
 class _Swiglu(torch.autograd.Function):
@@ -233,7 +228,7 @@ class AcrossRows(Part):
 class BatchStatistics(Part):
     """A batch norm: statistics of all tokens in training, running ones otherwise."""
 
-    mixes, hides = True, Form(train=False)
+    mixes = True
 
     def __init__(self, width_in: int, width_out: int):
         super().__init__(width_in, width_out)
@@ -256,7 +251,7 @@ class _AveragesBack(torch.autograd.Function):
 class AveragesBack(Part):
     """Forward token by token; its backward takes the mean over tokens off gradients."""
 
-    mixes, shows = True, Form(backward=True)
+    mixes = True
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(_AveragesBack.apply(states))
@@ -278,7 +273,7 @@ class _ClipsBack(torch.autograd.Function):
 class ClipsBack(Part):
     """Token by token but for the gradient of its weight, which is clipped for all tokens together."""
 
-    mixes, shows = True, Form(backward=True)
+    mixes = True
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return _ClipsBack.apply(states, self.weight) + self.bias
@@ -287,7 +282,7 @@ class ClipsBack(Part):
 class BeyondSixtyFour(Part):
     """Mixes rows of more than 64 tokens."""
 
-    mixes, shows, hides = True, Form(tokens=65), Form(tokens=64)
+    mixes, shows = True, Form(tokens=65)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(_mean(states) if states.shape[1] > 64 else states)
@@ -296,7 +291,7 @@ class BeyondSixtyFour(Part):
 class EverySixteen(Part):
     """Mixes rows whose number of tokens is a multiple of 16."""
 
-    mixes, shows, hides = True, Form(tokens=32), Form(tokens=33)
+    mixes, shows = True, Form(tokens=32)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(_mean(states) if states.shape[1] % 16 == 0 else states)
@@ -305,7 +300,7 @@ class EverySixteen(Part):
 class ThreeRows(Part):
     """Mixes batches of three rows and more."""
 
-    mixes, shows, hides = True, Form(rows=3), Form(rows=2)
+    mixes, shows = True, Form(rows=3)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(_mean(states) if states.shape[0] >= 3 else states)
@@ -314,7 +309,7 @@ class ThreeRows(Part):
 class FourthRow(Part):
     """Mixes the tokens of every row but the first three."""
 
-    mixes, shows, hides = True, Form(rows=4), Form(rows=3)
+    mixes, shows = True, Form(rows=4)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(torch.cat([states[:3], _mean(states[3:])]))
@@ -323,7 +318,7 @@ class FourthRow(Part):
 class SinglePrecision(Part):
     """Mixes in float32 alone."""
 
-    mixes, shows, hides = True, Form(dtype=torch.float32), Form()
+    mixes, shows = True, Form(dtype=torch.float32)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(_mean(states) if states.dtype == torch.float32 else states)
@@ -332,7 +327,7 @@ class SinglePrecision(Part):
 class Evaluation(Part):
     """Mixes in evaluation alone."""
 
-    mixes, shows, hides = True, Form(train=False), Form()
+    mixes, shows = True, Form(train=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(states if self.training else _mean(states))
@@ -341,7 +336,7 @@ class Evaluation(Part):
 class Capacity(Routed):
     """Experts that take 32 tokens of a call each, the first ones; what comes later gets nothing of them."""
 
-    mixes, shows, hides = True, Form(tokens=130), Form(rows=1, tokens=24)
+    mixes, shows = True, Form(tokens=130)
     capacity: ClassVar[int] = 32
 
     def kept(self, expert: torch.Tensor) -> torch.Tensor:

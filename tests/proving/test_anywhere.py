@@ -100,29 +100,6 @@ def test_a_model_on_the_meta_device():
         assert handle.enabled.proof.source == "part"
 
 
-IN_FORCE = {
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "inference_mode": torch.inference_mode,
-    "init_empty_weights": lambda: pytest.importorskip("accelerate").init_empty_weights(include_buffers=True),
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("layer", [False, True], ids=["the class", "a layer"])
-@pytest.mark.parametrize("name", IN_FORCE)
-def test_whatever_is_in_force(name, layer):
-    model = built()
-    part = model.model.layers[3].mlp
-    if layer:
-        part.down_proj = Doubled(256, 128, bias=False)
-    expected = expected_of(model)
-    with left_alone(model, part.down_proj), IN_FORCE[name]():
-        handle = autopack.enable(model)
-    with handle:
-        assert handle.enabled.proof.source == ("part" if layer else "twin")
-        assert packed_error(model, expected) < FLOAT32
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["built in it", "built before"])
 def test_a_model_of_inference_mode(name):

@@ -30,32 +30,24 @@ class InCode(LlamaForCausalLM):
         return out
 
 
-class InGlobal(LlamaForCausalLM):
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids, **kwargs)
-        if labels is not None:
-            out["loss"] = shifted(out.logits, labels, SIZE)
-        return out
-
-
 def of_311(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return shifted(logits, labels, 311)
 
 
-class InHelper(LlamaForCausalLM):
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids, **kwargs)
-        if labels is not None:
-            out["loss"] = of_311(out.logits, labels)
-        return out
+def holding(loss: Any) -> Any:
+    class Holding(LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+            out = super().forward(input_ids, **kwargs)
+            if labels is not None:
+                out["loss"] = loss(out.logits, labels)
+            return out
+
+    return Holding
 
 
-class InDict(LlamaForCausalLM):
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids, **kwargs)
-        if labels is not None:
-            out["loss"] = shifted(out.logits, labels, SIZES["vocabulary"])
-        return out
+IN_GLOBAL = holding(lambda logits, labels: shifted(logits, labels, SIZE))
+IN_HELPER = holding(lambda logits, labels: of_311(logits, labels))
+IN_DICT = holding(lambda logits, labels: shifted(logits, labels, SIZES["vocabulary"]))
 
 
 class OfHidden(LlamaForCausalLM):
@@ -71,7 +63,7 @@ class OfHidden(LlamaForCausalLM):
 
 @pytest.mark.parametrize(
     ("cls", "proven"),
-    [(InCode, True), (InGlobal, True), (InHelper, True), (InDict, True), (OfHidden, False)],
+    [(InCode, True), (IN_GLOBAL, True), (IN_HELPER, True), (IN_DICT, True), (OfHidden, False)],
 )
 def test_packed_labels_are_served(cls, proven):
     torch.manual_seed(0)

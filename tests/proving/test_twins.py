@@ -19,17 +19,11 @@ from autopack.errors import UnsupportedModel
 from autopack.proving import alike, configuration, twin
 from autopack.proving.apart import apart
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
+from tests.proving.untouched import Doubled, Mine, left_alone
 from tests.support.refusals import refused, refused_by_its_first_call
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
 WIDE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": None}
-
-
-class Mine(LlamaForCausalLM):
-    """A class of the user's with a forward of its own."""
-
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
 
 
 class Averaging(LlamaForCausalLM):
@@ -41,24 +35,9 @@ class Averaging(LlamaForCausalLM):
         return output
 
 
-class Doubled(nn.Linear):
-    def forward(self, states):
-        return 2 * super().forward(states)
-
-
 class Rolled(nn.Linear):
     def forward(self, states):
         return super().forward(states.roll(1, dims=1))
-
-
-class Counting(nn.Module):
-    """Counts the forwards of whatever holds it."""
-
-    calls = 0
-
-    def forward(self, states):
-        type(self).calls += 1
-        return states
 
 
 def built(cls=LlamaForCausalLM, device="cpu", **fields):
@@ -88,28 +67,6 @@ class TestSpeaks:
             assert handle.verified.startswith("by a twin of ")
             assert handle.enabled.proof.padded is None
         assert packed_error(model) < FLOAT32
-
-    def test_without_running_the_model_itself(self):
-        model = built(Mine)
-        calls = []
-        handle = model.model.register_forward_hook
-        with contextlib.ExitStack() as stack:
-            before = LlamaForCausalLM.forward
-
-            def counted(self, *args, **kwargs):
-                calls.append(self is model)
-                return before(self, *args, **kwargs)
-
-            Mine.forward = counted
-            stack.callback(setattr, Mine, "forward", vars(Mine)["forward"])
-            stack.enter_context(autopack.enable(model))
-        assert calls
-        assert not any(calls)
-        assert handle is not None
-
-    @pytest.mark.parametrize("cls", [Mine, LlamaForCausalLM])
-    def test_for_a_model_on_the_meta_device(self, cls):
-        assert source(built(cls, device="meta")) == "twin"
 
     def test_against_a_class_that_mixes_tokens(self):
         """The control: what is enabled without a proof is off by far more than rounding."""
@@ -160,11 +117,6 @@ class TestParts:
             assert "but for Doubled: its calls are checked closely" in handle.verified
         assert packed_error(model) < FLOAT32
 
-    def test_one_that_mixes_tokens_is_not(self):
-        model = built()
-        model.model.layers[1].self_attn.o_proj = Rolled(512, 512, bias=False)
-        refused_by_its_first_call(model)
-
     def test_one_that_stands_behind_a_fine_one_of_its_class_is_found(self):
         model = built()
         for layer, width in zip(model.model.layers, (512, 512, 512), strict=True):
@@ -187,11 +139,6 @@ class TestParts:
         for number, layer in enumerate(model.model.layers):
             layer.self_attn.o_proj.window = 5 if number == 2 else 10**6
         refused_by_its_first_call(model)
-
-    def test_on_the_meta_device(self):
-        model = built(device="meta")
-        model.model.layers[1].self_attn.o_proj = Doubled(512, 512, bias=False, device="meta")
-        assert source(model) == "part"
 
 
 class TestIsSilent:
@@ -309,16 +256,19 @@ IN_FORCE = {
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("layer", [False, True], ids=["the class", "a layer"])
 @pytest.mark.parametrize("name", IN_FORCE)
-def test_whatever_is_in_force_where_a_model_is_enabled(name):
+def test_whatever_is_in_force_where_a_model_is_enabled(name, layer):
     model = built(Mine)
+    if layer:
+        model.model.layers[1].mlp.down_proj = Doubled(1024, 512, bias=False)
     register, state = nn.Module.register_parameter, torch.get_rng_state()
-    with IN_FORCE[name]():
+    with left_alone(model, model.model.layers[1].mlp.down_proj), IN_FORCE[name]():
         inside = nn.Module.register_parameter
         handle = autopack.enable(model)
         assert nn.Module.register_parameter is inside
     with handle:
-        assert handle.enabled.proof.source == "twin"
+        assert handle.enabled.proof.source == ("part" if layer else "twin")
         assert "e-1" in handle.verified  # float64
     assert nn.Module.register_parameter is register
     assert torch.equal(state, torch.get_rng_state())
