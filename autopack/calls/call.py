@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from transformers import PreTrainedModel
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry, Kind
 from autopack.inspection import media
+from autopack.inspection.callers import objects_of, running
 from autopack.integrations.trainers import TrainerAdapter, at_work
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
@@ -36,7 +35,7 @@ LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
 _GENERATION = "transformers.generation."
-_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", None))
+_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", ".*"))
 
 
 class Call:
@@ -302,20 +301,11 @@ def came_through(around: Around, model: EnabledModel) -> bool:
     return around.place is None or _is_called_from(around.place, model, around.function)
 
 
-def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:
+def _is_called_from(place: str, model: EnabledModel, function: str = ".*") -> bool:
     """Return True if a running function of a module under `place` holds this model."""
     if torch.compiler.is_compiling():
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if (
-            frame.f_globals.get("__name__", "").startswith(place)
-            and function in (None, frame.f_code.co_name)
-            and _holds(frame.f_locals.get("self"), model)
-        ):
-            return True
-        frame = frame.f_back
-    return False
+    return any(_holds(caller, model) for caller in objects_of(running(place, function)))
 
 
 def _holds(caller: Any, model: EnabledModel) -> bool:

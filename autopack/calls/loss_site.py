@@ -8,9 +8,7 @@ handles those.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import torch
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
+from autopack.inspection.callers import running
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.patching import Site
@@ -70,12 +69,7 @@ def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
 def _is_shifted() -> bool:
     """Return True if the labels come from the loss of language models; others do not shift."""
     loss: Any = releases.shifting_loss()
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(12):  # this module, and what torch puts around functions that are not traced
-        if frame is None or frame.f_code is loss.__code__:
-            break
-        frame = frame.f_back
-    return frame is not None and frame.f_code is loss.__code__
+    return any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))
 
 
 def documents_of(activation: Activation) -> list[PackedLayout]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
+from autopack.inspection.callers import FORWARDS, objects_of, running
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
@@ -34,17 +33,13 @@ def refuse_bypassed_top(entry: Entry) -> None:
     A backbone called on its own is fine.
     """
     tops = entry.model.anatomy.entries[: entry.level]
-    frame: FrameType | None = sys._getframe(1) if tops else None
-    while frame is not None:
-        # Only of methods: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        caller = frame.f_locals.get("self") if "forward" in frame.f_code.co_name else None
+    for caller in objects_of(running(function=FORWARDS)) if tops else ():
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
                 f"Call the model itself: `model(...)`.",
                 code="past-the-entry",
             )
-        frame = frame.f_back
 
 
 def refuse_lost_documents(call: Call) -> None:

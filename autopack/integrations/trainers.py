@@ -7,11 +7,11 @@ transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, ClassVar
+
+from autopack.inspection.callers import objects_of, running
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ ADAPTERS = [
     TRANSFORMERS,
 ]
 """Adapters of all known kinds; for a trainer of several kinds the first counts."""
-_STEPS = ("training_step", "prediction_step")
+_STEPS = "training_step|prediction_step"
 """Methods that train and evaluate, with the trainer as `self`."""
 
 
@@ -119,9 +119,6 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Yield the trainers that train or evaluate in this thread, innermost first, with their
     adapters."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in _STEPS and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
+    for found in objects_of(running(function=_STEPS)):
+        if (adapter := adapter_of(found)) is not None:
             yield found, adapter
-        frame = frame.f_back

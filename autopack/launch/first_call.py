@@ -8,9 +8,7 @@ stands on the model.
 from __future__ import annotations
 
 import functools
-import sys
 from contextlib import suppress
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import nn
 
 from autopack.calls.hooks import ForwardGuard
 from autopack.errors import UnsupportedModel
+from autopack.inspection.callers import FORWARDS, objects_of, running
 from autopack.inspection.put_on import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
@@ -227,15 +226,11 @@ def _passing_through(module: nn.Module) -> Any:
     """
     from transformers import PreTrainedModel
 
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        # Only of methods: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        caller = frame.f_locals.get("self") if "forward" in frame.f_code.co_name else None
+    for caller in objects_of(running(function=FORWARDS)):
         if isinstance(caller, nn.Module) and caller is not module and any(part is module for part in caller.modules()):
             peft.base_model(caller)
             if isinstance(caller, PreTrainedModel):
                 return caller
-        frame = frame.f_back
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.inspection.callers import objects_of, running
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
@@ -22,6 +23,8 @@ from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
+_ACCELERATE = "accelerate.data_loader"
+"""Module whose running methods ask a prepared sampler for batches."""
 _ATTEMPTS = 16
 
 
@@ -284,8 +287,8 @@ class PackedBatchSampler:
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's
         `BatchSamplerShard`."""
-        accelerate: Any = sys.modules.get("accelerate.data_loader")
-        for asking in self._asked_by():
+        accelerate: Any = sys.modules.get(_ACCELERATE)
+        for asking in objects_of(running(_ACCELERATE)):
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
                     "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
@@ -308,19 +311,10 @@ class PackedBatchSampler:
         The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
         trainer has.
         """
-        for asking in self._asked_by():
+        for asking in objects_of(running(_ACCELERATE)):
             iteration = getattr(asking, "iteration", None)
             if isinstance(iteration, int) and self._is_in(getattr(asking, "batch_sampler", None)):
                 self.set_epoch(iteration)
-
-    def _asked_by(self) -> Iterator[Any]:
-        """Yield the objects of accelerate whose methods are running, the innermost first."""
-        accelerate: Any = sys.modules.get("accelerate.data_loader")
-        frame = None if accelerate is None else sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__") == accelerate.__name__ and "self" in frame.f_locals:
-                yield frame.f_locals["self"]
-            frame = frame.f_back
 
     def _is_in(self, sampler: Any) -> bool:
         """Return True if a batch sampler is this one, or has it in its wrappers."""

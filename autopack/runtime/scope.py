@@ -230,7 +230,7 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
     """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call on."""
-    with in_force(Scope(model, stock=True), frame=sys._getframe(2)):
+    with in_force(Scope(model, stock=True)):
         yield
 
 

@@ -1,0 +1,35 @@
+"""The functions that are running in this thread."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import FrameType
+from typing import Any
+
+FORWARDS = ".*forward.*"
+"""Pattern of the names of functions that call modules."""
+
+
+def running(module: str = "", function: str = ".*") -> list[FrameType]:
+    """Return the frames of functions that are running, the innermost first.
+
+    They are of Python modules whose names begin with `module`, and have names that match the
+    pattern `function` as a whole.
+    """
+    named = re.compile(function).fullmatch
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None:
+        if named(frame.f_code.co_name) and frame.f_globals.get("__name__", "").startswith(module):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def objects_of(frames: list[FrameType]) -> list[Any]:
+    """Return what methods are called on (`self`); None for other functions.
+
+    Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few frames.
+    """
+    return [frame.f_locals.get("self") for frame in frames]
