@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -20,6 +20,9 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
 from autopack.runtime.tally import Checked, Tally, number_of
 from autopack.watching.live import Live
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]
 
@@ -162,7 +165,38 @@ class Handle(AbstractContextManager["Handle"]):
         return parts.facts(self._facts(), "autopack")
 
 
-class TrainerHandle(AbstractContextManager["TrainerHandle"]):
+class Handles(AbstractContextManager["Handles"]):
+    """The handle of several enabled models. Also a context manager that disables them all on leaving.
+
+    `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
+    """
+
+    def __init__(self, handles: dict[Any, Any]):
+        self.handles = handles
+
+    def remove(self) -> None:
+        """Disable all of them."""
+        for handle in self.handles.values():
+            handle.remove()
+
+    def __enter__(self) -> Self:
+        for handle in self.handles.values():
+            handle.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for handle in self.handles.values():
+            handle.__exit__()
+
+    def __repr__(self) -> str:
+        parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())
+        return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
+
+    def _repr_html_(self) -> str:
+        return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())
+
+
+class TrainerHandle(Handles):
     """The handle of the models of a trainer. Also a context manager that disables them all on leaving.
 
     `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
@@ -171,8 +205,9 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     """
 
     def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str], cut: str | None = None):
+        super().__init__(handles)
         self._trainer, self.cut = trainer, cut
-        self.trainer, self.handles, self.left_alone = type(trainer).__name__, handles, left_alone
+        self.trainer, self.left_alone = type(trainer).__name__, left_alone
         self.kept = tuple(kept_columns(trainer))
 
     @property
@@ -198,17 +233,10 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     def remove(self) -> None:
         """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
         take_back(self._trainer)
-        for handle in self.handles.values():
-            handle.remove()
-
-    def __enter__(self) -> TrainerHandle:
-        for handle in self.handles.values():
-            handle.__enter__()
-        return self
+        super().remove()
 
     def __exit__(self, *_: Any) -> None:
-        for handle in self.handles.values():
-            handle.__exit__()
+        super().__exit__()
         if not any(handle.enabled.active for handle in self.handles.values()):
             take_back(self._trainer)
 
@@ -227,37 +255,6 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         groups: list[tuple[str, list[tuple[str, str]]]] = [(n, handle._facts()) for n, handle in self.handles.items()]
         groups.append(("", [*self.left_alone.items(), *self._of_data]))
         return parts.groups_of_facts(groups, f"autopack: {self.trainer}")
-
-
-class Handles(AbstractContextManager["Handles"]):
-    """The handle of several enabled models. Also a context manager that disables them all on leaving.
-
-    `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
-    """
-
-    def __init__(self, handles: dict[Any, Handle | TrainerHandle | Handles]):
-        self.handles = handles
-
-    def remove(self) -> None:
-        """Disable all of them."""
-        for handle in self.handles.values():
-            handle.remove()
-
-    def __enter__(self) -> Handles:
-        for handle in self.handles.values():
-            handle.__enter__()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for handle in self.handles.values():
-            handle.__exit__()
-
-    def __repr__(self) -> str:
-        parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())
-        return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
-
-    def _repr_html_(self) -> str:
-        return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())
 
 
 def take_back(trainer: Any) -> None:
