@@ -19,7 +19,20 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, CONTAINERS, Documents, refused
+from tests.packing.batches import ABC, Documents, refused
+
+CONTAINERS = {
+    "list": list,
+    "tuple": tuple,
+    "numpy": np.array,
+    "int32": lambda v: np.array(v, np.int32),
+    "uint16": lambda v: np.array(v, np.uint16),
+    "tensor": torch.tensor,
+    "list of tensors": lambda v: [torch.tensor(i) for i in v],
+    "list of numpy ints": lambda v: [np.int64(i) for i in v],
+    "row tensor": lambda v: torch.tensor([v]),
+    "row list": lambda v: [v],
+}
 
 # What comes out
 
@@ -34,13 +47,14 @@ def test_one_row_with_restarting_positions_and_first_labels_ignored():
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
+        assert type(ours[key]) is type(value), key
         if isinstance(value, torch.Tensor):
             assert torch.equal(ours[key], value), key
             assert ours[key].dtype == value.dtype, key
         else:
             assert ours[key] == value, key
-            assert type(ours[key]) is type(value), key
 
 
 @pytest.mark.parametrize("with_labels", [False, True])
@@ -52,8 +66,7 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
     examples = [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
     theirs = transformers.DataCollatorWithFlattening(**wanted)(copy.deepcopy(examples))
     ours = PackingCollator(declare=("attention_mask", "cu_seq_lens", "seq_idx"))(examples)
-    assert ours.keys() == theirs.keys()
-    same(ours, theirs)
+    same(dict(ours), theirs)
 
 
 def test_numpy_out():
@@ -74,7 +87,6 @@ def test_any_container(kind):
         masks = [made([0] * left + [1] * len(e["input_ids"]) + [0] * right) for e in ABC]
         batch = PackingCollator()([{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)])
         assert torch.equal(batch.pop("token_type_ids"), batch["input_ids"])
-        assert batch.keys() == PackingCollator()(ABC).keys()
         same(batch, PackingCollator()(ABC))
 
 
@@ -95,8 +107,7 @@ def test_examples_are_not_changed():
     batch["input_ids"].zero_()
     batch["labels"].zero_()
     assert examples[0].keys() == before[0].keys()
-    for key, value in before[0].items():
-        assert np.array_equal(examples[0][key], value)
+    assert all(np.array_equal(examples[0][key], value) for key, value in before[0].items())
 
 
 @settings(max_examples=150, deadline=None)
@@ -113,17 +124,19 @@ def test_examples_are_not_changed():
 def test_nothing_is_lost_and_every_boundary_is_declared(
     documents, max_length, multiple, align, rows, limit, first, data
 ):
+    def padded(tokens: list[Any], value: Any, left: int, right: int) -> list[Any]:
+        return [value] * left + tokens + [value] * right
+
     examples = []
     for tokens in documents:
-        left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-        examples.append(
-            {
-                "input_ids": [5] * left + tokens + [5] * right,
-                "labels": [-100] * left + [t + 1 for t in tokens] + [-100] * right,
-                "attention_mask": [0] * left + [1] * len(tokens) + [0] * right,
-                "weight": [9.0] * left + [0.5] * len(tokens) + [9.0] * right,
-            }
-        )
+        sides = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+        columns = {
+            "input_ids": (tokens, 5),
+            "labels": ([t + 1 for t in tokens], -100),
+            "attention_mask": ([1] * len(tokens), 0),
+            "weight": ([0.5] * len(tokens), 9.0),
+        }
+        examples.append({name: padded(values, value, *sides) for name, (values, value) in columns.items()})
     shape = {"rows": rows, "max_documents": limit} if max_length else {}
     declare = ("attention_mask", "cu_seq_lens", "seq_idx")
     options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, **shape}
@@ -167,31 +180,6 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
 # Rows and padding
 
 
-def test_rows_are_filled_in_order_and_padded_to_the_longest():
-    collator = PackingCollator(max_length=6, declare=("attention_mask", "cu_seq_lens", "seq_idx"))
-    examples = [{**e, "token_type_ids": [1] * len(e["input_ids"])} for e in ABC]
-    batch = collator(examples)
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5], [-100, 7, 8, 9, -100]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert batch["token_type_ids"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 9, 10]
-    assert batch["seq_idx"].dtype == batch["cu_seq_lens_q"].dtype == torch.int32
-    assert (batch["max_length_q"], type(batch["max_length_q"])) == (4, int)
-
-
-def test_padding_is_cut_into_documents_no_longer_than_the_real_ones():
-    batch = PackingCollator(pad_to_multiple_of=16, first_position=2)(ABC)
-    assert batch["position_ids"].tolist() == [[2, 3, 4, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5, 2, 3, 4]]
-    assert batch["attention_mask"].tolist() == [[1] * 9 + [0] * 7]
-    without = PackingCollator(pad_to_multiple_of=16, first_position=2, declare=())(ABC)
-    assert "attention_mask" not in without
-    assert torch.equal(without["position_ids"], batch["position_ids"])
-    assert "attention_mask" not in PackingCollator(pad_to_multiple_of=3)(ABC)
-
-
 def test_overlong_examples():
     refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'", max_length=3)
     batch = PackingCollator(max_length=3, overflow="truncate")(ABC)
@@ -228,26 +216,21 @@ def test_labels_per_document(key, values, dtype):
     assert key == "labels" or key not in batch
 
 
-def test_per_document_labels_of_row_tensors():
-    examples = [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)]
-    assert PackingCollator()(examples)["labels"].tolist() == [3, 4]
-
-
-def test_labels_per_token_under_another_name():
-    batch = PackingCollator()([{"input_ids": [1, 2, 3], "label_ids": np.array([7, -100, 9])}])
-    assert batch["labels"].tolist() == [[-100, -100, 9]]
-
-
-def test_labels_can_be_required_or_left_out():
-    assert "labels" not in PackingCollator(labels="none")(ABC)
-    assert "labels" not in PackingCollator(labels="none")([{"input_ids": [1], "labels": [1], "label": 3}])
-    assert PackingCollator()([{"input_ids": [1, 2], "labels": None}])["labels"].tolist() == [[-100, 2]]
-
-
-def test_losses_that_do_not_shift_keep_the_first_label():
-    batch = PackingCollator(labels="unshifted")([{"input_ids": [1, 2], "labels": [5, 6]}])
-    assert batch["labels"].tolist() == [[5, 6]]
-    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
+@pytest.mark.parametrize(
+    ("labels", "examples", "wanted"),
+    [
+        ("auto", [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)], [3, 4]),
+        ("auto", [{"input_ids": [1, 2, 3], "label_ids": np.array([7, -100, 9])}], [[-100, -100, 9]]),
+        ("auto", [{"input_ids": [1, 2], "labels": None}], [[-100, 2]]),
+        ("unshifted", [{"input_ids": [1, 2], "labels": [5, 6]}], [[5, 6]]),
+        ("none", ABC, None),
+        ("none", [{"input_ids": [1], "labels": [1], "label": 3}], None),
+    ],
+)
+def test_labels_are_read_made_or_left_out(labels, examples, wanted):
+    """Losses that do not shift keep the first label."""
+    found = PackingCollator(labels=labels)(examples).get("labels")
+    assert found is wanted is None or found.tolist() == wanted
 
 
 @pytest.mark.parametrize("key", ["completion_mask", "assistant_masks"])
@@ -262,25 +245,27 @@ def test_made_labels_keep_to_the_completion(key):
 @pytest.mark.parametrize(
     ("first", "second", "parts"),
     [
-        (1, [1, 2], ["'labels'", "values per token", "values per document of shape () in example 0"]),
-        ([1, 2], None, ["'labels'", "not found, but example 0 has it"]),
-        ([1, 2], [1, 2, 3], ["'labels'", "shape (3,)", "2 tokens"]),
-        ([0.5, 0.5], [0.1, 0.2, 0.3], ["'labels'", "(3,)", "(2,) in example 0", "floats"]),
-        (0.5, [0.1, 0.2], ["'labels'", "(2,)", "() in example 0"]),
-        (1, "positive", ["'labels'", "<U8"]),
-        ([1, 2], ["B", "O"], ["'labels'", "<U1"]),
-        ([1, 2], [1, 2**63], ["'labels'", "int too big"]),
-        ([1, 2], np.array([1, 2**63], np.uint64), ["'labels'", "found uint64"]),
-        ([1, 2], [1, None], ["'labels'", "found object"]),
-        ([1, 2], [[1], [2, 3]], ["'labels'", "cannot be read as numbers"]),
-        ([1, 2], [[1, 2]], ["'labels'", "shape (1, 2)"]),
+        (1, [1, 2], ["values per token", "values per document of shape () in example 0"]),
+        ([1, 2], None, ["not found, but example 0 has it"]),
+        ([1, 2], [1, 2, 3], ["shape (3,)", "2 tokens"]),
+        ([0.5, 0.5], [0.1, 0.2, 0.3], ["(3,)", "(2,) in example 0", "floats"]),
+        (0.5, [0.1, 0.2], ["(2,)", "() in example 0"]),
+        (1, "positive", ["<U8"]),
+        ([1, 2], ["B", "O"], ["<U1"]),
+        ([1, 2], [1, 2**63], ["int too big"]),
+        ([1, 2], np.array([1, 2**63], np.uint64), ["found uint64"]),
+        ([1, 2], [1, None], ["found object"]),
+        ([1, 2], [[1], [2, 3]], ["cannot be read as numbers"]),
+        ([1, 2], [[1, 2]], ["shape (1, 2)"]),
     ],
 )
 def test_refused_labels_name_the_example_and_the_key(first, second, parts):
-    refused([{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}], "example 1", *parts)
+    examples = [{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}]
+    refused(examples, "example 1, 'labels'", *parts)
 
 
-def test_two_names_for_labels_are_refused():
+def test_no_labels_or_two_names_for_them_are_refused():
+    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
     refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0, 'label'", "'labels'", "drop_keys")
     batch = PackingCollator(drop_keys=("label",))([{"input_ids": [1, 2], "label": 1, "labels": [1, 2]}])
     assert batch["labels"].tolist() == [[-100, 2]]
@@ -296,13 +281,11 @@ def test_repr_pickle_and_copy():
     assert pickle.loads(pickle.dumps(collator)) == collator == copy.deepcopy(collator)
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "spawn")])
-def test_collate_fn_of_a_dataloader(workers, context):
+@pytest.mark.exhaustive
+def test_collate_fn_of_a_dataloader_whose_worker_is_spawned():
     collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
-    loader = DataLoader(
-        Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, num_workers=workers, multiprocessing_context=context
-    )
-    first, second = loader
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    first, second = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
     assert first["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
     assert second["position_ids"].tolist() == [[0, 1, 2, 3, 0]]
     assert second["max_length_q"] == 4
