@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import pairwise
 from typing import Any
 
@@ -83,12 +82,6 @@ class TestPlans:
         assert len(plan(lengths, 115, prefixes=[10, 20, 5])) == 2 < len(plan(lengths, 115))
         assert made.lengths.sum() == lengths.sum() == made.counts.tokens
         assert made.costs(CostModel(0, 1)).sum() == (lengths**2).sum() - 100 - 400 - 25
-
-    def test_saved_pickled_and_selected(self, tmp_path):
-        made = plan(**grouped(), max_length=400, cost=CostModel())
-        made.save(tmp_path / "plan.npz")
-        assert Plan.load(tmp_path / "plan.npz") == made == pickle.loads(pickle.dumps(made))
-        assert (made.select([3, 0]).columns_per_row == made.columns_per_row[[3, 0]]).all()
 
     def test_too_long(self):
         lengths, groups, prefixes = [50, 120, 60], [0, 0, 0], [40, 40, 40]

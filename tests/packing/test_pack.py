@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from autopack.packing import PackingCollator
 from autopack.packing.rows import BLOCK
 from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, llama
 from tests.packing.batches import KINDS, arguments, documents_of, logged, loss_alone, of_kind, pieces, tokenizer
+from tests.packing.engines import dataset_of
 from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
@@ -85,9 +85,8 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut(
     monkeypatch.setattr("autopack.packing.rows.BLOCK", block)
     documents = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
     cuts = np.linspace(0, len(documents), chunks + 1).astype(int)
-    parts = [documents[a:b] for a, b in pairwise(cuts) if b > a]
-    made = [datasets.Dataset.from_dict({"input_ids": part, "labels": part}) for part in parts]
-    dataset, options = datasets.concatenate_datasets(made), {"seed": seed, "overflow": overflow}
+    dataset = dataset_of([{"input_ids": ids, "labels": ids} for ids in documents], *cuts[1:-1])
+    options = {"seed": seed, "overflow": overflow}
     if seed % 2:
         chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
         dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]

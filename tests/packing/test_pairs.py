@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autopack
-from autopack import InvalidPacking, PackedBatchSampler
+from autopack import PackedBatchSampler
 from autopack.packing import CostModel, pair_lengths
 from autopack.packing.balance import imbalance
 
@@ -52,36 +51,6 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
 
     assert slowest(LENGTHS) < 1.02
     assert slowest(LENGTHS.sum(axis=1)) > 1.05, "control: a pair taken for one document"
-
-
-def test_a_plan_of_pairs_is_kept_whole(tmp_path):
-    made = autopack.packing.plan(LENGTHS[:50], 4096)
-    made.save(tmp_path / "pairs.plan")
-    again = autopack.packing.Plan.load(tmp_path / "pairs.plan")
-    assert again == made
-    assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
-    assert made != autopack.packing.plan(LENGTHS[:50].sum(axis=1), 4096)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
-        ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
-        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0: wanted an int"),
-        ([[2**31, 1], [1, 1]], r"lengths\[0\] sum to over"),
-        ([[5, 6, 7]] * 3, "found lists of 3 each, which may be tokens; pass len"),
-        (tuple(torch.ones(4, 4, dtype=torch.int64)), "found lists of 4 each, which may be tokens"),
-        (datasets.Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], "found lists of 3 each, which may be tokens"),
-    ],
-)
-def test_bad_lengths_of_sequences_are_named(lengths, message):
-    with pytest.raises(InvalidPacking, match=message):
-        autopack.packing.plan(lengths, 8)
-
-
-def test_three_sequences_of_a_document_are_an_array():
-    assert autopack.packing.plan(np.array([[5, 6, 7]] * 3), 36).tokens_per_row.tolist() == [36, 18]
 
 
 def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import autopack
 from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.packing import Plan, plan
 from tests.packing.batches import Documents
 from tests.support.refusals import refused
 
@@ -23,49 +19,6 @@ TOLERANCE = 1e-5
 """float32, relative to values near 1: other orders of sums leave about 1e-6, and a leak 1e-2 or more."""
 LENGTHS = (7, 12, 1, 9, 4, 8)
 STRATEGIES = ("best_fit", "sequential", "sorted", "random")
-
-
-@given(
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=60),
-    align=st.sampled_from([2, 3, 4, 8, 16]),
-    strategy=st.sampled_from(STRATEGIES),
-    overflow=st.sampled_from(["truncate", "split", "drop"]),
-    ranks=st.integers(1, 4),
-    limit=st.none() | st.integers(1, 5),
-    weighed=st.booleans(),
-)
-def test_plans_leave_room_for_what_documents_are_padded_with(lengths, align, strategy, overflow, ranks, limit, weighed):
-    max_length = 48
-    cost = autopack.packing.CostModel() if weighed and strategy in ("best_fit", "random") else None
-    options: dict[str, Any] = {"overflow": overflow, "ranks": ranks, "max_documents": limit, "cost": cost}
-    made = plan(lengths, max_length, strategy, align=align, **options)
-    for row in range(len(made)):
-        of_row = made.lengths[made.pieces(row)]
-        columns = sum(-(-int(n) // align) * align for n in of_row)
-        assert columns == made.columns_per_row[row] <= max_length
-        assert len(made.position_ids(row)) == columns
-        assert limit is None or len(of_row) <= limit
-    kept = {i: min(n, max_length) if overflow == "truncate" else n for i, n in enumerate(lengths)}
-    kept = {i: n for i, n in kept.items() if overflow != "drop" or n <= max_length}
-    found = dict.fromkeys(kept, 0)
-    for document, length in zip(made.documents.tolist(), made.lengths.tolist(), strict=True):
-        found[document] += length
-    assert found == kept
-
-
-def test_a_plan_of_one_column_is_the_plan_as_it_was():
-    lengths = np.random.default_rng(0).integers(1, 100, 500)
-    assert plan(lengths, 128, align=1) == plan(lengths, 128)
-
-
-def test_plans_with_padded_documents_are_saved_and_say_so(tmp_path):
-    made = plan([5, 6, 7], 16, align=8)
-    assert repr(made).endswith(
-        "3 documents in 2 rows of 16 tokens, documents padded to multiples of 8, fill 0.5625, padding 14)"
-    )
-    made.save(tmp_path / "plan")
-    assert Plan.load(tmp_path / "plan") == made
-    assert plan([5, 6, 7], 16) != made
 
 
 @pytest.mark.parametrize("flash_kwargs", [False, True])
