@@ -101,6 +101,7 @@ def loss_alone(model: Any, documents: Sequence[Any], weights: Sequence[float] | 
         example = document if isinstance(document, dict) else {"input_ids": document}
         ids = torch.tensor([example["input_ids"]])
         labels = torch.tensor([example["labels"]]) if "labels" in example else ids
-        losses.append(model(input_ids=ids, labels=labels, use_cache=False).loss)
-        counts.append(int((labels[:, 1:] != IGNORED).sum()))
+        if count := int((labels[:, 1:] != IGNORED).sum()):
+            losses.append(model(input_ids=ids, labels=labels, use_cache=False).loss)
+            counts.append(count)
     return mean_loss(losses, counts if weights is None else weights)

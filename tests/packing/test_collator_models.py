@@ -11,24 +11,16 @@ import torch
 import transformers
 
 import autopack
-from autopack import registry, tiny
+from autopack import registry
 from autopack.packing import PackingCollator
-from tests.packing.batches import Documents
+from tests.engine import Call, Result, check, ids
+from tests.packing.batches import loss_alone
+from tests.subjects import build
 
-
-def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        **options,
-    )
-    return transformers.LlamaForCausalLM(config)
+LENGTHS = (7, 12, 2, 9, 4, 8)
+DOCUMENTS = ids(lengths=LENGTHS)[0].split(LENGTHS)
+MASKED = ("bert", "roberta", "fnet")
+SHAPE = {"align": 8, "max_length": 24, "rows": 3}
 
 
 @pytest.mark.skipif(
@@ -38,40 +30,30 @@ def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("options", [{}, {"max_length": 16, "declare": (), "pad_to_multiple_of": 8}])
 def test_the_packed_loss_is_the_token_mean_over_separate_documents(attention, options):
-    model = tiny_llama(attn_implementation=attention).eval()
-    generator = torch.Generator().manual_seed(1)
-    examples = [{"input_ids": torch.randint(1, 97, (n,), generator=generator)} for n in (7, 12, 1, 9, 4)]
-    with torch.no_grad():
-        packed = model(**PackingCollator(**options)(examples), use_cache=False).loss
-        total = count = 0
-        for example in examples:
-            ids = example["input_ids"][None]
-            logits = model(ids, use_cache=False).logits[0, :-1]
-            total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
-            count += ids.shape[1] - 1
-    torch.testing.assert_close(packed, total / count, rtol=1e-5, atol=1e-5)
+    model = build("llama", attn_implementation=attention)
+    documents = [document.tolist() for document in (*DOCUMENTS, DOCUMENTS[0][:1])]
+    packed = model(**PackingCollator(**options)([{"input_ids": d} for d in documents]), use_cache=False).loss
+    torch.testing.assert_close(packed, loss_alone(model, documents))
 
 
-def test_data_collator_of_a_trainer(tmp_path):
-    pytest.importorskip("accelerate")
-    counted = []
-
-    class Counting(transformers.Trainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            counted.append((kwargs.get("num_items_in_batch"), sorted(inputs)))
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    trainer = Counting(
-        model=tiny_llama(),
-        args=transformers.TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=2, max_steps=2, report_to=[], use_cpu=True
-        ),
-        train_dataset=Documents([3, 2, 4, 1]),
-        data_collator=PackingCollator(),
-    )
-    trainer.train()
-    assert sorted(int(items) for items, _ in counted if items is not None) in ([3, 3], [1, 5], [2, 4])
-    assert all(keys == ["input_ids", "labels", "position_ids"] for _, keys in counted)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("options", [{}, SHAPE, SHAPE | {"declare": ("attention_mask", "cu_seq_lens")}], ids=len)
+@pytest.mark.parametrize(
+    "model_type",
+    ["llama", "gpt2", "bloom", "mamba", "lfm2", "qwen2_moe", "xlnet", "cpmant", "xlm", "bart", "whisper", *MASKED],
+)
+def test_batches_of_for_model_are_their_documents(model_type, options):
+    """Padded inside a row or not; losses shift labels, or compare each with the logits of its own column."""
+    task = "masked-lm" if model_type in MASKED else "causal-lm"
+    dtype = torch.float32 if model_type == "xlnet" else torch.float64  # whose encodings are float32
+    model, stock = (build(model_type, task, dtype=dtype) for _ in range(2))
+    collator = PackingCollator.for_model(model, **options)
+    batch = collator([{"input_ids": document, "labels": document} for document in DOCUMENTS])
+    autopack.enable(model)
+    output = model(**batch)
+    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    found = Result.of(model, output.logits[real].split(LENGTHS), output.loss)
+    check(found, Call(lengths=LENGTHS, shifts=collator.labels != "unshifted").alone(stock))
 
 
 TINY: dict[str, Any] = {
@@ -123,23 +105,6 @@ LATER_STARTS = {
 } - {"colpali", "paligemma"}
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "xlnet", "bart", "whisper", "cpmant", "xlm"])
-def test_batches_of_for_model_have_the_loss_of_their_documents(model_type):
-    """A decoder's loss shifts labels, or compares each with the logits of its own column."""
-    model = tiny.build(model_type)
-    documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in (7, 12, 9)]
-    with torch.no_grad():
-        losses = [model(input_ids=each[None], labels=each[None]).loss for each in documents]
-        collator = PackingCollator.for_model(model)
-        first = 0 if collator.labels == "unshifted" else 1
-        counts = [len(each) - first for each in documents]
-        expected = sum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
-        with autopack.enable(model):
-            batch = collator([{"input_ids": each.tolist(), "labels": each.tolist()} for each in documents])
-            packed = model(**batch).loss
-    torch.testing.assert_close(packed, expected, rtol=1e-5, atol=1e-5)  # float32, of one sum instead of three
-
-
 @pytest.mark.parametrize("model_type", sorted(LATER_STARTS))
 def test_for_model_starts_where_the_model_itself_starts(model_type):
     torch.manual_seed(0)
@@ -165,8 +130,7 @@ def test_for_model_reads_the_head_and_lets_options_win():
         assert PackingCollator.for_model(torch.nn.DataParallel(model)).labels == "unshifted"
     assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).labels == "given"
     assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2)
-    llama = tiny_llama()
-    assert PackingCollator.for_model(llama, max_length=8) == PackingCollator(max_length=8)
+    assert PackingCollator.for_model(build("llama"), max_length=8) == PackingCollator(max_length=8)
     roberta = transformers.RobertaConfig(**TINY)
     wanted = PackingCollator(first_position=7, labels="none")
     assert PackingCollator.for_model(roberta, first_position=7, labels="none") == wanted
@@ -198,7 +162,7 @@ class Users(torch.nn.Module):
     ("order", "said"), [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)]
 )
 def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wrap, order, said, caplog):
-    held = wrap(tiny_llama())
+    held = wrap(build("llama"))
     for step in order.split(", "):
         if step == "made":
             collator = PackingCollator.for_model(held)
