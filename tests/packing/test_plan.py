@@ -208,13 +208,6 @@ def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     assert len(set(costs.argmax(axis=1).tolist())) == 8, "the costliest row of a step is not always that of one rank"
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
-def test_rounds_are_shared_out_one_row_to_each_rank(steps, rounds, ranks, seed):
-    columns = share(np.random.default_rng(seed).random((steps, rounds, ranks)))
-    assert columns.shape == (steps, ranks, rounds)
-    assert (np.sort(columns, axis=1) == np.arange(ranks)[None, :, None]).all()
-
-
 def test_rounds_are_shared_out_to_whoever_has_least_to_do():
     costs = np.array([[[4.0, 1.0], [3.0, 2.0]]])
     assert share(costs).tolist() == [[[0, 1], [1, 0]]]
