@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datasets
-import numpy as np
 import pytest
 from PIL import Image
 
 import autopack
 from autopack import PackingCollator
+from tests.packing.batches import KINDS, documents_of, of_kind, pieces
 from tests.support.refusals import refused
 
 IDS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -62,21 +62,8 @@ def test_names_may_come_from_generators():
 def test_text_is_of_documents_however_many_words_there_are(words):
     texts = [[f"w{i}" for i in range(count)] for count in words]
     rows = autopack.pack(_dataset(words=texts), 5)
-    found = {tuple(ids): text for row in rows for ids, text in zip(_documents(row), row["words"], strict=True)}
+    found = {tuple(ids): text for row in rows for ids, text in zip(pieces(row), row["words"], strict=True)}
     assert found == {tuple(ids): text for ids, text in zip(IDS, texts, strict=True)}
-
-
-def _documents(row):
-    return [ids.tolist() for ids in np.split(np.array(row["input_ids"]), np.cumsum(row["seq_lengths"])[:-1])]
-
-
-def test_images_stay_images():
-    pictures = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(3)]
-    data = _dataset(image=pictures).cast_column("image", datasets.Image())
-    rows = autopack.pack(data, 5)
-    for row in rows:
-        assert all(isinstance(picture, Image.Image) for picture in row["image"])
-        assert [picture.getpixel((0, 0))[0] for picture in row["image"]] == [IDS.index(ids) for ids in _documents(row)]
 
 
 @pytest.mark.parametrize("name", ["labels", "source"])
@@ -87,7 +74,7 @@ def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
     with refused("unusable-data", match=rf"column '{name}': found no value in a buffer of 2 examples"):
         list(autopack.pack(stream, 5, buffer_size=2))
     rows = list(autopack.pack(stream, 5, buffer_size=2, drop_columns=(name,)))
-    assert sorted(ids for row in rows for ids in _documents(row)) == sorted(IDS)
+    assert sorted(documents_of(rows)) == sorted(IDS)
 
 
 def test_columns_have_names():
@@ -111,11 +98,10 @@ def test_columns_have_names():
     ],
     ids=["plain", "a label", "a picture"],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_too_long_documents_are_told_what_can_be_done_with_them(columns, wanted, stream):
+@pytest.mark.parametrize("kind", KINDS)
+def test_too_long_documents_are_told_what_can_be_done_with_them(columns, wanted, kind):
     examples = [{"input_ids": [1] * n, **columns} for n in (3, 9)]
-    data = datasets.Dataset.from_list(examples)
-    data = data.to_iterable_dataset() if stream else data
+    data = of_kind(examples, kind)
     with refused("does-not-fit") as error:
         list(autopack.pack(data, 8))
     told = str(error.value).split("overflow=")[1]
