@@ -137,44 +137,50 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
             "weight": ([0.5] * len(tokens), 9.0),
         }
         examples.append({name: padded(values, value, *sides) for name, (values, value) in columns.items()})
-    shape = {"rows": rows, "max_documents": limit} if max_length else {}
+    if max_length is None:
+        rows = limit = None
+    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, "rows": rows}
     declare = ("attention_mask", "cu_seq_lens", "seq_idx")
-    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, **shape}
-    batch = PackingCollator(**options, first_position=first, declare=declare)(examples, "np")
+    collator = PackingCollator(**options, max_documents=limit, first_position=first, declare=declare)
+    batch = collator(examples, "np")
     count, width = batch["input_ids"].shape
-    assert count == (rows if shape.get("rows") else count if max_length else 1)
-    assert max_length is None or (width == max_length if shape.get("rows") else width <= max_length)
-    assert width % (multiple or 1) == 0
-    real = batch.get("attention_mask", np.ones((count, width), int)).astype(bool)
-    assert batch["input_ids"][real].tolist() == [t for tokens in documents for t in tokens]
-    for name, padding in (("input_ids", 0), ("labels", -100), ("weight", 0.0)):
-        assert set(batch[name][~real].tolist()) <= {padding}
-    assert batch["weight"][real].tolist() == [0.5] * int(real.sum())
-    wanted = [label for tokens in documents for label in [-100, *(t + 1 for t in tokens[1:])]]
-    assert batch["labels"][real].tolist() == wanted
+    batch.setdefault("attention_mask", np.ones((count, width), int))
+    bounds, fixed = batch["cu_seq_lens_q"], bool(rows and limit)
+    longest = width if fixed else max(-(-len(tokens) // align) * align for tokens in documents)
 
-    positions, seq_idx, bounds = batch["position_ids"], batch["seq_idx"], batch["cu_seq_lens_q"]
-    assert np.array_equal(bounds, batch["cu_seq_lens_k"])
-    fixed = bool(shape.get("rows") and limit)
-    assert not fixed or len(bounds) == rows * (limit + 1) + 1
-    found, in_rows = [], [0] * count
-    for begin, end in pairwise(bounds.tolist()):
-        here = real.flat[begin:end]
-        if end == begin or (fixed and not here.any()):
-            continue
-        assert positions.flat[begin:end].tolist() == [*range(first, first + end - begin)]
-        assert len({*seq_idx.flat[begin:end].tolist()}) == 1
-        assert begin % width == 0 or seq_idx.flat[begin] == seq_idx.flat[begin - 1] + 1
-        if tokens := int(here.sum()):
-            assert end - begin == -(-tokens // align) * align
-            assert here[:tokens].all()
-            in_rows[begin // width] += 1
-            found.append(batch["input_ids"].flat[begin : begin + tokens].tolist())
-    assert found == documents
-    assert limit is None or not max_length or max(in_rows) <= limit
-    longest = width if fixed else -(-max(map(len, documents)) // align) * align
+    # Rows are filled in the order of documents, each padded behind to a multiple.
+    filled: list[list[list[int]]] = [[]]
+    ends = [0]
+    for tokens in documents:
+        size = -(-len(tokens) // align) * align
+        if max_length and (ends[-1] + size > max_length or len(filled[-1]) == limit):
+            filled.append([])
+            ends.append(0)
+        row, here = len(filled) - 1, slice(ends[-1], ends[-1] + size)
+        rest = size - len(tokens)
+        wanted = {
+            "input_ids": tokens + [0] * rest,
+            "labels": [-100, *(t + 1 for t in tokens[1:])] + [-100] * rest,
+            "weight": [0.5] * len(tokens) + [0.0] * rest,
+            "attention_mask": [1] * len(tokens) + [0] * rest,
+            "position_ids": [*range(first, first + size)],
+            "seq_idx": [len(filled[-1])] * size,
+        }
+        assert {name: batch[name][row, here].tolist() for name in wanted} == wanted
+        assert {row * width + here.start, row * width + here.stop} <= set(bounds.tolist())
+        filled[-1].append(tokens)
+        ends[-1] += size
+    assert count == (rows or len(filled))
+    assert width == max_length if rows else width == -(-max(ends) // (multiple or 1)) * (multiple or 1)
+    for row, end in enumerate(ends + [0] * (count - len(filled))):  # and padding, cut into documents as long as those
+        for name, value in (("input_ids", 0), ("labels", -100), ("weight", 0.0), ("attention_mask", 0)):
+            assert set(batch[name][row, end:].tolist()) <= {value}
+    assert batch["position_ids"].max() < first + longest
     assert batch["max_length_q"] == batch["max_length_k"] == longest
-    assert positions.max() < first + longest
+    assert np.array_equal(bounds, batch["cu_seq_lens_k"])
+    assert not fixed or len(bounds) == rows * (limit + 1) + 1
+    for begin, end in pairwise(bounds.tolist()):
+        assert fixed or batch["position_ids"].flat[begin:end].tolist() == [*range(first, first + end - begin)]
 
 
 # Rows and padding
@@ -243,25 +249,25 @@ def test_made_labels_keep_to_the_completion(key):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "parts"),
+    ("first", "second", "found"),
     [
-        (1, [1, 2], ["values per token", "values per document of shape () in example 0"]),
-        ([1, 2], None, ["not found, but example 0 has it"]),
-        ([1, 2], [1, 2, 3], ["shape (3,)", "2 tokens"]),
-        ([0.5, 0.5], [0.1, 0.2, 0.3], ["(3,)", "(2,) in example 0", "floats"]),
-        (0.5, [0.1, 0.2], ["(2,)", "() in example 0"]),
-        (1, "positive", ["<U8"]),
-        ([1, 2], ["B", "O"], ["<U1"]),
-        ([1, 2], [1, 2**63], ["int too big"]),
-        ([1, 2], np.array([1, 2**63], np.uint64), ["found uint64"]),
-        ([1, 2], [1, None], ["found object"]),
-        ([1, 2], [[1], [2, 3]], ["cannot be read as numbers"]),
-        ([1, 2], [[1, 2]], ["shape (1, 2)"]),
+        (1, [1, 2], "values per document of shape () in example 0"),
+        ([1, 2], None, "not found, but example 0 has it"),
+        ([1, 2], [1, 2, 3], "shape (3,)"),
+        ([0.5, 0.5], [0.1, 0.2, 0.3], "(2,) in example 0"),
+        (0.5, [0.1, 0.2], "() in example 0"),
+        (1, "positive", "<U8"),
+        ([1, 2], ["B", "O"], "<U1"),
+        ([1, 2], [1, 2**63], "int too big"),
+        ([1, 2], np.array([1, 2**63], np.uint64), "found uint64"),
+        ([1, 2], [1, None], "found object"),
+        ([1, 2], [[1], [2, 3]], "cannot be read as numbers"),
+        ([1, 2], [[1, 2]], "shape (1, 2)"),
     ],
 )
-def test_refused_labels_name_the_example_and_the_key(first, second, parts):
+def test_refused_labels_name_the_example_and_the_key(first, second, found):
     examples = [{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}]
-    refused(examples, "example 1, 'labels'", *parts)
+    refused(examples, "example 1, 'labels'", found)
 
 
 def test_no_labels_or_two_names_for_them_are_refused():

@@ -118,31 +118,31 @@ def test_keys_that_only_some_examples_have_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "parts"),
+    ("key", "value", "found"),
     [
-        ("attention_mask", [0, 0, 0], ["one token or more"]),
-        ("attention_mask", [1, 0, 1], ["token 1", "take such tokens out"]),
-        ("attention_mask", [1, 1], ["shape (2,)", "3 tokens"]),
-        ("attention_mask", [0.0, float("-inf"), 0.0], ["-inf"]),
-        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
-        ("position_ids", [0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
-        ("position_ids", [0, 1, -1], ["-1"]),
-        ("position_ids", [0.0, 1.0, 2.0], ["float32"]),
-        ("position_ids", [[0, 1, 2]] * 3, ["shape (3, 3)"]),
-        ("position_ids", [0, 1], ["shape (2,)", "3 tokens"]),
-        ("input_ids", [], ["no tokens"]),
-        ("input_ids", torch.zeros(1, 0), ["no tokens"]),
-        ("input_ids", [1.0, 2.0], ["float32"]),
-        ("input_ids", np.array([True]), ["bool"]),
-        ("input_ids", [1, -100], ["from -100"]),
-        ("input_ids", [[1, 2], [3, 4]], ["(2, 2)"]),
-        ("input_ids", 5, ["shape ()"]),
-        ("input_ids", "a b", ["<U3"]),
-        ("input_ids", [1, 2**63], ["int too big"]),
+        ("attention_mask", [0, 0, 0], "one token or more"),
+        ("attention_mask", [1, 0, 1], "token 1"),
+        ("attention_mask", [1, 1], "shape (2,)"),
+        ("attention_mask", [0.0, float("-inf"), 0.0], "-inf"),
+        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], "shape (3, 3)"),
+        ("position_ids", [0, 1, 7], "jump from 1 to 7"),
+        ("position_ids", [0, 1, -1], "-1"),
+        ("position_ids", [0.0, 1.0, 2.0], "float32"),
+        ("position_ids", [[0, 1, 2]] * 3, "shape (3, 3)"),
+        ("position_ids", [0, 1], "shape (2,)"),
+        ("input_ids", [], "no tokens"),
+        ("input_ids", torch.zeros(1, 0), "no tokens"),
+        ("input_ids", [1.0, 2.0], "float32"),
+        ("input_ids", np.array([True]), "bool"),
+        ("input_ids", [1, -100], "from -100"),
+        ("input_ids", [[1, 2], [3, 4]], "(2, 2)"),
+        ("input_ids", 5, "shape ()"),
+        ("input_ids", "a b", "<U3"),
+        ("input_ids", [1, 2**63], "int too big"),
     ],
 )
-def test_refused_values_name_the_example_and_the_key(key, value, parts):
-    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", *parts)
+def test_refused_values_name_the_example_and_the_key(key, value, found):
+    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", found)
 
 
 def test_refused_batches():
