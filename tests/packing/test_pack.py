@@ -342,12 +342,10 @@ def test_classes_of_documents_come_out_one_per_document_in_every_row():
     assert batch["labels"].shape == (4,)
 
 
-def test_weights_of_rows_are_those_of_their_documents():
+@pytest.mark.parametrize(("weight", "kind"), [(None, "document"), (2.5, "document"), (None, "token")])
+def test_weights_of_rows_are_those_of_their_documents(weight, kind):
     made = answered(12)
-    for weight in (None, 2.5):
-        documents = made if weight is None else [{**d, "document_weight": weight} for d in made]
-        batch = PackingCollator(loss_weights="document")(autopack.pack(documents, 512))
-        assert batch["loss_weights"].sum().item() == pytest.approx(12 * (weight or 1), rel=1e-6)  # float32
-    rows = autopack.pack([{"input_ids": d["input_ids"]} for d in made], 512)
-    weights = PackingCollator(loss_weights="token")(rows)["loss_weights"]
-    assert weights.sum() == sum(len(d["input_ids"]) - 1 for d in made)
+    rows = autopack.pack(made if weight is None else [{**d, "document_weight": weight} for d in made], 512)
+    found = PackingCollator(loss_weights=kind)(rows)["loss_weights"].sum().item()
+    targets = sum(label != -100 for document in made for label in document["labels"][1:])
+    assert found == pytest.approx(12 * (weight or 1) if kind == "document" else targets, rel=1e-6)  # float32
