@@ -26,25 +26,11 @@ def lognormal(count: int, seed: int = 0) -> np.ndarray:
     return np.clip(drawn.astype(int), 1, 4096)
 
 
-def test_one_padded_batch_of_all_documents_is_as_counted_by_hand():
-    cost = autopack.packing.CostModel(1.0, 0.5)
-    found = autopack.estimate(LENGTHS, 10, batch_size=6, batch_sizes=(6,), cost=cost, strategies=("best_fit",))
-    assert (found.baseline.rows, found.baseline.tokens, found.baseline.pairs) == (6, 54, 6 * 81)
-    assert found.baseline.padding == pytest.approx(26 / 54)
-    assert found.baseline.cost == 54 + 0.5 * 486
-    squares = 9 + 81 + 1 + 16 + 16 + 49
-    mini, best = found["mini-batch"], found["best_fit"]
-    assert (mini.rows, mini.tokens, mini.padding, mini.pairs, mini.cost) == (1, 28, 0, squares, 28 + 0.5 * squares)
-    assert (best.rows, best.tokens, best.pairs, best.cost) == (3, 30, squares, 30 + 0.5 * squares)
-    assert best.speedup == pytest.approx((54 + 243) / (30 + 86))
-    assert found.tokens_saved(best) == pytest.approx(1 - 30 / 54)
-    assert found.attention_saved(best) == pytest.approx(1 - squares / 486)
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
 @settings(max_examples=40)
-def test_padding_is_that_of_batches_put_together_one_by_one(lengths, batch_size, seed):
-    found = autopack.estimate(lengths, 30, batch_size=batch_size, batch_sizes=(), strategies=("sorted",), seed=seed)
+def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, batch_size, seed):
+    options = {"batch_sizes": (), "strategies": ("sorted",), "cost": autopack.packing.CostModel(1.0, 0.5)}
+    found = autopack.estimate(lengths, 30, batch_size=batch_size, seed=seed, **options)
     random, grouped = found.padded
     order = np.random.default_rng(seed).permutation(lengths).tolist()
     megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))  # as transformers' group_by_length
@@ -53,8 +39,17 @@ def test_padding_is_that_of_batches_put_together_one_by_one(lengths, batch_size,
         batches = [documents[i : i + batch_size] for i in range(0, len(documents), batch_size)]
         assert arm.tokens == sum(len(b) * max(b) for b in batches)
         assert arm.pairs == sum(len(b) * max(b) ** 2 for b in batches)
-    assert random.padding >= 0
-    assert found["mini-batch"].tokens == sum(lengths)
+        assert arm.padding == pytest.approx(1 - sum(lengths) / arm.tokens)
+    assert found.baseline == random
+    assert (found["mini-batch"].tokens, found["mini-batch"].padding) == (sum(lengths), 0)
+    rows = autopack.packing.plan(lengths, 30, "sorted", seed=seed).tokens_per_row
+    assert (found["sorted"].rows, found["sorted"].tokens) == (len(rows), len(rows) * max(rows)), "padded to the longest"
+    for arm in found.packed:
+        assert arm.pairs == sum(n * n for n in lengths)
+        assert arm.speedup == pytest.approx(random.cost / arm.cost)
+        assert found.tokens_saved(arm) == pytest.approx(1 - arm.tokens / random.tokens)
+        assert found.attention_saved(arm) == pytest.approx(1 - arm.pairs / random.pairs)
+    assert all(arm.cost == arm.tokens + 0.5 * arm.pairs for arm in (*found.padded, *found.packed))
 
 
 def test_grouping_by_length_is_that_of_transformers():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +199,13 @@ def test_evaluation(tmp_path):
 
 def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """All chosen sequences as one packed row, and all rejected ones as another."""
-    made: dict[str, list[torch.Tensor]] = {"input_ids": [], "position_ids": [], "completion_mask": []}
-    for answer in ("chosen_ids", "rejected_ids"):
-        sequences = [pair["prompt_ids"] + pair[answer] for pair in examples]
-        masks = [[0] * len(pair["prompt_ids"]) + [1] * len(pair[answer]) for pair in examples]
-        for name, parts in (("input_ids", sequences), ("completion_mask", masks)):
-            made[name].append(torch.tensor([*chain(*parts)]))
-        made["position_ids"].append(torch.tensor([*chain(*map(range, map(len, sequences)))]))
-    batch = {name: in_rows(rows) for name, rows in made.items()}
+    collate = autopack.PackingCollator(labels="completions")
+    rows = [
+        collate([{"prompt_ids": pair["prompt_ids"], "completion_ids": [pair[answer]]} for pair in examples])
+        for answer in ("chosen_ids", "rejected_ids")
+    ]
+    names = ("input_ids", "position_ids", "completion_mask")
+    batch = {name: in_rows([row[name][0] for row in rows]) for name in names}
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
@@ -296,17 +294,15 @@ def test_the_recipe_goes_on_where_it_stopped(tmp_path):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 1e-3, "save_steps": 1}
-    losses, batches = [], []
+    runs = []
     for resumed in (None, str(tmp_path / "checkpoint-4")):
         seen.clear()
-        data = pairs(18)
-        trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
+        trainer = dpo(tmp_path, "llama", Watched, train_dataset=pairs(18), save_strategy="steps", **options)
         autopack.enable(trainer)
         trainer.train(resume_from_checkpoint=resumed)
-        losses.append(logged(trainer))
-        batches.append(list(seen))
-    steps_per_epoch = len(losses[0]) // 3
-    assert steps_per_epoch < 4 < len(losses[0])
-    assert 0 < len(batches[1]) < len(batches[0])
-    assert batches[1] == batches[0][-len(batches[1]) :]
-    assert losses[1] == pytest.approx(losses[0], **CLOSE)
+        runs.append((logged(trainer), list(seen)))
+    (losses, batches), (losses_after, batches_after) = runs
+    assert len(losses) // 3 < 4 < len(losses)
+    assert 0 < len(batches_after) < len(batches)
+    assert batches_after == batches[-len(batches_after) :]
+    assert losses_after == pytest.approx(losses, **CLOSE)
