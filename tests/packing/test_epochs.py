@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-import autopack
 from autopack import PackedBatchSampler
+from autopack.packing import CostModel, plan
 from tests.support.refusals import refused
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
@@ -24,7 +24,7 @@ def test_all_epochs_have_as_many_batches_of_few_rows_more_than_one_plan(strategy
     for epoch in range(12):
         sampler.set_epoch(epoch)
         assert len(list(sampler)) == len(sampler) == steps
-    natural = [len(autopack.packing.plan(LENGTHS, 64, strategy, seed=seed, ranks=ranks)) for seed in range(12)]
+    natural = [len(plan(LENGTHS, 64, strategy, seed=seed, ranks=ranks)) for seed in range(12)]
     assert len(sampler.plan) <= 1.03 * min(natural) + ranks
     assert (strategy, ranks) != ("random", 1) or len(set(natural)) > 1, "by themselves they differ in length"
 
@@ -62,23 +62,23 @@ class TestRows:
     """`plan(rows=...)`: so many rows and no others."""
 
     @pytest.mark.parametrize("ranks", [1, 4])
-    @pytest.mark.parametrize("cost", [None, autopack.packing.CostModel()])
+    @pytest.mark.parametrize("cost", [None, CostModel()])
     @pytest.mark.parametrize("strategy", ["best_fit", "random"])
     def test_rows_are_divided(self, strategy, cost, ranks):
-        least = len(autopack.packing.plan(LENGTHS, 64, strategy, ranks=ranks))
+        least = len(plan(LENGTHS, 64, strategy, ranks=ranks))
         for more in (0, 1, 3, 7, 40, (len(LENGTHS) - least) // ranks):
-            made = autopack.packing.plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
+            made = plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
             assert len(made) == least + more * ranks
             assert sorted(made.documents) == list(range(len(LENGTHS)))
             assert (made.tokens_per_row <= 64).all()
             assert (np.diff(made.bounds) > 0).all()
 
     def test_what_cannot_be_is_refused(self):
-        least = len(autopack.packing.plan(LENGTHS, 64))
+        least = len(plan(LENGTHS, 64))
         with refused("does-not-fit", match=rf"rows={least - 1}: 600 documents need {least} rows of 64 tokens"):
-            autopack.packing.plan(LENGTHS, 64, rows=least - 1)
+            plan(LENGTHS, 64, rows=least - 1)
         with refused("does-not-fit", match="no more than documents"):
-            autopack.packing.plan(LENGTHS, 64, rows=601)
+            plan(LENGTHS, 64, rows=601)
 
 
 def test_options_of_numpy_make_the_state_of_those_of_python():

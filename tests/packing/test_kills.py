@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import autopack
+from autopack.packing import shard_files
 from tests.packing.batches import documents_of
 from tests.packing.engines import load, visible
 from tests.packing.killed import MAX_LENGTH, STAGES
@@ -92,7 +93,7 @@ def name_of(shard: int) -> str:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {Path(file).name: Path(file).read_bytes() for file in autopack.packing.shard_files(folder)}
+    return {Path(file).name: Path(file).read_bytes() for file in shard_files(folder)}
 
 
 def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
@@ -110,7 +111,7 @@ def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
 def check(folder: Path, corpus: Any, alone: dict[str, bytes], plan: str = "all") -> None:
     """All shards are those that nobody disturbed, and have every document once, in the rows of `pack`."""
     assert bytes_of(folder) == alone
-    rows = load(autopack.packing.shard_files(folder))
+    rows = load(shard_files(folder))
     assert sorted(documents_of(rows)) == sorted(corpus["input_ids"])
     assert plan == "shard" or rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
 
@@ -129,7 +130,7 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
     assert len(left) == (stage in ("within", "whole"))
     if stage != "named":
         with refused("bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
-            autopack.packing.shard_files(folder)
+            shard_files(folder)
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
     check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
     assert {*os.listdir(folder)} - {*visible(folder)} == left  # nobody reads it
@@ -144,7 +145,7 @@ def test_half_a_file_with_a_name_is_noticed(corpus, start, tmp_path):
     (hidden,) = folder.iterdir()
     hidden.rename(folder / "rows-00000-of-00001.parquet")
     with refused("bad-file", match="wanted a parquet file"):
-        autopack.packing.shard_files(folder)
+        shard_files(folder)
 
 
 @pytest.mark.exhaustive
@@ -221,7 +222,7 @@ def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp
     workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
     with refused("bad-file", match="shards are missing"):
-        autopack.packing.shard_files(folder)
+        shard_files(folder)
     assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
     assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
     finish(start("ray", "all", COUNT, tmp_path / "new"))

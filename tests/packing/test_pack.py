@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from autopack.packing.rows import BLOCK
 from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, llama
 from tests.packing.batches import KINDS, arguments, documents_of, logged, loss_alone, of_kind, pieces, tokenizer
-from tests.packing.engines import dataset_of
 from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
@@ -68,42 +64,6 @@ def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     assert (found if strategy == "sequential" else sorted(found, key=lambda d: d["input_ids"])) == made
     masked = as_examples(autopack.pack(dataset, 10, strategy))
     assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in found]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=40),
-    chunks=st.integers(1, 5),
-    seed=st.integers(0, 9),
-    overflow=st.sampled_from(["truncate", "split", "drop"]),
-    block=st.sampled_from([1, 30, BLOCK]),
-    strategy=st.sampled_from(["best_fit", "fixed_length"]),
-)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rows_hold_what_the_plan_says_however_the_table_is_cut(
-    lengths, chunks, seed, overflow, block, strategy, monkeypatch
-):
-    monkeypatch.setattr("autopack.packing.rows.BLOCK", block)
-    documents = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
-    cuts = np.linspace(0, len(documents), chunks + 1).astype(int)
-    dataset = dataset_of([{"input_ids": ids, "labels": ids} for ids in documents], *cuts[1:-1])
-    options = {"seed": seed, "overflow": overflow}
-    if seed % 2:
-        chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
-        dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]
-    plan = autopack.packing.plan([len(d) for d in documents], 16, strategy, **options)
-    if not len(plan):
-        with refused("does-not-fit", match="no document is left"):
-            autopack.pack(dataset, 16, strategy, **options)
-        return
-    rows = autopack.pack(dataset, 16, strategy, **options)
-    assert len(rows) == len(plan)
-    for number, row in enumerate(rows):
-        piece = plan.pieces(number)
-        wanted = zip(plan.documents[piece], plan.offsets[piece], plan.lengths[piece], strict=True)
-        assert pieces(row) == [documents[d][o : o + n] for d, o, n in wanted]
-        assert row["position_ids"] == plan.position_ids(number).tolist()
-        assert pieces(row, "labels") == [[-100, *part[1:]] for part in pieces(row)]
-    assert dataset["labels"][:] == documents, "what was packed has not been written to"
 
 
 @pytest.mark.parametrize("kind", ["list", "Dataset"])

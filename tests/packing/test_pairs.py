@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import PackedBatchSampler
-from autopack.packing import CostModel, pair_lengths
+from autopack.packing import CostModel, PackingCollator, pair_lengths, plan
 from autopack.packing.balance import imbalance
 
 datasets = pytest.importorskip("datasets")
@@ -32,7 +32,7 @@ LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 
 )
 def test_pairs_stay_together_and_cost_what_their_sequences_do(pairs, strategy, ranks):
     lengths, cost = np.array(pairs), CostModel(1, 1)
-    made = autopack.packing.plan(pairs, 20, strategy, ranks=ranks, cost=cost)
+    made = plan(pairs, 20, strategy, ranks=ranks, cost=cost)
     assert sorted(made.documents.tolist()) == list(range(len(pairs)))
     wanted = [(lengths[row] + lengths[row] ** 2).sum() for row in made]
     assert made.costs(cost).tolist() == wanted
@@ -46,7 +46,7 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
     squares = (LENGTHS**2).sum(axis=1)
 
     def slowest(lengths: np.ndarray) -> float:
-        rows = autopack.packing.plan(lengths, 8192, cost=cost, ranks=8)
+        rows = plan(lengths, 8192, cost=cost, ranks=8)
         return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
 
     assert slowest(LENGTHS) < 1.02
@@ -90,7 +90,7 @@ REWARDS = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
         (lambda data: [{"images": [], "prompt": "a"}], len, "pair-sequences", "makes 0 sequences of 1 pairs"),
         (lambda data: data.to_iterable_dataset(), None, "no-examples", "found IterableDataset"),
         (lambda data: data.select([]), None, "no-examples", "found an empty data set"),
-        (lambda data: data, autopack.PackingCollator(), "pair-sequences", "PackingCollator makes no batch of them"),
+        (lambda data: data, PackingCollator(), "pair-sequences", "PackingCollator makes no batch of them"),
         (lambda data: data, lambda examples: {"input_ids": examples}, "pair-sequences", "<lambda> makes 0 sequences"),
         (
             lambda data: [{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}],
@@ -117,12 +117,12 @@ LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_
 @pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, [dict(pair) for pair in pairs(2)]])
 def test_pairs_are_no_documents_unless_they_are_named(examples):
     with refused("pairs-are-no-documents", match=r"example 0: found 'chosen.*pair_lengths.*both in drop_keys"):
-        autopack.PackingCollator()(examples)
+        PackingCollator()(examples)
     for kind in KINDS:
         with refused("pairs-are-no-documents", match=r"found 'chosen.*pair_lengths.*both in drop_columns"):
             list(autopack.pack(of_kind(examples, kind), 8))
     names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
-    collate = autopack.PackingCollator(drop_keys=names)
+    collate = PackingCollator(drop_keys=names)
     if examples is MIXED:
         assert collate(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]
         assert autopack.pack(examples, 8, drop_columns=names)[0]["input_ids"] == [5, 6, 5, 6]

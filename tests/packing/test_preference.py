@@ -13,7 +13,7 @@ import torch
 
 import autopack
 from autopack import PackedBatchSampler, tiny
-from autopack.packing import pair_lengths
+from autopack.packing import PackingCollator, pair_lengths
 from autopack.runtime.padding_read import LOOKS
 
 datasets = pytest.importorskip("datasets")
@@ -199,7 +199,7 @@ def test_evaluation(tmp_path):
 
 def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """All chosen sequences as one packed row, and all rejected ones as another."""
-    collate = autopack.PackingCollator(labels="completions")
+    collate = PackingCollator(labels="completions")
     rows = [
         collate([{"prompt_ids": pair["prompt_ids"], "completion_ids": [pair[answer]]} for pair in examples])
         for answer in ("chosen_ids", "rejected_ids")
@@ -222,7 +222,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
 
 
 def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
-    trainer = dpo(tmp_path, data_collator=autopack.PackingCollator(), max_steps=1)
+    trainer = dpo(tmp_path, data_collator=PackingCollator(), max_steps=1)
     with autopack.enable(trainer), refused("pairs-are-no-documents", match="example 0: found 'chosen_ids' and"):
         trainer.train()
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import autopack
-from autopack.packing import parts
+from autopack.packing import pack_shards, parts, shard_files
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
 from tests.packing.test_pack import examples
 from tests.support.refusals import refused
@@ -29,7 +29,7 @@ def test_files_are_numbered_in_their_order(ray, tmp_path):
     for number, (a, b) in enumerate([(0, 5), (5, 40), (40, 60)]):
         whole.select(range(a, b)).to_parquet(tmp_path / f"part-{number}.parquet")
     data = ray.data.read_parquet(str(tmp_path), override_num_blocks=5)
-    written = autopack.packing.pack_shards(data, 32, tmp_path / "rows", num_shards=3)
+    written = pack_shards(data, 32, tmp_path / "rows", num_shards=3)
     assert load(written.files)[:] == autopack.pack(whole, 32)[:]
 
 
@@ -45,25 +45,25 @@ def test_what_ray_made_of_arrays_is_packed_as_lists_are(ray, tmp_path):
 
     data = ray.data.range(3, override_num_blocks=1).map_batches(tokenize)
     dropped = ("vector", "matrix")
-    found = load(autopack.packing.pack_shards(data, 4, tmp_path / "a", drop_columns=dropped).files)
+    found = load(pack_shards(data, 4, tmp_path / "a", drop_columns=dropped).files)
     assert found[:] == autopack.pack(dataset_of(plain), 4)[:]
     with refused("unusable-data", match="example 0, column 'vector': found 2 values for 3 tokens"):
-        autopack.packing.pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
+        pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
     same = ray.data.from_numpy(np.arange(12).reshape(3, 4)).rename_columns({"data": "input_ids"})
-    found = load(autopack.packing.pack_shards(same, 4, tmp_path / "c", "sequential").files)
+    found = load(pack_shards(same, 4, tmp_path / "c", "sequential").files)
     assert found["input_ids"][:] == np.arange(12).reshape(3, 4).tolist()
 
 
 def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
     made = [{"input_ids": [i + 1], "source": None if i < 4 else f"s{i}"} for i in range(8)]
     tables = [pa.Table.from_pylist(made[:4]), pa.Table.from_pylist(made[4:])]
-    found = load(autopack.packing.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "a", num_shards=4).files)
+    found = load(pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "a", num_shards=4).files)
     assert found[:] == autopack.pack(dataset_of(made), 2)[:]
-    written = autopack.packing.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "b", plan="shard")
+    written = pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "b", plan="shard")
     assert load(written.files)["source"][:] == [[None, None], [None, None], ["s7", "s6"], ["s5", "s4"]]
     unlike = [pa.table({"input_ids": [[1]], "a": [1]}), pa.table({"input_ids": [[1]], "a": ["b"]})]
     with refused("unusable-data", match="blocks have unlike values in a column: .*'?a'?"):
-        autopack.packing.pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "c")
+        pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "c")
 
 
 def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
@@ -74,16 +74,16 @@ def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
     (tmp_path / "file").touch()
     for options, words in (({}, "found 'file' in it"), ({"strategy": "best"}, "strategy='best'")):
         with pytest.raises(ValueError, match=words):
-            autopack.packing.pack_shards(data, 4, tmp_path, **options)
+            pack_shards(data, 4, tmp_path, **options)
     with refused("no-examples", match="empty dataset"):
-        autopack.packing.pack_shards(ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows")
+        pack_shards(ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows")
 
 
 def test_shards_with_a_plan_each_may_be_more_than_blocks_and_some_are_dropped(blocks, tmp_path):
-    made = autopack.packing.pack_shards(blocks(examples(LENGTHS), 20), 32, tmp_path / "a", plan="shard", num_shards=4)
+    made = pack_shards(blocks(examples(LENGTHS), 20), 32, tmp_path / "a", plan="shard", num_shards=4)
     assert len(made.files) == 4
     short = blocks(examples([9, 9, 3]), 2)
-    made = autopack.packing.pack_shards(short, 4, tmp_path / "b", plan="shard", overflow="drop")
+    made = pack_shards(short, 4, tmp_path / "b", plan="shard", overflow="drop")
     assert (len(made.files), made.counts.dropped, made.rows) == (1, 2, 1)
 
 
@@ -100,17 +100,17 @@ def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
 
 def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
     plain = pa.table({"input_ids": [[1, 2], [3], [4]], "text": ["a", "b", "c"]})
-    made = autopack.packing.pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
+    made = pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
     assert load(made.files)[:] == autopack.pack(datasets.Dataset(plain), 2)[:]
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with refused("unusable-data", match="column 'object': found .*; convert it, or take it out"):
-        autopack.packing.pack_shards(objects, 2, tmp_path / "b")
+        pack_shards(objects, 2, tmp_path / "b")
 
 
 def test_two_runs_write_the_same_bytes(blocks, tmp_path):
     made = examples(LENGTHS)
     for name, cuts in (("a", (20, 40)), ("b", (3,))):
-        autopack.packing.pack_shards(blocks(made, *cuts), 32, tmp_path / name, num_shards=3)
+        pack_shards(blocks(made, *cuts), 32, tmp_path / name, num_shards=3)
     for name in visible(tmp_path / "a"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -122,4 +122,4 @@ def test_the_example_runs(tmp_path):
     done = subprocess.run(command, cwd=tree, env=found, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "the same rows as one process gives" in done.stdout
-    assert len(autopack.packing.shard_files(tmp_path / "rows")) == 8
+    assert len(shard_files(tmp_path / "rows")) == 8

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import CostModel, Plan, documents, pack_shards, parts, plan, rows, shard_files
+from tests.packing.batches import pieces
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
 from tests.packing.test_pack import examples, featured
 from tests.support.refusals import refused
@@ -68,36 +70,50 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, pla
 
 
 @given(
-    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=30),
+    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
     count=st.integers(1, 6),
-    block=st.sampled_from([1, 30, 1 << 20]),
+    seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
+    block=st.sampled_from([1, 30, rows.BLOCK]),
     strategy=st.sampled_from(["best_fit", "random", "fixed_length"]),
     picked=st.booleans(),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_jobs_of_an_array_write_what_one_process_packs(
-    lengths, count, block, overflow, strategy, picked, monkeypatch, tmp_path_factory
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_array_write_them(
+    lengths, cuts, count, seed, overflow, block, strategy, picked, monkeypatch, tmp_path_factory
 ):
     monkeypatch.setattr(rows, "BLOCK", block)
     folder = tmp_path_factory.mktemp("job")
-    every = [{"input_ids": [1000 * i + t for t in range(n)], "text": f"t{i}"} for i, n in enumerate(lengths)]
-    data = dataset_of(every, len(lengths) // 3)
+    ids = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
+    data = dataset_of([{"input_ids": each, "labels": each} for each in ids], *sorted(cuts))
     if picked:
-        data = data.select(np.random.default_rng(1).permutation(len(data)))
-    options = {"strategy": strategy, "overflow": overflow}
-    made = plan([len(ids) for ids in data["input_ids"]], 16, **options)
+        chosen = np.random.default_rng(seed).permutation(len(ids))[: max(1, len(ids) // 2)]
+        data, ids = data.select(chosen), [ids[i] for i in chosen]
+    options = {"strategy": strategy, "overflow": overflow, "seed": seed}
+    made = plan([*map(len, ids)], 16, **options)
     if not len(made):
-        with refused("does-not-fit", match="no document is left"):
-            pack_shards(data, 16, folder / "rows", num_shards=1, **options)
+        for write in (autopack.pack, partial(pack_shards, path=folder / "rows", num_shards=1)):
+            with refused("does-not-fit", match="no document is left"):
+                write(data, max_length=16, **options)
         return
+    packed = autopack.pack(data, 16, **options)
+    assert len(packed) == len(made)
+    for number, row in enumerate(packed):
+        piece = made.pieces(number)
+        wanted = zip(made.documents[piece], made.offsets[piece], made.lengths[piece], strict=True)
+        assert pieces(row) == [ids[d][o : o + n] for d, o, n in wanted]
+        assert pieces(row, "labels") == [[-100, *part[1:]] for part in pieces(row)]
+        assert row["position_ids"] == made.position_ids(number).tolist()
+    assert data["labels"][:] == ids, "what was packed has not been written to"
+
     made.save(folder / "plan")
     count = min(count, len(made))
-    for shard in np.random.default_rng(len(lengths)).permutation(count).tolist():
+    for shard in np.random.default_rng(seed).permutation(count).tolist():
         given = {"plan": Plan.load(folder / "plan")} if shard % 2 else options  # jobs that plan, and that are given it
         written = pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
         assert written.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
-    assert load(shard_files(folder / "rows"))[:] == autopack.pack(data, 16, **options)[:]
+    assert load(shard_files(folder / "rows"))[:] == packed[:]
 
 
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from transformers import DataCollatorWithFlattening, Trainer, default_data_colla
 
 import autopack
 from autopack.integrations.boundaries import what_is_lost
+from autopack.packing import PackingCollator
 from tests.packing.batches import KINDS, arguments, in_training, logged, loss_alone, of_kind, pieces
 from tests.packing.test_pack import sft_trainer
 from tests.support.refusals import refused
@@ -37,7 +38,7 @@ def _rows(kind="Dataset", **columns):
 
 def _trainer(model, tmp_path, rows, kind=Trainer, keep=False, **given):
     args = arguments(tmp_path, remove_unused_columns=not keep, **STEP)
-    return kind(model, args, train_dataset=rows, **({"data_collator": autopack.PackingCollator()} | given))
+    return kind(model, args, train_dataset=rows, **({"data_collator": PackingCollator()} | given))
 
 
 def _first_loss(trainer):
@@ -133,7 +134,7 @@ def test_trls_collator_takes_rows_for_documents(model_type, tmp_path):
     with autopack.enable(model), refused("trainer-loses-documents", match="makes one document of a row of"):
         trainer.train()
     expected = _alone(model, _trainer(model, tmp_path, rows, keep=True), rows)
-    collator = autopack.PackingCollator()
+    collator = PackingCollator()
     trainer = sft_trainer(tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP)
     with autopack.enable(trainer):
         assert _first_loss(trainer) == pytest.approx(expected, rel=ROUNDING)
@@ -153,7 +154,7 @@ def test_nothing_is_drawn_from_random_states(tmp_path):
     class Draws:
         def __call__(self, examples):
             random.random(), np.random.rand(), torch.rand(1)
-            return autopack.PackingCollator()(examples)
+            return PackingCollator()(examples)
 
     trainer = _trainer(in_training("llama"), tmp_path, _rows(), data_collator=Draws())
     before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
@@ -201,7 +202,7 @@ def test_data_of_any_form_are_left_to_whoever_loads_them(rows, tmp_path):
 def test_rows_that_trl_has_cut_are_named_so():
     rows = _rows()
     with refused("unusable-data", match=r"was the row cut to 20 tokens\? TRL's SFTConfig"):
-        autopack.PackingCollator()([{**rows[0], **{k: rows[0][k][:20] for k in ("input_ids", "position_ids")}}])
+        PackingCollator()([{**rows[0], **{k: rows[0][k][:20] for k in ("input_ids", "position_ids")}}])
 
 
 def _last_two(ids):
@@ -234,5 +235,5 @@ class TestTargets:
 
     def test_weights_count_them(self, key):
         for row in _rows(**{key: _last_two}):
-            weights = autopack.PackingCollator(loss_weights="document")([row])["loss_weights"]
+            weights = PackingCollator(loss_weights="document")([row])["loss_weights"]
             assert (weights > 0).sum() == 2 * len(row["seq_lengths"])

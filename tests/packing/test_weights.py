@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.packing import PackingCollator
+from autopack.packing import PackingCollator, weighted_loss
 from tests.conftest import gradient_error, gradients, llama, token_ids
 from tests.packing.batches import loss_alone
 from tests.support.refusals import refused
@@ -43,7 +43,7 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, wei
     total = 0.0
     for batch in batches:
         labels, weights = batch.pop("labels"), batch.pop("loss_weights")
-        part = autopack.packing.weighted_loss(model(**batch, use_cache=False), labels, weights, count)
+        part = weighted_loss(model(**batch, use_cache=False), labels, weights, count)
         part.backward()
         total += part.item()
     assert total == pytest.approx(loss.item(), rel=ROUNDING)
@@ -58,7 +58,7 @@ def test_a_mean_over_tokens_is_another_loss():
     output = model(**batch, use_cache=False)
     assert abs(output.loss.item() - by_document) > 0.01
     weights = PackingCollator(loss_weights="token")(examples())["loss_weights"]
-    found = autopack.packing.weighted_loss(output, batch["labels"], weights)
+    found = weighted_loss(output, batch["labels"], weights)
     assert found.item() == pytest.approx(output.loss.item(), rel=ROUNDING)
 
 
@@ -82,7 +82,7 @@ def test_losses_that_do_not_shift_count_every_label():
     batch = PackingCollator(loss_weights="document", labels="unshifted")(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
-    found = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
+    found = weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
     assert found.item() == pytest.approx(expected.item(), rel=ROUNDING)
 
 
@@ -92,7 +92,7 @@ def test_a_batch_without_targets_has_a_loss_of_zero_and_no_gradient():
         [{"input_ids": [1], "labels": [1]}, {"input_ids": [2, 3], "labels": [2, -100]}]
     )
     assert batch["loss_weights"].tolist() == [[0, 0, 0]]
-    loss = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"])
+    loss = weighted_loss(logits, batch["labels"], batch["loss_weights"])
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
@@ -106,11 +106,11 @@ def test_every_weight_of_a_target_counts():
         weights = torch.tensor([given], dtype=torch.float64)
         counted = weights[0, 1:].where(labels[0, 1:] != -100, 0)
         total = (losses * counted).sum().item()
-        found = autopack.packing.weighted_loss(logits, labels, weights)
+        found = weighted_loss(logits, labels, weights)
         assert found.item() == pytest.approx(total / counted.sum().item(), rel=1e-12)
-        of_step = autopack.packing.weighted_loss(logits, labels.int(), weights, -3.0)
+        of_step = weighted_loss(logits, labels.int(), weights, -3.0)
         assert of_step.item() == pytest.approx(total / -3, rel=1e-12)
-    assert autopack.packing.weighted_loss(logits, labels, weights.masked_fill(labels == 5, torch.nan)).isnan()
+    assert weighted_loss(logits, labels, weights.masked_fill(labels == 5, torch.nan)).isnan()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_every_weight_of_a_target_counts():
 )
 def test_labels_and_weights_are_tensors(labels, weights, words):
     with refused("wrong-labels", match=words):
-        autopack.packing.weighted_loss(torch.zeros(1, 3, 5), labels, weights)
+        weighted_loss(torch.zeros(1, 3, 5), labels, weights)
 
 
 @pytest.mark.parametrize(
