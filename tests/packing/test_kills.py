@@ -136,18 +136,6 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
     assert {*os.listdir(folder)} - {*visible(folder)} == left  # nobody reads it
 
 
-def test_half_a_file_with_a_name_is_noticed(corpus, start, tmp_path):
-    """What names that come last are for: the same bytes under their name at once are an error to whoever reads."""
-    folder = tmp_path / "rows"
-    killed = start("job", 0, 1, folder, "within")
-    until((tmp_path / "at-rows-00000-of-00001.parquet").exists, killed)
-    kill(killed)
-    (hidden,) = folder.iterdir()
-    hidden.rename(folder / "rows-00000-of-00001.parquet")
-    with refused("bad-file", match="wanted a parquet file"):
-        shard_files(folder)
-
-
 @pytest.mark.exhaustive
 def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_path):
     folder = tmp_path / "rows"

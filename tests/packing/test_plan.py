@@ -180,11 +180,6 @@ def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
     assert found.counts.split == sum(np.bincount(found.documents) > 1)
 
 
-def test_positions_restart_at_documents():
-    found = plan([5, 4, 3], 6, "fixed_length")
-    assert [found.position_ids(r).tolist() for r in range(2)] == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1, 2]]
-
-
 # Balance
 
 

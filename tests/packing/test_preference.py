@@ -221,12 +221,6 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
     assert np.isfinite(logged(stock)).all(), "control: it is trained on, as if each row were one sequence"
 
 
-def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
-    trainer = dpo(tmp_path, data_collator=PackingCollator(), max_steps=1)
-    with autopack.enable(trainer), refused("pairs-are-no-documents", match="example 0: found 'chosen_ids' and"):
-        trainer.train()
-
-
 # The recipe
 
 

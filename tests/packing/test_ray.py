@@ -14,7 +14,7 @@ import pytest
 
 import autopack
 from autopack.packing import pack_shards, parts, shard_files
-from tests.packing.engines import LENGTHS, dataset_of, load, visible
+from tests.packing.engines import LENGTHS, dataset_of, load
 from tests.packing.test_pack import examples
 from tests.support.refusals import refused
 
@@ -105,14 +105,6 @@ def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with refused("unusable-data", match="column 'object': found .*; convert it, or take it out"):
         pack_shards(objects, 2, tmp_path / "b")
-
-
-def test_two_runs_write_the_same_bytes(blocks, tmp_path):
-    made = examples(LENGTHS)
-    for name, cuts in (("a", (20, 40)), ("b", (3,))):
-        pack_shards(blocks(made, *cuts), 32, tmp_path / name, num_shards=3)
-    for name in visible(tmp_path / "a"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_the_example_runs(tmp_path):
