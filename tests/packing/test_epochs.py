@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 
-from autopack import PackedBatchSampler
+from autopack import PackedBatchSampler, PackingCollator
 from autopack.packing import CostModel, plan
+from tests.packing.batches import Documents
 from tests.support.refusals import refused
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
@@ -92,3 +93,30 @@ def test_options_of_numpy_make_the_state_of_those_of_python():
     assert state == plain.state_dict(step=1)
     other.load_state_dict({**state, "step": np.int64(1)})
     json.dumps(other.state_dict())
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("strategy", ["best_fit", "random", "sequential"])
+@pytest.mark.parametrize(("workers", "stops"), [(0, range(13)), (2, (0, 1, 5, 12))])
+def test_a_loader_that_keeps_states_goes_on_after_every_step_of_a_later_epoch(workers, stops, strategy):
+    """torchdata's StatefulDataLoader saves and loads the sampler's state by itself."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    lengths = [1 + 7 * n % 19 for n in range(60)]
+
+    def loader(epoch, rank):
+        sampler = PackedBatchSampler(lengths, 24, strategy=strategy, num_replicas=2, rank=rank)
+        sampler.set_epoch(epoch)
+        options = {"batch_sampler": sampler, "collate_fn": PackingCollator(), "num_workers": workers}
+        return stateful.StatefulDataLoader(Documents(lengths), **options)
+
+    def tokens(batches):
+        return [batch["input_ids"].tolist() for batch in batches]
+
+    for rank in range(2):
+        whole = tokens(loader(1, rank))
+        assert len(whole) > max(stops)
+        for stop in stops:
+            first, again = loader(1, rank), loader(0, rank)
+            seen = tokens(islice(first, stop)) if stop else []
+            again.load_state_dict(first.state_dict())
+            assert seen + tokens(again) == whole, stop
