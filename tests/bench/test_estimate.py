@@ -26,25 +26,11 @@ def lognormal(count: int, seed: int = 0) -> np.ndarray:
     return np.clip(drawn.astype(int), 1, 4096)
 
 
-def test_one_padded_batch_of_all_documents_is_as_counted_by_hand():
-    cost = autopack.packing.CostModel(1.0, 0.5)
-    found = autopack.estimate(LENGTHS, 10, batch_size=6, batch_sizes=(6,), cost=cost, strategies=("best_fit",))
-    assert (found.baseline.rows, found.baseline.tokens, found.baseline.pairs) == (6, 54, 6 * 81)
-    assert found.baseline.padding == pytest.approx(26 / 54)
-    assert found.baseline.cost == 54 + 0.5 * 486
-    squares = 9 + 81 + 1 + 16 + 16 + 49
-    mini, best = found["mini-batch"], found["best_fit"]
-    assert (mini.rows, mini.tokens, mini.padding, mini.pairs, mini.cost) == (1, 28, 0, squares, 28 + 0.5 * squares)
-    assert (best.rows, best.tokens, best.pairs, best.cost) == (3, 30, squares, 30 + 0.5 * squares)
-    assert best.speedup == pytest.approx((54 + 243) / (30 + 86))
-    assert found.tokens_saved(best) == pytest.approx(1 - 30 / 54)
-    assert found.attention_saved(best) == pytest.approx(1 - squares / 486)
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
 @settings(max_examples=40)
-def test_padding_is_that_of_batches_put_together_one_by_one(lengths, batch_size, seed):
-    found = autopack.estimate(lengths, 30, batch_size=batch_size, batch_sizes=(), strategies=("sorted",), seed=seed)
+def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, batch_size, seed):
+    options = {"batch_sizes": (), "strategies": ("sorted",), "cost": autopack.packing.CostModel(1.0, 0.5)}
+    found = autopack.estimate(lengths, 30, batch_size=batch_size, seed=seed, **options)
     random, grouped = found.padded
     order = np.random.default_rng(seed).permutation(lengths).tolist()
     megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))  # as transformers' group_by_length
@@ -53,8 +39,17 @@ def test_padding_is_that_of_batches_put_together_one_by_one(lengths, batch_size,
         batches = [documents[i : i + batch_size] for i in range(0, len(documents), batch_size)]
         assert arm.tokens == sum(len(b) * max(b) for b in batches)
         assert arm.pairs == sum(len(b) * max(b) ** 2 for b in batches)
-    assert random.padding >= 0
-    assert found["mini-batch"].tokens == sum(lengths)
+        assert arm.padding == pytest.approx(1 - sum(lengths) / arm.tokens)
+    assert found.baseline == random
+    assert (found["mini-batch"].tokens, found["mini-batch"].padding) == (sum(lengths), 0)
+    rows = autopack.packing.plan(lengths, 30, "sorted", seed=seed).tokens_per_row
+    assert (found["sorted"].rows, found["sorted"].tokens) == (len(rows), len(rows) * max(rows)), "padded to the longest"
+    for arm in found.packed:
+        assert arm.pairs == sum(n * n for n in lengths)
+        assert arm.speedup == pytest.approx(random.cost / arm.cost)
+        assert found.tokens_saved(arm) == pytest.approx(1 - arm.tokens / random.tokens)
+        assert found.attention_saved(arm) == pytest.approx(1 - arm.pairs / random.pairs)
+    assert all(arm.cost == arm.tokens + 0.5 * arm.pairs for arm in (*found.padded, *found.packed))
 
 
 def test_grouping_by_length_is_that_of_transformers():
@@ -87,43 +82,69 @@ def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kep
     assert word in str(found)
 
 
-def files(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The same lengths in every form that is read, and the options that each needs."""
-    ids = [[1] * n for n in LENGTHS]
-    dataset = datasets.Dataset.from_dict({"input_ids": ids})
-    padded = {
-        "input_ids": [[1] * 9] * 6,
-        "attention_mask": [[0] * (9 - n) + [1] * n for n in LENGTHS],
-    }
-    np.save(folder / "l.npy", np.array(LENGTHS, np.int32))
-    (folder / "l.json").write_text(json.dumps(LENGTHS))
-    (folder / "columns.json").write_text(json.dumps({"lengths": LENGTHS}))
-    (folder / "l.jsonl").write_text("".join(f"{n}\n" for n in LENGTHS))
-    (folder / "ids.jsonl").write_text("".join(json.dumps({"id": 1, "input_ids": i}) + "\n" for i in ids))
-    (folder / "named.jsonl").write_text("".join(json.dumps({"length": 1, "n": n}) + "\n" for n in LENGTHS))
-    datasets.Dataset.from_dict({"length": LENGTHS}).to_parquet(folder / "l.parquet")
-    dataset.to_parquet(folder / "ids.parquet")
-    datasets.Dataset.from_dict({"text": ["a " * n for n in LENGTHS]}).to_parquet(folder / "text.parquet")
-    dataset.save_to_disk(folder / "saved")
-    shuffled = datasets.Dataset.from_dict({"input_ids": [[1] * 99, *ids]}).select(range(1, 7))
-    words = {"tokenizer": lambda texts: {"input_ids": [t.split() for t in texts]}}
-    names = ("l.npy", "l.json", "columns.json", "l.jsonl", "ids.jsonl", "l.parquet", "ids.parquet", "saved")
-    return {
-        **{name: (folder / name, {}) for name in names},
-        "named.jsonl": (folder / "named.jsonl", {"column": "n"}),
-        "text.parquet": (folder / "text.parquet", words),
-        "dataset": (dataset, {}),
-        "padded dataset": (datasets.Dataset.from_dict(padded), {}),
-        "selected dataset": (shuffled, {}),
-        "text dataset": (datasets.Dataset.from_dict({"text": ["a " * n for n in LENGTHS]}), words),
-        "examples": ([{"input_ids": i} for i in ids], {}),
-        "array": (np.array(LENGTHS), {}),
-    }
+class Words:
+    """A tokenizer of words, whose template puts the role before each message."""
+
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[1] * add_special_tokens + text.split() for text in texts]}
+
+    def apply_chat_template(self, messages, tokenize):
+        return "".join(f"{message['role']} {message['content']} " for message in messages)
 
 
-def test_lengths_are_read_from_every_form(tmp_path):
-    for name, (data, options) in files(tmp_path).items():
-        assert autopack.estimate(data, 9, strategies=(), **options).lengths.tolist() == LENGTHS, name
+def stored(examples: list[dict[str, Any]], kind: str, folder: Path) -> Any:
+    """The examples as a list, a dataset, or the path of a file or folder."""
+    data, path = datasets.Dataset.from_list(examples), folder / f"examples.{kind}"
+    if kind == "saved":
+        path = folder / "saved"
+        data.save_to_disk(path)
+    elif kind == "jsonl":
+        data.to_json(path)
+    elif kind == "parquet":
+        data.to_parquet(path)
+    return {"list": examples, "Dataset": data}.get(kind, path)
+
+
+def chat(count: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "a " * count}, {"role": "assistant", "content": "c"}]
+
+
+BOTH = ("prompt", "completion")
+
+
+@pytest.mark.parametrize("kind", ["list", "Dataset", "saved", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("make", "column", "more"),
+    [
+        (lambda n: {"length": n}, None, 0),
+        (lambda n: {"id": 1, "input_ids": [1] * n}, None, 0),
+        (lambda n: {"length": 1, "n": n}, "n", 0),
+        (lambda n: {"input_ids": [1] * 9, "attention_mask": [0] * (9 - n) + [1] * n}, None, 0),
+        (lambda n: {"text": "a " * n}, None, 1),
+        (lambda n: {"messages": chat(n)}, None, 3),
+        (lambda n: {"messages": chat(n)}, "messages", 3),
+        (lambda n: {"prompt": "a " * n, "completion": "d"}, BOTH, 3),
+        (lambda n: {"prompt": [4] * n, "completion": [6]}, [*BOTH], 1),
+        (lambda n: {"prompt": [4] * n, "completion": 7}, [*BOTH], 7),
+    ],
+)
+def test_lengths_are_read_from_every_form(kind, make, column, more, tmp_path):
+    """Texts have one special token each, and messages their roles."""
+    data = stored([make(n) for n in LENGTHS], kind, tmp_path)
+    found = autopack.estimate(data, column=column, tokenizer=Words() if more else None)
+    assert found.lengths.tolist() == [n + more for n in LENGTHS]
+    assert all(found.tokens_saved(arm) >= 0 for arm in found.packed)
+
+
+def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
+    np.save(tmp_path / "l.npy", np.array(LENGTHS, np.int32))
+    (tmp_path / "l.json").write_text(json.dumps(LENGTHS))
+    (tmp_path / "columns.json").write_text(json.dumps({"lengths": LENGTHS}))
+    (tmp_path / "l.jsonl").write_text("".join(f"{n}\n" for n in LENGTHS))
+    files = [tmp_path / name for name in ("l.npy", "l.json", "columns.json", "l.jsonl")]
+    part = datasets.Dataset.from_dict({"input_ids": [[1] * n for n in (99, *LENGTHS)]}).select(range(1, 7))
+    for data in (*files, part, np.array(LENGTHS)):
+        assert autopack.estimate(data, 9, strategies=()).lengths.tolist() == LENGTHS, data
 
 
 @pytest.mark.parametrize(
@@ -165,45 +186,6 @@ def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_pat
     assert words in capsys.readouterr().err
 
 
-class Words:
-    """A tokenizer of words, whose template puts the role before each message."""
-
-    def __call__(self, texts, add_special_tokens=True):
-        return {"input_ids": [[1] * add_special_tokens + text.split() for text in texts]}
-
-    def apply_chat_template(self, messages, tokenize):
-        return "".join(f"{message['role']} {message['content']} " for message in messages)
-
-
-CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
-
-
-@pytest.mark.parametrize("kind", ["list", "Dataset", "jsonl", "parquet"])
-@pytest.mark.parametrize(
-    ("example", "column", "tokens"),
-    [
-        ({"messages": CHAT}, None, 5),
-        ({"messages": CHAT}, "messages", 5),
-        ({"prompt": "a b c", "completion": "d"}, ("prompt", "completion"), 6),
-        ({"prompt": [4, 5], "completion": [6]}, ["prompt", "completion"], 3),
-        ({"prompt": [4, 5], "completion": 7}, ["prompt", "completion"], 9),
-    ],
-)
-def test_chats_and_several_columns(example, column, tokens, kind, tmp_path):
-    data: Any = [example, example]
-    if kind in ("Dataset", "parquet"):
-        data = datasets.Dataset.from_list(data)
-    if kind == "parquet":
-        data.to_parquet(tmp_path / "d.parquet")
-        data = tmp_path / "d.parquet"
-    if kind == "jsonl":
-        data = tmp_path / "d.jsonl"
-        data.write_text(json.dumps(example) + "\n" + json.dumps(example))
-    found = autopack.estimate(data, column=column, tokenizer=Words())
-    assert found.lengths.tolist() == [tokens, tokens]
-    assert all(found.tokens_saved(arm) >= 0 for arm in found.packed)
-
-
 def test_few_short_documents_save_no_less_than_nothing():
     found = autopack.estimate([2] * 50)
     assert all(found.tokens_saved(arm) == 0 for arm in found.packed)
@@ -242,19 +224,6 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
         autopack.estimate(["a b"], tokenizer=str(tmp_path))
     with pytest.raises(ValueError, match="batch_size=0"):
         autopack.estimate([1], batch_size=0)
-
-
-def test_the_command_prints_a_table_and_draws_a_picture(tmp_path, capsys):
-    np.save(tmp_path / "l.npy", lognormal(500))
-    picture = tmp_path / "out.png"
-    options = ["--max-length", "1024", "--strategy", "best_fit", "--plot", str(picture), "--hidden-size", "1024"]
-    assert main(["estimate", str(tmp_path / "l.npy"), *options]) == 0
-    printed = capsys.readouterr().out
-    for part in ("500 documents", "truncated", "grouped by length", "mini-batch of 8", "best_fit", "1 / 12,288"):
-        assert part in printed
-    assert "sequential" not in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert len(picture.read_bytes()) > 10_000
 
 
 def test_the_command_gives_json(tmp_path, capsys):

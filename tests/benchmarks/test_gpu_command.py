@@ -36,6 +36,10 @@ def _raise(job: Job) -> None:
     raise ZeroDivisionError("a part that raises")
 
 
+def _carried_out(measure):
+    return carry_out(Part("measured", measure, 1), Job(Machine("cpu"), True, 60))
+
+
 def _run(folder, *arguments):
     status = main(["--out", str(folder), "--device", "cpu", "--small", *arguments])
     return status, json.loads((folder / "gpu.json").read_text()), (folder / "gpu.txt").read_text()
@@ -59,27 +63,32 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
         "speed, 7B": "ok", "speed, 7B, autocast": "left out",
         "exactness, flex": "ok", "mixers": "ok",
     }, table  # fmt: skip
+
+    def result_of(name):
+        return found[name]["result"]
+
     for name in ("varlen", "flash", "flex"):
-        cells = found[f"exactness, {name}"]["result"]["types"]
+        cells = result_of(f"exactness, {name}")["types"]
         assert cells
         assert all(cell["packed"] < 0.1 < cell["stock leaks"] for cell in cells.values())
-    assert found["mixers"]["result"]["types"]["qwen3_next fp32"]["kernels"]["torch_chunk_gated_delta_rule"] is True
-    bounds = [bounds for kernel, bounds in found["mixers"]["result"]["documents at kernels"]]
+    mixers = result_of("mixers")
+    assert mixers["types"]["qwen3_next fp32"]["kernels"]["torch_chunk_gated_delta_rule"] is True
+    bounds = [bounds for kernel, bounds in mixers["documents at kernels"]]
     assert any(bounds and len(bounds) > 1 for bounds in bounds), "documents must have reached the kernels"
-    for size in ("speed, 0.1B", "speed, 0.1B, autocast", "speed, 7B"):
-        for kind in ("forward", "step"):
-            race = found[size]["result"][kind]
-            assert race["rounds"] >= 1
-            assert all(cell["tokens per second"]["median"] > 0 for cell in race["arms"].values())
-            assert all(cell["speed of stock packed flash"]["median"] > 0 for cell in race["arms"].values())
-            assert all(cell["peak bytes"] > 0 for cell in race["arms"].values())
-            told = race["arms"]["enabled, padded batch"]["note"]
-            assert f"{2 if size == 'speed, 7B' else 4} padded batches packed inside" in told
-        errors = found[size]["result"]["checked"]
+    for size, batches in (("0.1B", 4), ("0.1B, autocast", 4), ("7B", 2)):
+        measured = result_of(f"speed, {size}")
+        for timed in (measured["forward"], measured["step"]):
+            assert timed["rounds"] >= 1
+            for cell in timed["arms"].values():
+                assert cell["tokens per second"]["median"] > 0
+                assert cell["speed of stock packed flash"]["median"] > 0
+                assert cell["peak bytes"] > 0
+            assert f"{batches} padded batches packed inside" in timed["arms"]["enabled, padded batch"]["note"]
+        errors = measured["checked"]
         assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
     assert "FAILED: raises" in table
     assert "No part failed" not in table
-    assert all(arm in table for arm in found["waits"]["result"]["calls"])
+    assert all(arm in table for arm in result_of("waits")["calls"])
     assert result["picture"] == "gpu.png"
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} <= {"gpu.json", "gpu.txt", "gpu.png"}
@@ -128,9 +137,13 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     assert not Run(Machine("cpu"), tmp_path, 1, small=True).kept
 
 
-def test_what_there_was_no_time_for_is_named_and_comes_next(tmp_path, capsys):
-    _run(tmp_path, "--minutes", "0", "--parts", "environment", "waits")
-    assert capsys.readouterr().out.splitlines()[-1] == "LEFT: environment; waits. The same command goes on with them."
+def test_what_there_was_no_time_for_is_left_out_named_and_comes_next(tmp_path, capsys):
+    status, result, table = _run(tmp_path, "--minutes", "0")
+    left = [(part["status"], part["reason"]) for part in result["parts"].values()]
+    assert (status, left) == (0, [("left out", "no time")] * len(parts.PARTS))
+    assert table.count("left out: no time") == len(parts.PARTS)
+    assert result["picture"] == "none, because nothing was timed"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("LEFT: environment; ")
     status, result, _ = _run(tmp_path, "--parts", "environment")
     assert (status, result["parts"]["environment"]["status"]) == (0, "ok")
 
@@ -141,16 +154,6 @@ def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeyp
     result = {"parts": {"speed, 1B": {"result": {"step": race}}}, "settings": {"device": "cpu"}}
     assert "matplotlib" in report.draw(result, tmp_path / "gpu.png")
     assert not list(tmp_path.iterdir())
-
-
-def test_without_time_everything_is_left_out_and_written(tmp_path):
-    status, result, table = _run(tmp_path, "--minutes", "0")
-    assert status == 0
-    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * len(
-        parts.PARTS
-    )
-    assert table.count("left out: no time") == len(parts.PARTS)
-    assert result["picture"] == "none, because nothing was timed"
 
 
 def test_only_a_gpu_is_a_gpu(capsys):
@@ -205,15 +208,10 @@ def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch, cal
 
     AttentionInterface.register("no_memory", no_memory)
     AttentionMaskInterface.register("no_memory", lambda *_, **__: None)
-    arms = (
-        speed.ARMS[0],
-        Arm("greedy", ROW, False, "no_memory"),
-        FLASH,
-        next(arm for arm in speed.ARMS if arm.name == "enabled"),
-    )
+    enabled = next(arm for arm in speed.ARMS if arm.name == "enabled")
+    arms = (speed.ARMS[0], Arm("greedy", ROW, False, "no_memory"), FLASH, enabled)
     monkeypatch.setattr(speed, "ARMS", arms)
-    part = Part("speed", lambda job: speed.measure_size(job, "7B"), 1)
-    outcome = carry_out(part, Job(Machine("cpu"), True, 60))
+    outcome = _carried_out(lambda job: speed.measure_size(job, "7B"))
     if calls:  # without documents it leaks, and is named
         assert [problem[:13] for problem in outcome["problems"]] == ["greedy is off"]
     else:
@@ -243,9 +241,7 @@ def test_kernels_that_leak_are_found(monkeypatch):
     within = torch_flash.scores_within
     monkeypatch.setattr(torch_flash, "scores_within", everything)
     monkeypatch.setattr(exactness, "SMALL", {"varlen": ["llama"]})
-    outcome = carry_out(
-        Part("exactness", lambda job: exactness.measure_backend(job, "varlen"), 1), Job(Machine("cpu"), True, 60)
-    )
+    outcome = _carried_out(lambda job: exactness.measure_backend(job, "varlen"))
     assert outcome["status"] == "failed"
     assert [problem.split(": ")[0] for problem in outcome["problems"]] == ["llama bf16", "llama fp16"]
     assert "packed is" in outcome["problems"][0]
@@ -316,14 +312,10 @@ def test_waits_are_counted_by_line_and_the_mode_is_given_back(cuda):
     assert cuda.mode == 0
 
 
-def test_times_and_memory_are_taken_around_a_call_that_is_waited_for(cuda):
+def test_times_and_memory_are_taken_around_a_call_that_is_waited_for_and_a_gpu_is_described(cuda, monkeypatch):
     race({"": int}, 1, wait=partial(wait_for, "cuda"))
     assert cuda.waits == 2
     assert peak_memory(lambda: None, [], "cuda:0") == 3 * 2**30
-    assert Machine("cuda").free() == 2.0
-
-
-def test_a_gpu_is_described(cuda, monkeypatch):
     shown = SimpleNamespace(name="Some GPU", multi_processor_count=132, total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: shown)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

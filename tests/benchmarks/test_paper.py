@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,7 @@ from benchmarks.paper_arms import (
     Arm,
     Shape,
 )
+from tests.packing.batches import loss_alone
 
 SHAPE = Shape(batch_size=3, max_length=40)
 STEPS = 6
@@ -73,71 +75,60 @@ def documents_of(call: dict[str, Any]) -> list[bytes]:
 # Arms
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize("arm", ARMS)
-def test_an_epoch_has_every_token_once(corpus, arm, epoch):
-    times = [np.zeros(length, int) for length in corpus.lengths]
-    for document, offset, length in chain.from_iterable(ARMS[arm].choose(corpus.lengths, SHAPE, epoch)):
-        times[document][offset : offset + length] += 1
-    assert all((count == 1).all() for count in times)
+def chosen(arm: str, lengths: Any, epoch: int = 0) -> list[Any]:
+    """The pieces of documents of each step."""
+    return ARMS[arm].choose(lengths, SHAPE, epoch)
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_calls_hold_the_documents(corpus, arm):
-    steps = ARMS[arm].choose(corpus.lengths, SHAPE, 0)
+def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm):
+    for epoch in (0, 1):
+        times = [np.zeros(length, int) for length in corpus.lengths]
+        for document, offset, length in chain(*chosen(arm, corpus.lengths, epoch)):
+            times[document][offset : offset + length] += 1
+        assert all((count == 1).all() for count in times)
+    steps = chosen(arm, corpus.lengths)
     calls = [ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in steps]
-    found = sorted(document for call in calls for document in documents_of(call))
     if arm in (FIXED, FIXED_POSID):  # cut, so only the text as a whole is the same
         order = [piece.document for pieces in steps for piece in pieces if piece.offset == 0]
         text = np.concatenate([corpus.train[i] for i in order])
         assert np.array_equal(torch.cat([ids for call in calls for ids, _, _ in rows_of(call)]).numpy(), text)
     else:
+        found = sorted(document for call in calls for document in documents_of(call))
         assert found == sorted(document.tobytes() for document in corpus.train)
-
-
-@pytest.mark.parametrize("arm", ARMS)
-def test_labels_are_the_tokens_but_for_padding_and_where_a_document_begins(corpus, arm):
-    for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0):
-        call = ARMS[arm].collate(corpus.train, pieces, SHAPE)
+    for pieces, call in zip(steps, calls, strict=True):
         assert sum(len(ids) for ids, _, _ in rows_of(call)) == sum(piece.length for piece in pieces)
         if "attention_mask" in call:
             assert (call["labels"][call["attention_mask"] == 0] == IGNORED).all()
         for ids, labels, positions in rows_of(call):
-            assert torch.equal(labels == IGNORED, (positions == 0) & ARMS[arm].enabled)
+            assert torch.equal(labels == IGNORED, (positions == 0) & ARMS[arm].enabled), "where a document begins"
             assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
-
-
-@pytest.mark.parametrize("arm", [name for name in ARMS if name != FIXED])
-def test_targets_are_all_tokens_but_the_first_of_a_piece(corpus, arm):
-    for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0):
-        call = ARMS[arm].collate(corpus.train, pieces, SHAPE)
-        assert paper_training.targets(call) == sum(piece.length - 1 for piece in pieces)
+        assert arm == FIXED or paper_training.targets(call) == sum(piece.length - 1 for piece in pieces)
 
 
 def test_rows_are_as_long_as_the_arm_says(corpus):
-    most = SHAPE.batch_size * SHAPE.max_length
     for arm in (FIXED, FIXED_POSID):
-        *full, last = (ARMS[arm].collate(corpus.train, p, SHAPE) for p in ARMS[arm].choose(corpus.lengths, SHAPE, 0))
+        *full, last = (ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in chosen(arm, corpus.lengths))
         assert {call["input_ids"].shape for call in full} == {(SHAPE.batch_size, SHAPE.max_length)}
         assert last["input_ids"].shape[1] <= SHAPE.max_length
     for arm in (OFFLINE, MULTIPACK):
-        sizes = [sum(piece.length for piece in pieces) for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0)]
-        assert max(sizes) <= most
-        assert len(sizes) < len(ARMS[PADDING].choose(corpus.lengths, SHAPE, 0))
+        sizes = [sum(piece.length for piece in pieces) for pieces in chosen(arm, corpus.lengths)]
+        assert max(sizes) <= SHAPE.batch_size * SHAPE.max_length
+        assert len(sizes) < len(chosen(PADDING, corpus.lengths))
 
 
 def test_mini_batches_are_those_of_padding_and_change_with_the_epoch(corpus):
-    choose = ARMS[MINI_BATCH].choose
-    assert choose(corpus.lengths, SHAPE, 0) == ARMS[PADDING].choose(corpus.lengths, SHAPE, 0)
-    assert choose(corpus.lengths, SHAPE, 0) != choose(corpus.lengths, SHAPE, 1)
-    assert {len(pieces) for pieces in choose(corpus.lengths, SHAPE, 0)[:-1]} == {SHAPE.batch_size}
+    first = chosen(MINI_BATCH, corpus.lengths)
+    assert first == chosen(PADDING, corpus.lengths)
+    assert first != chosen(MINI_BATCH, corpus.lengths, 1)
+    assert {len(pieces) for pieces in first[:-1]} == {SHAPE.batch_size}
 
 
 def test_sorting_leaves_less_padding():
     lengths = draw(DISTRIBUTIONS["flan"], 300, 256, 0, scale=16)
 
     def columns(arm: str) -> int:
-        return sum(len(step) * max(piece.length for piece in step) for step in ARMS[arm].choose(lengths, SHAPE, 0))
+        return sum(len(step) * max(piece.length for piece in step) for step in chosen(arm, lengths))
 
     assert lengths.sum() < columns(SORTED) < 0.8 * columns(PADDING)
 
@@ -179,12 +170,8 @@ def test_all_arms_begin_with_the_same_weights():
 def test_validation_is_the_mean_over_all_targets_of_documents_alone(corpus):
     model = paper_training.prepare(True, options(), corpus.vocabulary)
     stock = paper_training.build(options(), corpus.vocabulary).eval()
-    total, count = 0.0, 0
-    for document in corpus.validation:
-        ids = torch.from_numpy(document)[None]
-        total += stock(input_ids=ids, labels=ids, use_cache=False).loss.item() * (len(document) - 1)
-        count += len(document) - 1
-    assert paper_training.evaluate(model, corpus, options()) == pytest.approx(total / count, abs=EQUAL)
+    wanted = loss_alone(stock, [document.tolist() for document in corpus.validation]).item()
+    assert paper_training.evaluate(model, corpus, options()) == pytest.approx(wanted, abs=EQUAL)
 
 
 def test_training_loss_is_that_of_the_last_tenth_over_targets():
@@ -228,12 +215,18 @@ def test_lengths_are_like_those_of_the_paper(name, ratio):
 # Options
 
 
-def test_defaults_depend_on_the_device_and_the_model():
-    cpu, cuda = paper.parse([]), paper.parse(["--device", "cuda", "--model", "1b"])
-    assert (cpu.scale, cpu.max_length, cpu.dtype, cpu.learning_rate) == (8, 512, "float32", 1e-3)
-    assert (cuda.scale, cuda.max_length, cuda.dtype, cuda.learning_rate) == (1, 4096, "bfloat16", 3e-4)
-    assert cpu.data == ["flan", "orcamath"]
-    assert paper.parse(["--scale", "4", "--max-length", "100", "--device", "cuda:1"]).max_length == 100
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], (8, 512, "float32", 1e-3)),
+        (["--device", "cuda", "--model", "1b"], (1, 4096, "bfloat16", 3e-4)),
+        (["--device", "cuda:1", "--max-length", "100"], (1, 100, "bfloat16", 1e-3)),
+    ],
+)
+def test_defaults_depend_on_the_device_and_the_model(arguments, wanted):
+    found = paper.parse(arguments)
+    assert (found.scale, found.max_length, found.dtype, found.learning_rate) == wanted
+    assert found.data == ["flan", "orcamath"]
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--data", "stack"], ["--model", "7b"]])
@@ -286,7 +279,7 @@ def test_a_run_prints_every_arm_and_every_check(result):
 
 
 def test_what_does_not_hold_fails(result):
-    changed = json.loads(json.dumps(result))
+    changed = copy.deepcopy(result)
     arms = changed["data"]["flan"]["arms"]
     arms[MINI_BATCH]["common"]["train"] += 6e-4
     arms[FIXED_POSID]["epoch"]["validation"] = arms[FIXED]["epoch"]["validation"] + 0.1
@@ -300,11 +293,10 @@ def test_what_does_not_hold_fails(result):
 
 
 def test_ratios_stand_beside_those_of_the_paper(result):
-    changed = json.loads(json.dumps(result))
-    arms = changed["data"]["flan"]["arms"]
-    arms[PADDING]["tokens per second"], arms[MINI_BATCH]["tokens per second"] = 1000.0, 1900.0
-    arms[PADDING]["peak bytes"], arms[MINI_BATCH]["peak bytes"] = 100 * 2**20, 80 * 2**20
-    lines = list(paper_table.table("flan", changed["data"]["flan"], changed["settings"]))
+    data = copy.deepcopy(result["data"]["flan"])
+    data["arms"][PADDING] |= {"tokens per second": 1000.0, "peak bytes": 100 * 2**20}
+    data["arms"][MINI_BATCH] |= {"tokens per second": 1900.0, "peak bytes": 80 * 2**20}
+    lines = paper_table.table("flan", data, result["settings"])
     line = next(line for line in lines if line.startswith(MINI_BATCH))
     assert line.split()[-6:] == ["1900", "1.90", "1.89..1.96", "80.0", "0.80", "0.76..0.82"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,19 +46,8 @@ def test_everything_is_measured_and_checked(record):
     assert all(text.count(f"\n{arm:<22}") == 3 for arm in ARMS)
 
 
-def test_what_is_there_is_not_measured_again(record, monkeypatch):
-    def fail(*_: Any) -> Any:
-        raise AssertionError("measured again")
-
-    before = json.loads(record.read_text())
-    for name in ("train", "time_rounds"):
-        monkeypatch.setattr(paper, name, fail)
-    paper.main([*TRIAL, "--json", str(record)])
-    after = json.loads(record.read_text())
-    assert after["data"] == before["data"]
-
-
 def test_what_is_missing_alone_is_measured(record, tmp_path, monkeypatch):
+    """And nothing else is, neither the other arms nor their rounds."""
     found, trained = json.loads(record.read_text()), []
     del found["data"]["flan"]["trained"][FIXED]
     path = tmp_path / "part.json"
@@ -68,22 +56,16 @@ def test_what_is_missing_alone_is_measured(record, tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "train", lambda way, *rest: trained.append(way) or real(way, *rest))
     paper.main([*TRIAL, "--json", str(path)])
     assert trained == [ARMS[FIXED]]
-    again = json.loads(path.read_text())["data"]["flan"]
-    assert again["rounds"] == found["data"]["flan"]["rounds"]
-    assert again["arms"][FIXED]["losses"] == pytest.approx(found["data"]["flan"]["arms"][FIXED]["losses"], abs=1e-5)
+    before, again = (each["data"]["flan"] for each in (found, json.loads(path.read_text())))
+    assert again["rounds"] == before["rounds"]
+    assert again["arms"][FIXED]["losses"] == pytest.approx(before["arms"][FIXED]["losses"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--documents", "16"], "its documents is 12, wanted 16"),
-        (["--seed", "1"], "its seed is 0, wanted 1"),
-    ],
-)
-def test_other_settings_are_refused(record, options, words):
+@pytest.mark.parametrize(("name", "was", "wanted"), [("documents", 12, 16), ("seed", 0, 1)])
+def test_other_settings_are_refused(record, name, was, wanted):
     before = record.read_bytes()
-    with pytest.raises(ValueError, match=words):
-        paper.main([*TRIAL, *options, "--json", str(record)])
+    with pytest.raises(ValueError, match=f"its {name} is {was}, wanted {wanted}"):
+        paper.main([*TRIAL, f"--{name}", str(wanted), "--json", str(record)])
     assert record.read_bytes() == before
 
 

@@ -63,7 +63,6 @@ def test_module_runs():
         (["audit", __file__], "is a file; wanted a directory"),
         (["audit", "llama", "--attn", "no_such_attention"], "no_such_attention"),
         (["audit", "llama", "--stock", "--backend", "sdpa"], "leave one out"),
-        (["audit", "llama", "--html", "/no/such/directory/report.html"], "there is no directory /no/such/directory"),
         (["audit", "llama", "--plot", "/no/such/directory/report.png"], "there is no directory /no/such/directory"),
         (["bench", "llamma"], "did you mean llama"),
         (["bench", "no/such-model"], "nothing is downloaded here"),
@@ -195,18 +194,3 @@ def test_audit_passes_its_options_on(capsys):
     assert (data["implementation"], data["dtype"], data["enabled"], data["exact"]) == ("eager", "float64", True, True)
     assert data["worst"] <= data["tolerance"]
     assert all(result["exact"] for result in data["results"])
-
-
-def test_audit_of_a_saved_model_and_its_files(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    from autopack import tiny
-
-    tiny.build("qwen3").save_pretrained(tmp_path / "model")
-    page, picture = tmp_path / "report.html", tmp_path / "report.png"
-    arguments = ["audit", str(tmp_path / "model"), "--stock", "--html", str(page), "--plot", str(picture)]
-    assert main(arguments) == 1
-    assert "Qwen3ForCausalLM" in capsys.readouterr().out
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>")
-    assert "Qwen3ForCausalLM" in text
-    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -29,10 +28,22 @@ def install(site: Path, name: str, version: str) -> None:
     (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def doctor_with(site: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    command = [sys.executable, "-m", "autopack", "doctor"]
+def run_with(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What Python does with these arguments and this installation before the real one."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(TREE)])}
+    command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def broken(site: Path, *said: str) -> str:
+    """Want the doctor to find something broken and to say all of this."""
+    finished = run_with(site, "-m", "autopack", "doctor")
+    assert finished.returncode == 1, finished.stderr
+    assert "Traceback" not in finished.stderr
+    told = finished.stdout[finished.stdout.index("BROKEN:") :]
+    for part in said:
+        assert part in told
+    return finished.stdout
 
 
 def test_healthy_installation(capsys):
@@ -63,31 +74,15 @@ def test_flash_attention_that_cannot_be_imported_is_broken(tmp_path):
     install(tmp_path, "flash-attn", "2.7.4")
     (tmp_path / "flash_attn").mkdir()
     (tmp_path / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c105Error')")
-    finished = doctor_with(tmp_path)
-    assert finished.returncode == 1, finished.stderr
-    broken = finished.stdout[finished.stdout.index("BROKEN:") :]
-    assert "flash-attn 2.7.4 is installed, but `import flash_attn` fails" in broken
-    assert "undefined symbol: _ZN3c105Error" in broken
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "version"), [("transformers", "4.40.0"), ("torch", "2.1.2")])
-def test_version_that_is_too_old_is_broken(tmp_path, name, version):
-    install(tmp_path, name, version)
-    finished = doctor_with(tmp_path)
-    assert finished.returncode == 1, finished.stderr
-    assert f"{name} {version} is too old; autopack needs {MINIMUM[name]} or later" in finished.stdout
-    assert f"pip install '{name}>={MINIMUM[name]}'" in finished.stdout
+    said = "flash-attn 2.7.4 is installed, but `import flash_attn` fails"
+    broken(tmp_path, said, "undefined symbol: _ZN3c105Error")
 
 
 def test_torch_that_cannot_be_imported_is_broken_and_all_else_is_still_said(tmp_path):
     install(tmp_path, "torch", "2.8.0")
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
-    finished = doctor_with(tmp_path)
-    assert finished.returncode == 1, finished.stderr
-    assert "torch 2.8.0 is installed, but `import torch` fails: OSError: libcudart.so.12" in finished.stdout
-    assert "Traceback" not in finished.stderr
-    assert "numpy" in finished.stdout
+    said = "torch 2.8.0 is installed, but `import torch` fails: OSError: libcudart.so.12"
+    assert "numpy" in broken(tmp_path, said)
 
 
 @pytest.mark.parametrize("version", ["2.4.0a0+3bcc3cddb5.nv24.07", "2.13.0+cpu", "3.0.0.dev20300101"])
@@ -95,22 +90,20 @@ def test_builds_of_vendors_are_not_too_old(version):
     assert problem("torch", version) is None
 
 
-def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(tmp_path):
-    install(tmp_path, "transformers", "4.43.4")
-    said = "transformers 4.43.4 is too old; autopack needs 4.44 or later: pip install 'transformers>=4.44'"
-    assert said in doctor_with(tmp_path).stdout
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
-    run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True)
-    for name in ("enable", "audit", "estimate", "pack"):
-        finished = run([sys.executable, "-c", f"import autopack; autopack.{name}"])
+@pytest.mark.parametrize(("name", "version"), [("transformers", "4.43.4"), ("torch", "2.1.2")])
+def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(name, version, tmp_path):
+    install(tmp_path, name, version)
+    least = MINIMUM[name]
+    said = f"{name} {version} is too old; autopack needs {least} or later: pip install '{name}>={least}'"
+    broken(tmp_path, said)
+    for part in ("enable", "audit", "estimate", "pack"):
+        finished = run_with(tmp_path, "-c", f"import autopack; autopack.{part}")
         assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
-    finished = run([sys.executable, "-m", "autopack", "run", "script.py"])
+    finished = run_with(tmp_path, "-m", "autopack", "run", "script.py")
     assert finished.returncode == 2
     assert finished.stderr.startswith(f"autopack run: {said}")
-    finished = run(
-        [sys.executable, "-c", "import autopack; print(autopack.errors.UnsupportedVersion.__mro__[2].__name__)"]
-    )
-    assert finished.stdout.strip() == "ImportError", finished.stderr
+    code = "import autopack; print(autopack.errors.UnsupportedVersion.__mro__[2].__name__)"
+    assert run_with(tmp_path, "-c", code).stdout.strip() == "ImportError"
 
 
 def test_minimum_versions_are_those_of_the_package():
@@ -125,12 +118,8 @@ def test_a_torch_that_transformers_does_not_take_is_said(tmp_path):
     metadata = next(tmp_path.glob("transformers-*")) / "METADATA"
     metadata.write_text(metadata.read_text() + "Requires-Dist: torch>=2.6; extra == 'torch'\n")
     said = "transformers 5.23.0 needs torch>=2.6 and leaves its models out with torch 2.5.1: pip install 'torch>=2.6'"
-    finished = doctor_with(tmp_path)
-    assert finished.returncode == 1, finished.stderr
-    assert said in finished.stdout
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
-    asked = [sys.executable, "-c", "import autopack; autopack.enable"]
-    finished = subprocess.run(asked, env=environment, capture_output=True, text=True)
+    broken(tmp_path, said)
+    finished = run_with(tmp_path, "-c", "import autopack; autopack.enable")
     assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
 
 
@@ -168,7 +157,4 @@ _BROKEN = {
 @pytest.mark.parametrize(("change", "said"), _BROKEN.values(), ids=_BROKEN)
 def test_a_torch_with_which_autopack_does_not_work_is_broken(tmp_path, change, said):
     (tmp_path / "sitecustomize.py").write_text(f"import torch\n{change}\n")
-    finished = doctor_with(tmp_path)
-    assert finished.returncode == 1, finished.stdout
-    assert f"autopack was tried, and {said}" in finished.stdout
-    assert "Traceback" not in finished.stderr
+    broken(tmp_path, f"autopack was tried, and {said}")

@@ -112,18 +112,19 @@ def old() -> None:
     raise errors.UnsupportedVersion("Could not start: found torch 1.0. Install torch 2.")
 
 
-PROVOKED = [
-    pytest.param(lambda: autopack.enable("no model"), "which-model", id="UnsupportedModel"),
-    pytest.param(lambda: autopack.PackingCollator()([]), "no-examples", id="InvalidPacking"),
-    pytest.param(outside, "past-the-entry", id="OutsideForward"),
-    pytest.param(leak, "leak-detected", id="LeakDetected"),
-    pytest.param(old, "version-too-old", id="UnsupportedVersion"),
-]
-
-
-@pytest.mark.parametrize(("provoke", "code"), PROVOKED)
-def test_the_code_is_at_the_end_and_the_address_below(provoke, code):
-    with pytest.raises(errors.AutopackError) as caught:
+@pytest.mark.parametrize(
+    ("provoke", "kind", "code"),
+    [
+        (lambda: autopack.enable("no model"), errors.UnsupportedModel, "which-model"),
+        (lambda: autopack.PackingCollator()([]), errors.InvalidPacking, "no-examples"),
+        (outside, errors.OutsideForward, "past-the-entry"),
+        (leak, errors.LeakDetected, "leak-detected"),
+        (old, errors.UnsupportedVersion, "version-too-old"),
+    ],
+)
+def test_the_code_is_at_the_end_and_the_address_below_and_workers_hand_it_on(provoke, kind, code):
+    """Workers of a loader make a new error of the class, of the text of the traceback alone."""
+    with pytest.raises(kind) as caught:
         provoke()
     error = caught.value
     assert error.code == code
@@ -134,18 +135,9 @@ def test_the_code_is_at_the_end_and_the_address_below(provoke, code):
         assert (type(again), str(again), again.code) == (type(error), str(error), code)
         assert vars(again).keys() == vars(error).keys()
         assert "".join(traceback.format_exception_only(again)).count(error.guide) <= 1
-
-
-@pytest.mark.parametrize(("provoke", "code"), PROVOKED)
-def test_workers_of_a_data_loader_hand_on_the_code(provoke, code):
-    """They make a new error of the class, of the text of the traceback alone."""
-    try:
-        provoke()
-    except errors.AutopackError as error:
-        kind, from_worker = type(error), ExceptionWrapper(sys.exc_info())
-    with pytest.raises(kind) as caught:
-        from_worker.reraise()
-    assert caught.value.code == code
+    with pytest.raises(kind) as handed_on:
+        ExceptionWrapper((kind, error, error.__traceback__)).reraise()
+    assert handed_on.value.code == code
 
 
 def test_commands_print_the_code_once(capsys):

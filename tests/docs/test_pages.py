@@ -5,10 +5,10 @@ One list, `PAGES`, says what the blocks of each page take for granted. A block t
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 import autopack
 from autopack import registry, tiny
 from tests.conftest import positions
+from tests.packing.batches import WORDS, arguments, loss_alone, tokenizer
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -31,7 +32,6 @@ NOT_RUN = {
     "it audits 187 models, which takes minutes": 1,
 }
 """Why blocks are not run, and how many for each reason: what is added to a page is added here."""
-WORDS = [f"word{number}" for number in range(80)]
 ROUNDING = 1e-4
 WITHIN = 0.3
 """Numbers that a page shows may be off by so much: those of other machines, releases and kernels."""
@@ -47,16 +47,6 @@ class Page:
     needs: tuple[str, ...] = ()
     anew: bool = False
     """Whether every block begins anew, and what holds is asked after each."""
-
-
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
-    words = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
 def sentences(count: int = 16) -> list[str]:
@@ -77,10 +67,10 @@ def folders() -> dict[str, Any]:
     for written in (llama(), tokenizer()):
         written.save_pretrained("path/to/model")
     texts = sentences()
-    Path("train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    datasets.Dataset.from_dict({"text": texts}).to_json("train.jsonl")
     pairs = zip(texts[::2], texts[1::2], reversed(texts[::2]), strict=True)
     names = ("prompt", "chosen", "rejected")
-    Path("pairs.jsonl").write_text("".join(json.dumps(dict(zip(names, pair, strict=True))) + "\n" for pair in pairs))
+    datasets.Dataset.from_list([dict(zip(names, pair, strict=True)) for pair in pairs]).to_json("pairs.jsonl")
     return {"examples": examples()}
 
 
@@ -98,19 +88,9 @@ def loop() -> dict[str, Any]:
     }
 
 
-def alone(examples: list[dict[str, Any]]) -> float:
-    """The mean loss over all targets of documents by themselves, of the model that the pages begin with."""
-    model, total, count = llama(), 0.0, 0
-    for example in examples:
-        ids = torch.tensor([example["input_ids"]])
-        total += model(input_ids=ids, labels=ids, use_cache=False).loss.item() * (ids.numel() - 1)
-        count += ids.numel() - 1
-    return total / count
-
-
-def same_fused(names: dict[str, Any]) -> bool:
-    """Whether the fused loss of the batch is that of its documents alone."""
-    return abs(names["loss"].item() - alone(examples()[:4])) < ROUNDING
+def as_alone(names: dict[str, Any]) -> bool:
+    """Whether the loss of a block, if it has one, is that of the batch's documents alone."""
+    return "loss" not in names or abs(names["loss"].item() - loss_alone(llama(), examples()[:4]).item()) < ROUNDING
 
 
 def packed_rows() -> dict[str, Any]:
@@ -118,19 +98,11 @@ def packed_rows() -> dict[str, Any]:
 
 
 def one_process() -> dict[str, Any]:
-    """A process group of this process alone, for FSDP."""
+    """What a loop has, and a process group of this process alone; test_sequence_parallel.py has more of them."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-    return loop()
-
-
-def one_rank() -> dict[str, Any]:
-    """A group of this process alone; test_sequence_parallel.py has more of them."""
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-    model = tiny.build("llama").train()
-    rows = autopack.PackingCollator()([{"input_ids": tiny.tokens(model.config, 1, n, seed=n)[0]} for n in (5, 9, 3)])
-    group = torch.distributed.group.WORLD
-    return {"autopack": autopack, "model": model, "group": group, "rows": rows, "rank": 0, "ranks": 1}
+    there = loop()
+    return there | {"rows": there["batch"], "group": torch.distributed.group.WORLD, "rank": 0, "ranks": 1}
 
 
 def encoder() -> dict[str, Any]:
@@ -151,62 +123,62 @@ def padded_batch() -> dict[str, Any]:
 
 
 def classifier() -> dict[str, Any]:
-    from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+    from transformers import AutoModelForSequenceClassification, Trainer
 
     tiny.build("llama", task="sequence-classification", pad_token_id=0).save_pretrained("path/to/model")
+    data = [each | {"labels": number % 2} for number, each in enumerate(examples())]
     return {
         "AutoModelForSequenceClassification": AutoModelForSequenceClassification,
         "Trainer": Trainer,
-        "args": TrainingArguments("out", max_steps=2, use_cpu=True, disable_tqdm=True),
-        "dataset": datasets.Dataset.from_list(
-            [each | {"labels": number % 2} for number, each in enumerate(examples())]
-        ),
+        "args": arguments(Path("out"), max_steps=2),
+        "dataset": datasets.Dataset.from_list(data),
         "autopack": autopack,
     }
 
 
-def pictures() -> dict[str, Any]:
-    """A row of two documents with a picture each, and examples with pictures as a processor leaves them."""
-    from autopack.tiny import images, media_rows
-    from tests.multimodal.models import with_images
-    from tests.packing.test_images import PROCESSOR, example
+def with_media(model: Any, kind: str, placeholder: int, **options: Any) -> dict[str, Any]:
+    """A row of two documents with a medium each, which is no target."""
+    from autopack.tiny import images, media_rows, sounds
 
-    model = with_images("qwen2_vl")
-    documents = [images.document(model, (4, "image", 3), seed=seed) for seed in range(2)]
+    make = {"image": images.document, "sound": sounds.document}[kind]
+    documents = [make(model, (4, kind, 3), seed=seed, **options) for seed in range(2)]
     row = media_rows.row(model, documents)
+    media: dict[str, list[Any]] = {}
+    for document in documents:
+        for name, value in document.images[0].items():
+            media.setdefault(name, []).append(value)
     return {
         "autopack": autopack,
         "torch": torch,
         "model": model,
         "ids": row["input_ids"],
-        "types": row["mm_token_type_ids"],
+        "types": row.get("mm_token_type_ids"),
         "positions": positions([len(document) for document in documents]),
-        "pixels": [document.images[0]["pixel_values"] for document in documents],
-        "grids": [document.images[0]["image_grid_thw"] for document in documents],
-        "labels": row["input_ids"].masked_fill(row["mm_token_type_ids"] == 1, -100),
-        "processor": PROCESSOR,
-        "examples": [example(model, number) for number in range(3)],
+        "media": media,
+        "labels": row["input_ids"].masked_fill(row["input_ids"] == placeholder, -100),
     }
+
+
+def pictures() -> dict[str, Any]:
+    """A row with pictures, and examples with pictures as a processor leaves them."""
+    from tests.multimodal.models import with_images
+    from tests.packing.test_images import PROCESSOR, example
+
+    model = with_images("qwen2_vl")
+    there = with_media(model, "image", model.config.image_token_id)
+    pixels, grids = (there["media"][name] for name in ("pixel_values", "image_grid_thw"))
+    found = [example(model, number) for number in range(3)]
+    return there | {"pixels": pixels, "grids": grids, "processor": PROCESSOR, "examples": found}
 
 
 def recordings() -> dict[str, Any]:
-    """A row of two documents with a sound each, of one length."""
-    from autopack.tiny import media_rows, sounds
+    """A row with sounds of one length."""
     from tests.multimodal.test_sounds import with_sounds
 
     model = with_sounds("qwen3_asr")
-    documents = [sounds.document(model, (4, "sound", 3), seed=seed, frames=22) for seed in range(2)]
-    ids = media_rows.row(model, documents)["input_ids"]
-    return {
-        "autopack": autopack,
-        "torch": torch,
-        "model": model,
-        "ids": ids,
-        "positions": positions([len(document) for document in documents]),
-        "features": [document.images[0]["input_features"] for document in documents],
-        "masks": [document.images[0]["input_features_mask"] for document in documents],
-        "labels": ids.masked_fill(ids == model.config.audio_token_id, -100),
-    }
+    there = with_media(model, "sound", model.config.audio_token_id, frames=22)
+    features, masks = (there["media"][name] for name in ("input_features", "input_features_mask"))
+    return there | {"features": features, "masks": masks}
 
 
 def halves() -> dict[str, Any]:
@@ -221,11 +193,6 @@ def halves() -> dict[str, Any]:
         "labels": torch.tensor([[20, 21, 22, 23, 24, 25, -100, -100]]),
         "label_segments": torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0]]),
     }
-
-
-def as_alone(names: dict[str, Any]) -> bool:
-    """Whether the loss of a block, if it has one, is that of the batch's documents alone."""
-    return "loss" not in names or abs(names["loss"].item() - alone(names["dataset"][:4])) < ROUNDING
 
 
 def corpus_on_disk() -> dict[str, Any]:
@@ -261,7 +228,7 @@ PAGES = {
     "using.md": Page(padded_batch, holds=lambda names: names["found"]),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
     "distributed.md": Page(
-        one_rank, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
+        one_process, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
     ),
     "heads.md": Page(classifier, needs=("accelerate",)),
     "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
@@ -280,7 +247,7 @@ PAGES = {
     "how_to/sentence_transformers.md": Page(
         encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
     ),
-    "losses.md": Page(loop, holds=same_fused),
+    "losses.md": Page(loop, holds=as_alone),
     "scale.md": Page(corpus_on_disk, {'os.environ["SLURM_ARRAY_TASK_ID"]': '"2"', "30_000": "4"}, all_packed, ("ray",)),
     "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
     "recipes.md": Page(
@@ -353,13 +320,10 @@ def disable_all(names: dict[str, Any]) -> None:
 
 
 def test_every_block_is_run_or_says_why_not():
-    reasons: dict[str, int] = {}
+    reasons = Counter()
     for page in pages.pages():
         assert (page in PAGES) + (page in ELSEWHERE) == 1, f"docs/{page} has Python code that no test runs"
-        for block in pages.blocks(page):
-            if block.reason is not None:
-                reasons[block.reason] = reasons.get(block.reason, 0) + 1
-    print("\n".join(f"{count} blocks are not run: {reason}" for reason, count in reasons.items()))
+        reasons.update(block.reason for block in pages.blocks(page) if block.reason is not None)
     assert reasons == NOT_RUN
 
 
@@ -370,10 +334,16 @@ def test_no_fence_is_missed():
         assert len(list(pages.blocks(str(path.relative_to(pages.DOCS))))) == fences, path
 
 
-def test_what_a_page_shows_is_held_to():
+@pytest.mark.parametrize(
+    ("found", "shown", "same"),
+    [
+        ("loss  4.2031\n", "loss 4.20\n", True),
+        ("error 3e-06", "error 2e-06", True),
+        ("error 4e+00", "error 2e-06", False),
+        ("loss 4.20", "loss 8.40", False),
+        ("loss 4.20", "exact 4.20", False),
+    ],
+)
+def test_what_a_page_shows_is_held_to(found, shown, same):
     """Negative control: other words, and numbers that are not near, are found."""
-    assert pages.same_text("loss  4.2031\n", "loss 4.20\n", WITHIN)
-    assert pages.same_text("error 3e-06", "error 2e-06", WITHIN)
-    assert not pages.same_text("error 4e+00", "error 2e-06", WITHIN)
-    assert not pages.same_text("loss 4.20", "loss 8.40", WITHIN)
-    assert not pages.same_text("loss 4.20", "exact 4.20", WITHIN)
+    assert pages.same_text(found, shown, WITHIN) == same

@@ -1,45 +1,38 @@
-"""Examples, and what is asked of every batch, for the tests of the collator."""
+"""Examples, and what is asked of every batch and every row, for the tests of packing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 
+from autopack import tiny
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
+from tests.engine import IGNORED, mean_loss
 
 ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
+WORDS = [f"w{number}" for number in range(78)]
 
 
-def refused(examples: Any, *parts: str, **options: Any) -> str:
-    """The message of the refusal, which has all of `parts`."""
+def refused(examples: Any, *parts: str, **options: Any) -> None:
+    """Want the collator to refuse these examples, with all of these parts in its message."""
     with pytest.raises(InvalidPacking) as error:
         PackingCollator(**options)(examples)
     for part in parts:
         assert part in str(error.value)
-    return str(error.value)
-
-
-CONTAINERS = {
-    "list": list,
-    "tuple": tuple,
-    "numpy": np.array,
-    "int32": lambda v: np.array(v, np.int32),
-    "uint16": lambda v: np.array(v, np.uint16),
-    "tensor": torch.tensor,
-    "list of tensors": lambda v: [torch.tensor(i) for i in v],
-    "list of numpy ints": lambda v: [np.int64(i) for i in v],
-    "row tensor": lambda v: torch.tensor([v]),
-    "row list": lambda v: [v],
-}
 
 
 class Documents(Dataset):
+    """Documents of these lengths, each of which begins with its own index."""
+
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths
 
@@ -48,3 +41,67 @@ class Documents(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         return {"input_ids": list(range(index, index + self.lengths[index]))}
+
+
+KINDS = ("list", "Dataset", "stream")
+
+
+def of_kind(made: list[dict[str, Any]], kind: str) -> Any:
+    """These examples in a list, a dataset or a stream."""
+    if kind == "list":
+        return made
+    data = pytest.importorskip("datasets").Dataset.from_list(made)
+    return data.to_iterable_dataset() if kind == "stream" else data
+
+
+def pieces(row: dict[str, Any], name: str = "input_ids") -> list[list[Any]]:
+    """A column of a packed row, cut into its documents."""
+    assert sum(row["seq_lengths"]) == len(row["input_ids"])
+    return [list(row[name][a:b]) for a, b in pairwise(accumulate(row["seq_lengths"], initial=0))]
+
+
+def documents_of(rows: Any) -> list[list[int]]:
+    """The tokens of all documents of packed rows."""
+    return [document for row in rows for document in pieces(row)]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of padding, an end and `WORDS`."""
+    numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
+    made = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def arguments(folder: Path, kind: Any = TrainingArguments, **options: Any) -> Any:
+    """The defaults of a trainer, but on the CPU, in float32 and quiet; it logs each step."""
+    quiet: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
+    return kind(**quiet | options)
+
+
+def logged(trainer: Any) -> list[float]:
+    """The losses that a trainer has logged."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def in_training(model_type: str) -> Any:
+    """A tiny model that is trained, and draws no dropout."""
+    model = tiny.build(model_type).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def loss_alone(model: Any, documents: Sequence[Any], weights: Sequence[float] | None = None) -> torch.Tensor:
+    """The mean loss over all targets of documents by themselves, or over documents with these weights."""
+    losses, counts = [], []
+    for document in documents:
+        example = document if isinstance(document, dict) else {"input_ids": document}
+        ids = torch.tensor([example["input_ids"]])
+        labels = torch.tensor([example["labels"]]) if "labels" in example else ids
+        if count := int((labels[:, 1:] != IGNORED).sum()):
+            losses.append(model(input_ids=ids, labels=labels, use_cache=False).loss)
+            counts.append(count)
+    return mean_loss(losses, counts if weights is None else weights)

@@ -17,7 +17,8 @@ Engine = Callable[..., Any]
 def dataset_of(made: list[dict[str, Any]], *cuts: int) -> Any:
     import datasets
 
-    return datasets.Dataset.from_list(made)
+    chunks = [made[a:b] for a, b in pairwise([0, *cuts, len(made)])]
+    return datasets.concatenate_datasets([datasets.Dataset.from_list(chunk) for chunk in chunks if chunk])
 
 
 def blocks_of(ray: Any) -> Engine:

@@ -9,22 +9,13 @@ import datasets
 import numpy as np
 import torch
 import trl
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedTokenizerFast
 
 from autopack import tiny
+from tests.packing.batches import WORDS, arguments, tokenizer
 
-WORDS = 78
 BETA = 0.1
 """That of DPOConfig."""
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    names = ["<pad>", "<eos>", *(f"w{number}" for number in range(WORDS))]
-    made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
 
 
 def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
@@ -32,19 +23,12 @@ def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
     draw = np.random.default_rng(seed)
 
     def text(least: int, most: int) -> str:
-        return " ".join(f"w{number}" for number in draw.integers(0, WORDS, size=int(draw.integers(least, most))))
+        return " ".join(draw.choice(WORDS, size=int(draw.integers(least, most))))
 
     return datasets.Dataset.from_list([
         {"prompt": f"{text(2, 8)} ", "chosen": f"{text(2, 20)} <eos>", "rejected": f"{text(2, 20)} <eos>"}
         for _ in range(count)
     ])  # fmt: skip
-
-
-def arguments(folder: Path, kind: Any = trl.DPOConfig, **options: Any) -> Any:
-    """Defaults, but on the CPU, in float32 and quiet."""
-    quiet: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
-    quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
-    return kind(**quiet | options)
 
 
 def moved(model: Any, by: float = 0.02) -> Any:
@@ -62,7 +46,9 @@ def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **o
     given = {"train_dataset": pairs(), **given}
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     options = {"per_device_train_batch_size": 4, **options}
-    return kind(policy, reference, args=arguments(folder, **options), processing_class=tokenizer(), **given)
+    return kind(
+        policy, reference, args=arguments(folder, trl.DPOConfig, **options), processing_class=tokenizer(), **given
+    )
 
 
 def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
@@ -73,10 +59,10 @@ def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor
         trainer.model.zero_grad()
         loss = trainer.compute_loss(trainer.model, batch)
         loss.backward()
-        metrics = {name: values[-1] for name, values in getattr(trainer, "_metrics", {"train": {}})["train"].items()}
+        kept = getattr(trainer, "_metrics", {"train": {}})["train"]
         gradients = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
-        found.append((loss.item(), metrics, gradients))
-    trainer._metrics["train"].clear() if hasattr(trainer, "_metrics") else None
+        found.append((loss.item(), {name: values[-1] for name, values in kept.items()}, gradients))
+        kept.clear()
     return found
 
 
@@ -91,16 +77,16 @@ def alone(model: Any, example: dict[str, Any], answer: str, most: int | None = N
 
 def losses_alone(policy: Any, reference: Any, data: Any, most: int | None = None) -> dict[str, np.ndarray]:
     """By the name of a loss, that of each pair, of its four sequences each run alone by stock models."""
-    found: dict[str, list[float]] = {"sigmoid": [], "ipo": [], "hinge": [], "robust": []}
-    for example in data:
-        scores, means = [], []
-        for answer in ("chosen_ids", "rejected_ids"):
-            (of_policy, count), (of_reference, _) = (alone(m, example, answer, most) for m in (policy, reference))
-            scores.append(of_policy - of_reference)
-            means.append(scores[-1] / count)
-        delta = torch.tensor(BETA * (scores[0] - scores[1]), dtype=torch.float64)
-        found["sigmoid"].append(float(-logsigmoid(delta)))
-        found["hinge"].append(float(torch.relu(1 - delta)))
-        found["ipo"].append((means[0] - means[1] - 1 / (2 * BETA)) ** 2)
-        found["robust"].append(float((0.1 * logsigmoid(-delta) - 0.9 * logsigmoid(delta)) / 0.8))
-    return {name: np.array(values) for name, values in found.items()}
+    scores, counts = np.zeros((2, len(data))), np.zeros((2, len(data)))
+    for number, example in enumerate(data):
+        for place, answer in enumerate(("chosen_ids", "rejected_ids")):
+            of_policy, counts[place, number] = alone(policy, example, answer, most)
+            scores[place, number] = of_policy - alone(reference, example, answer, most)[0]
+    delta = torch.tensor(BETA * (scores[0] - scores[1]))
+    means = scores / counts
+    return {
+        "sigmoid": -logsigmoid(delta).numpy(),
+        "hinge": torch.relu(1 - delta).numpy(),
+        "ipo": (means[0] - means[1] - 1 / (2 * BETA)) ** 2,
+        "robust": ((0.1 * logsigmoid(-delta) - 0.9 * logsigmoid(delta)) / 0.8).numpy(),
+    }

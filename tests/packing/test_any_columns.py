@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import datasets
@@ -10,16 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import autopack
-from autopack.errors import InvalidPacking
+from autopack import InvalidPacking, PackingCollator
+from tests.packing.batches import KINDS, documents_of, of_kind, pieces
+from tests.support.refusals import refused
 
-datasets.disable_progress_bars()
 CAPACITY = 16
 
 SCALARS = {
     "ints": st.integers(-(2**40), 2**40),
-    "floats": st.floats(-1e6, 1e6, width=32),
+    "floats": st.integers(-1000, 1000).map(lambda eighths: eighths / 8),
     "bools": st.booleans(),
     "text": st.text(st.characters(codec="utf-8"), max_size=6),
     "bytes": st.binary(max_size=4),
@@ -59,54 +60,42 @@ def data(draw: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return made, sorts
 
 
-def alike(one: Any, other: Any) -> bool:
-    if isinstance(one, (list, tuple, np.ndarray)):
-        return (
-            isinstance(other, (list, tuple, np.ndarray))
-            and len(one) == len(other)
-            and all(alike(a, b) for a, b in zip(one, other, strict=True))
-        )
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[k], other[k]) for k in one)
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return one == other
+def plain(value: Any) -> Any:
+    """The value with lists for arrays."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(each) for each in value]
+    return value
 
 
 def check(rows: Any, made: list[dict[str, Any]], sorts: dict[str, str]) -> None:
-    seen = 0
+    seen = []
     for row in rows:
-        at = 0
-        for place, length in enumerate(row["seq_lengths"]):
-            document = made[row["input_ids"][at] // 100]
-            assert document["input_ids"] == list(row["input_ids"][at : at + length])
-            for name in sorts:
-                if name not in row:  # no document has a value
-                    assert all(each[name] is None for each in made)
-                elif "per token" in sorts[name] or (
-                    "any number" in sorts[name] and all(len(each[name]) == len(each["input_ids"]) for each in made)
-                ):
-                    assert len(row[name]) == len(row["input_ids"])
-                    assert alike(row[name][at : at + length], document[name]), (name, sorts[name])
-                else:
-                    assert len(row[name]) == len(row["seq_lengths"])
-                    assert alike(row[name][place], document[name]), (name, sorts[name])
-            at, seen = at + length, seen + 1
-    assert seen == len(made)
+        documents = [made[ids[0] // 100] for ids in pieces(row)]
+        assert pieces(row) == [document["input_ids"] for document in documents]
+        seen += documents
+        for name, sort in sorts.items():
+            values = [plain(document[name]) for document in documents]
+            if name not in row:  # no document has a value
+                assert all(each[name] is None for each in made)
+            elif "per token" in sort or (
+                "any number" in sort and all(len(each[name]) == len(each["input_ids"]) for each in made)
+            ):
+                assert plain(pieces(row, name)) == values, (name, sort)
+            else:
+                assert plain(row[name]) == values, (name, sort)
+    assert len(seen) == len(made)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("form", ["list", "dataset", "stream"])
+@pytest.mark.parametrize("form", KINDS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=data())
 def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn):
     made, sorts = drawn
     try:
-        given = made if form == "list" else datasets.Dataset.from_list(made)
+        given = of_kind(made, form)
     except Exception:
         return  # arrow has no type for such a column, so nobody has such a data set
-    if form == "stream":
-        given = given.to_iterable_dataset()
     said = None
     try:
         rows = list(autopack.pack(given, CAPACITY))
@@ -118,3 +107,104 @@ def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn):
         assert refused, said
         assert any(mark in sorts[name] for name in refused for mark in ("nothing", "any number")), said
     check(rows, made, sorts if said is None else {})
+
+
+IDS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+def _dataset(**columns):
+    return datasets.Dataset.from_dict({"input_ids": IDS, **columns})
+
+
+def _drops_boundaries(batch):
+    return {"input_ids": batch["input_ids"]}
+
+
+def test_a_transform_of_documents_is_none_of_rows():
+    rows = autopack.pack(_dataset().with_transform(_drops_boundaries), 5)
+    assert rows.format["type"] is None
+    assert all(sum(row["seq_lengths"]) == len(row["input_ids"]) for row in rows)
+    assert set(rows.with_transform(_drops_boundaries)[0]) == {"input_ids"}  # what would have been left
+
+
+def test_rows_lie_in_a_file_although_nothing_is_cached():
+    datasets.disable_caching()
+    try:
+        first, second = (autopack.pack(_dataset(), 5) for _ in range(2))
+    finally:
+        datasets.enable_caching()
+    assert first.cache_files
+    assert second.cache_files
+    assert first[:] == second[:] == autopack.pack(_dataset(), 5)[:]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "fixed_length"])
+def test_negative_ids_are_refused_by_example(strategy, monkeypatch):
+    monkeypatch.setattr("autopack.packing.rows.BLOCK", 10)  # not in the first rows that are written
+    ids = [[number] * 5 for number in range(40)]
+    ids[33][2] = -1
+    with refused("unusable-data", match="example 33, column 'input_ids': found a token id below 0"):
+        autopack.pack(datasets.Dataset.from_dict({"input_ids": ids}), 10, strategy)
+
+
+def test_names_may_come_from_generators():
+    data = _dataset(source=["a", "b", "c"], more=[[1, 2, 3], [4, 5], [6, 7, 8, 9]])
+    dropped = autopack.pack(data, 5, drop_columns=(name for name in ["more"]))
+    assert set(dropped.column_names) == {"input_ids", "source", "position_ids", "seq_lengths"}
+    collator = PackingCollator(drop_keys=(name for name in ["more"]))
+    for _ in range(2):
+        assert set(collator([{"input_ids": [1, 2], "more": [1, 2]}])) == {"input_ids", "position_ids", "labels"}
+
+
+@pytest.mark.parametrize("words", [[3, 2, 4], [1, 1, 1]], ids=["as many as tokens", "fewer"])
+def test_text_is_of_documents_however_many_words_there_are(words):
+    texts = [[f"w{i}" for i in range(count)] for count in words]
+    rows = autopack.pack(_dataset(words=texts), 5)
+    found = {tuple(ids): text for row in rows for ids, text in zip(pieces(row), row["words"], strict=True)}
+    assert found == {tuple(ids): text for ids, text in zip(IDS, texts, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["labels", "source"])
+def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
+    """It would have rows with other columns than the next one's."""
+    values = [None, None, [10, 11, 12, 13] if name == "labels" else "web"]
+    stream = _dataset(**{name: values}).to_iterable_dataset()
+    with refused("unusable-data", match=rf"column '{name}': found no value in a buffer of 2 examples"):
+        list(autopack.pack(stream, 5, buffer_size=2))
+    rows = list(autopack.pack(stream, 5, buffer_size=2, drop_columns=(name,)))
+    assert sorted(documents_of(rows)) == sorted(IDS)
+
+
+def test_columns_have_names():
+    """Numbers for names are no columns of a table, and two of them could become one."""
+    example = {"input_ids": [1, 2], 3: 7, "3": 8}
+    with refused("unusable-data", match="wanted columns whose names are text, found 3; rename it, or drop it"):
+        autopack.pack([example], 8)
+    for value in (7, [1, 2], "text"):
+        given = {"input_ids": [1, 2], 3: value}
+        with refused("unusable-data", match="example 0: wanted keys that are text, found 3; rename it"):
+            PackingCollator()([given])
+        assert PackingCollator(drop_keys=[3])([given])["input_ids"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        ({}, ["truncate", "split", "drop"]),
+        ({"label": 1}, ["truncate", "drop"]),
+        ({"images": [Image.new("L", (1, 1))]}, ["drop"]),
+    ],
+    ids=["plain", "a label", "a picture"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_too_long_documents_are_told_what_can_be_done_with_them(columns, wanted, kind):
+    examples = [{"input_ids": [1] * n, **columns} for n in (3, 9)]
+    data = of_kind(examples, kind)
+    with refused("does-not-fit") as error:
+        list(autopack.pack(data, 8))
+    told = str(error.value).split("overflow=")[1]
+    assert [way for way in ("truncate", "split", "drop") if repr(way) in told] == wanted
+    for way in wanted:
+        assert len(list(autopack.pack(data, 8, overflow=way))) >= 1
+    with refused("does-not-fit", match="pass overflow='truncate' or 'drop'"):
+        autopack.PackedBatchSampler([3, 9], 8)

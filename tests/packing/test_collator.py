@@ -19,7 +19,20 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, CONTAINERS, Documents, refused
+from tests.packing.batches import ABC, Documents, refused
+
+CONTAINERS = {
+    "list": list,
+    "tuple": tuple,
+    "numpy": np.array,
+    "int32": lambda v: np.array(v, np.int32),
+    "uint16": lambda v: np.array(v, np.uint16),
+    "tensor": torch.tensor,
+    "list of tensors": lambda v: [torch.tensor(i) for i in v],
+    "list of numpy ints": lambda v: [np.int64(i) for i in v],
+    "row tensor": lambda v: torch.tensor([v]),
+    "row list": lambda v: [v],
+}
 
 # What comes out
 
@@ -34,13 +47,14 @@ def test_one_row_with_restarting_positions_and_first_labels_ignored():
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
+        assert type(ours[key]) is type(value), key
         if isinstance(value, torch.Tensor):
             assert torch.equal(ours[key], value), key
             assert ours[key].dtype == value.dtype, key
         else:
             assert ours[key] == value, key
-            assert type(ours[key]) is type(value), key
 
 
 @pytest.mark.parametrize("with_labels", [False, True])
@@ -52,8 +66,7 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
     examples = [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
     theirs = transformers.DataCollatorWithFlattening(**wanted)(copy.deepcopy(examples))
     ours = PackingCollator(declare=("attention_mask", "cu_seq_lens", "seq_idx"))(examples)
-    assert ours.keys() == theirs.keys()
-    same(ours, theirs)
+    same(dict(ours), theirs)
 
 
 def test_numpy_out():
@@ -74,7 +87,6 @@ def test_any_container(kind):
         masks = [made([0] * left + [1] * len(e["input_ids"]) + [0] * right) for e in ABC]
         batch = PackingCollator()([{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)])
         assert torch.equal(batch.pop("token_type_ids"), batch["input_ids"])
-        assert batch.keys() == PackingCollator()(ABC).keys()
         same(batch, PackingCollator()(ABC))
 
 
@@ -95,8 +107,7 @@ def test_examples_are_not_changed():
     batch["input_ids"].zero_()
     batch["labels"].zero_()
     assert examples[0].keys() == before[0].keys()
-    for key, value in before[0].items():
-        assert np.array_equal(examples[0][key], value)
+    assert all(np.array_equal(examples[0][key], value) for key, value in before[0].items())
 
 
 @settings(max_examples=150, deadline=None)
@@ -113,83 +124,66 @@ def test_examples_are_not_changed():
 def test_nothing_is_lost_and_every_boundary_is_declared(
     documents, max_length, multiple, align, rows, limit, first, data
 ):
+    def padded(tokens: list[Any], value: Any, left: int, right: int) -> list[Any]:
+        return [value] * left + tokens + [value] * right
+
     examples = []
     for tokens in documents:
-        left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-        examples.append(
-            {
-                "input_ids": [5] * left + tokens + [5] * right,
-                "labels": [-100] * left + [t + 1 for t in tokens] + [-100] * right,
-                "attention_mask": [0] * left + [1] * len(tokens) + [0] * right,
-                "weight": [9.0] * left + [0.5] * len(tokens) + [9.0] * right,
-            }
-        )
-    shape = {"rows": rows, "max_documents": limit} if max_length else {}
+        sides = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+        columns = {
+            "input_ids": (tokens, 5),
+            "labels": ([t + 1 for t in tokens], -100),
+            "attention_mask": ([1] * len(tokens), 0),
+            "weight": ([0.5] * len(tokens), 9.0),
+        }
+        examples.append({name: padded(values, value, *sides) for name, (values, value) in columns.items()})
+    if max_length is None:
+        rows = limit = None
+    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, "rows": rows}
     declare = ("attention_mask", "cu_seq_lens", "seq_idx")
-    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, **shape}
-    batch = PackingCollator(**options, first_position=first, declare=declare)(examples, "np")
+    collator = PackingCollator(**options, max_documents=limit, first_position=first, declare=declare)
+    batch = collator(examples, "np")
     count, width = batch["input_ids"].shape
-    assert count == (rows if shape.get("rows") else count if max_length else 1)
-    assert max_length is None or (width == max_length if shape.get("rows") else width <= max_length)
-    assert width % (multiple or 1) == 0
-    real = batch.get("attention_mask", np.ones((count, width), int)).astype(bool)
-    assert batch["input_ids"][real].tolist() == [t for tokens in documents for t in tokens]
-    for name, padding in (("input_ids", 0), ("labels", -100), ("weight", 0.0)):
-        assert set(batch[name][~real].tolist()) <= {padding}
-    assert batch["weight"][real].tolist() == [0.5] * int(real.sum())
-    wanted = [label for tokens in documents for label in [-100, *(t + 1 for t in tokens[1:])]]
-    assert batch["labels"][real].tolist() == wanted
+    batch.setdefault("attention_mask", np.ones((count, width), int))
+    bounds, fixed = batch["cu_seq_lens_q"], bool(rows and limit)
+    longest = width if fixed else max(-(-len(tokens) // align) * align for tokens in documents)
 
-    positions, seq_idx, bounds = batch["position_ids"], batch["seq_idx"], batch["cu_seq_lens_q"]
-    assert np.array_equal(bounds, batch["cu_seq_lens_k"])
-    fixed = bool(shape.get("rows") and limit)
-    assert not fixed or len(bounds) == rows * (limit + 1) + 1
-    found, in_rows = [], [0] * count
-    for begin, end in pairwise(bounds.tolist()):
-        here = real.flat[begin:end]
-        if end == begin or (fixed and not here.any()):
-            continue
-        assert positions.flat[begin:end].tolist() == [*range(first, first + end - begin)]
-        assert len({*seq_idx.flat[begin:end].tolist()}) == 1
-        assert begin % width == 0 or seq_idx.flat[begin] == seq_idx.flat[begin - 1] + 1
-        if tokens := int(here.sum()):
-            assert end - begin == -(-tokens // align) * align
-            assert here[:tokens].all()
-            in_rows[begin // width] += 1
-            found.append(batch["input_ids"].flat[begin : begin + tokens].tolist())
-    assert found == documents
-    assert limit is None or not max_length or max(in_rows) <= limit
-    longest = width if fixed else -(-max(map(len, documents)) // align) * align
+    # Rows are filled in the order of documents, each padded behind to a multiple.
+    filled: list[list[list[int]]] = [[]]
+    ends = [0]
+    for tokens in documents:
+        size = -(-len(tokens) // align) * align
+        if max_length and (ends[-1] + size > max_length or len(filled[-1]) == limit):
+            filled.append([])
+            ends.append(0)
+        row, here = len(filled) - 1, slice(ends[-1], ends[-1] + size)
+        rest = size - len(tokens)
+        wanted = {
+            "input_ids": tokens + [0] * rest,
+            "labels": [-100, *(t + 1 for t in tokens[1:])] + [-100] * rest,
+            "weight": [0.5] * len(tokens) + [0.0] * rest,
+            "attention_mask": [1] * len(tokens) + [0] * rest,
+            "position_ids": [*range(first, first + size)],
+            "seq_idx": [len(filled[-1])] * size,
+        }
+        assert {name: batch[name][row, here].tolist() for name in wanted} == wanted
+        assert {row * width + here.start, row * width + here.stop} <= set(bounds.tolist())
+        filled[-1].append(tokens)
+        ends[-1] += size
+    assert count == (rows or len(filled))
+    assert width == max_length if rows else width == -(-max(ends) // (multiple or 1)) * (multiple or 1)
+    for row, end in enumerate(ends + [0] * (count - len(filled))):  # and padding, cut into documents as long as those
+        for name, value in (("input_ids", 0), ("labels", -100), ("weight", 0.0), ("attention_mask", 0)):
+            assert set(batch[name][row, end:].tolist()) <= {value}
+    assert batch["position_ids"].max() < first + longest
     assert batch["max_length_q"] == batch["max_length_k"] == longest
-    assert positions.max() < first + longest
+    assert np.array_equal(bounds, batch["cu_seq_lens_k"])
+    assert not fixed or len(bounds) == rows * (limit + 1) + 1
+    for begin, end in pairwise(bounds.tolist()):
+        assert fixed or batch["position_ids"].flat[begin:end].tolist() == [*range(first, first + end - begin)]
 
 
 # Rows and padding
-
-
-def test_rows_are_filled_in_order_and_padded_to_the_longest():
-    collator = PackingCollator(max_length=6, declare=("attention_mask", "cu_seq_lens", "seq_idx"))
-    examples = [{**e, "token_type_ids": [1] * len(e["input_ids"])} for e in ABC]
-    batch = collator(examples)
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5], [-100, 7, 8, 9, -100]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert batch["token_type_ids"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 9, 10]
-    assert batch["seq_idx"].dtype == batch["cu_seq_lens_q"].dtype == torch.int32
-    assert (batch["max_length_q"], type(batch["max_length_q"])) == (4, int)
-
-
-def test_padding_is_cut_into_documents_no_longer_than_the_real_ones():
-    batch = PackingCollator(pad_to_multiple_of=16, first_position=2)(ABC)
-    assert batch["position_ids"].tolist() == [[2, 3, 4, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5, 2, 3, 4]]
-    assert batch["attention_mask"].tolist() == [[1] * 9 + [0] * 7]
-    without = PackingCollator(pad_to_multiple_of=16, first_position=2, declare=())(ABC)
-    assert "attention_mask" not in without
-    assert torch.equal(without["position_ids"], batch["position_ids"])
-    assert "attention_mask" not in PackingCollator(pad_to_multiple_of=3)(ABC)
 
 
 def test_overlong_examples():
@@ -228,26 +222,21 @@ def test_labels_per_document(key, values, dtype):
     assert key == "labels" or key not in batch
 
 
-def test_per_document_labels_of_row_tensors():
-    examples = [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)]
-    assert PackingCollator()(examples)["labels"].tolist() == [3, 4]
-
-
-def test_labels_per_token_under_another_name():
-    batch = PackingCollator()([{"input_ids": [1, 2, 3], "label_ids": np.array([7, -100, 9])}])
-    assert batch["labels"].tolist() == [[-100, -100, 9]]
-
-
-def test_labels_can_be_required_or_left_out():
-    assert "labels" not in PackingCollator(labels="none")(ABC)
-    assert "labels" not in PackingCollator(labels="none")([{"input_ids": [1], "labels": [1], "label": 3}])
-    assert PackingCollator()([{"input_ids": [1, 2], "labels": None}])["labels"].tolist() == [[-100, 2]]
-
-
-def test_losses_that_do_not_shift_keep_the_first_label():
-    batch = PackingCollator(labels="unshifted")([{"input_ids": [1, 2], "labels": [5, 6]}])
-    assert batch["labels"].tolist() == [[5, 6]]
-    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
+@pytest.mark.parametrize(
+    ("labels", "examples", "wanted"),
+    [
+        ("auto", [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)], [3, 4]),
+        ("auto", [{"input_ids": [1, 2, 3], "label_ids": np.array([7, -100, 9])}], [[-100, -100, 9]]),
+        ("auto", [{"input_ids": [1, 2], "labels": None}], [[-100, 2]]),
+        ("unshifted", [{"input_ids": [1, 2], "labels": [5, 6]}], [[5, 6]]),
+        ("none", ABC, None),
+        ("none", [{"input_ids": [1], "labels": [1], "label": 3}], None),
+    ],
+)
+def test_labels_are_read_made_or_left_out(labels, examples, wanted):
+    """Losses that do not shift keep the first label."""
+    found = PackingCollator(labels=labels)(examples).get("labels")
+    assert found is wanted is None or found.tolist() == wanted
 
 
 @pytest.mark.parametrize("key", ["completion_mask", "assistant_masks"])
@@ -260,27 +249,29 @@ def test_made_labels_keep_to_the_completion(key):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "parts"),
+    ("first", "second", "found"),
     [
-        (1, [1, 2], ["'labels'", "values per token", "values per document of shape () in example 0"]),
-        ([1, 2], None, ["'labels'", "not found, but example 0 has it"]),
-        ([1, 2], [1, 2, 3], ["'labels'", "shape (3,)", "2 tokens"]),
-        ([0.5, 0.5], [0.1, 0.2, 0.3], ["'labels'", "(3,)", "(2,) in example 0", "floats"]),
-        (0.5, [0.1, 0.2], ["'labels'", "(2,)", "() in example 0"]),
-        (1, "positive", ["'labels'", "<U8"]),
-        ([1, 2], ["B", "O"], ["'labels'", "<U1"]),
-        ([1, 2], [1, 2**63], ["'labels'", "int too big"]),
-        ([1, 2], np.array([1, 2**63], np.uint64), ["'labels'", "found uint64"]),
-        ([1, 2], [1, None], ["'labels'", "found object"]),
-        ([1, 2], [[1], [2, 3]], ["'labels'", "cannot be read as numbers"]),
-        ([1, 2], [[1, 2]], ["'labels'", "shape (1, 2)"]),
+        (1, [1, 2], "values per document of shape () in example 0"),
+        ([1, 2], None, "not found, but example 0 has it"),
+        ([1, 2], [1, 2, 3], "shape (3,)"),
+        ([0.5, 0.5], [0.1, 0.2, 0.3], "(2,) in example 0"),
+        (0.5, [0.1, 0.2], "() in example 0"),
+        (1, "positive", "<U8"),
+        ([1, 2], ["B", "O"], "<U1"),
+        ([1, 2], [1, 2**63], "int too big"),
+        ([1, 2], np.array([1, 2**63], np.uint64), "found uint64"),
+        ([1, 2], [1, None], "found object"),
+        ([1, 2], [[1], [2, 3]], "cannot be read as numbers"),
+        ([1, 2], [[1, 2]], "shape (1, 2)"),
     ],
 )
-def test_refused_labels_name_the_example_and_the_key(first, second, parts):
-    refused([{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}], "example 1", *parts)
+def test_refused_labels_name_the_example_and_the_key(first, second, found):
+    examples = [{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}]
+    refused(examples, "example 1, 'labels'", found)
 
 
-def test_two_names_for_labels_are_refused():
+def test_no_labels_or_two_names_for_them_are_refused():
+    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
     refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0, 'label'", "'labels'", "drop_keys")
     batch = PackingCollator(drop_keys=("label",))([{"input_ids": [1, 2], "label": 1, "labels": [1, 2]}])
     assert batch["labels"].tolist() == [[-100, 2]]
@@ -296,13 +287,11 @@ def test_repr_pickle_and_copy():
     assert pickle.loads(pickle.dumps(collator)) == collator == copy.deepcopy(collator)
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "spawn")])
-def test_collate_fn_of_a_dataloader(workers, context):
+@pytest.mark.exhaustive
+def test_collate_fn_of_a_dataloader_whose_worker_is_spawned():
     collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
-    loader = DataLoader(
-        Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, num_workers=workers, multiprocessing_context=context
-    )
-    first, second = loader
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    first, second = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
     assert first["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
     assert second["position_ids"].tolist() == [[0, 1, 2, 3, 0]]
     assert second["max_length_q"] == 4

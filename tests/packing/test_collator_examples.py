@@ -62,47 +62,33 @@ def test_own_positions_are_kept():
 
 
 def test_positions_that_run_on_into_the_next_document_are_refused():
-    message = refused([ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], "example 0, 'position_ids'", "drop_keys")
-    assert "end at 2" in message
-    message = refused(
-        [{"input_ids": [1, 2], "position_ids": [0, 1]}], "example 0", "end at 1", first_position=2, pad_to_multiple_of=4
-    )
-    assert "starts at 2" in message
+    own = {"input_ids": [1, 2], "position_ids": [3, 4]}
+    refused([ABC[0], own], "example 0, 'position_ids'", "end at 2", "drop_keys")
+    own = {"input_ids": [1, 2], "position_ids": [0, 1]}
+    refused([own], "example 0", "end at 1", "starts at 2", first_position=2, pad_to_multiple_of=4)
 
 
 # Other keys
 
 
 def test_other_keys_per_token():
-    batch = PackingCollator(pad_to_multiple_of=4)(
-        [
-            {"input_ids": [1, 2], "weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])},
-            {"input_ids": [3], "weight": [2], "box": [[5, 6]], "flag": np.array([True])},
-        ]
-    )
+    one = {"input_ids": [1, 2], "weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])}
+    two = {"input_ids": [3], "weight": [2], "box": [[5, 6]], "flag": np.array([True])}
+    for example, special in ((one, [1, 0]), (two, [0])):
+        example |= {"special_tokens_mask": special, "shift_labels": special}
+    batch = PackingCollator(pad_to_multiple_of=4)([one, two])
     assert batch["weight"].tolist() == [[0.5, 1.5, 2.0, 0.0]]
     assert batch["weight"].dtype == torch.float32
     assert batch["box"].tolist() == [[[1, 2], [3, 4], [5, 6], [0, 0]]]
     assert batch["flag"].tolist() == [[True, False, True, False]]
     assert batch["flag"].dtype == torch.bool
-
-
-def test_padding_of_special_tokens_mask_and_shift_labels():
-    example = {"input_ids": [1, 2, 3], "special_tokens_mask": [1, 0, 0], "shift_labels": [2, 3, -100]}
-    batch = PackingCollator(pad_to_multiple_of=4)([example])
-    assert batch["special_tokens_mask"].tolist() == [[1, 0, 0, 1]]
-    assert batch["shift_labels"].tolist() == [[2, 3, -100, -100]]
+    assert batch["special_tokens_mask"].tolist() == [[1, 0, 0, 1]], "padding is special"
+    assert batch["shift_labels"].tolist() == [[1, 0, 0, -100]], "and no target"
 
 
 def test_text_is_left_out():
-    example = {
-        "input_ids": [1, 2],
-        "text": "a b",
-        "tokens": ["a", "b"],
-        "messages": [{"role": "user"}],
-        "meta": {"a": 1},
-    }
-    assert list(PackingCollator()([example])) == ["input_ids", "position_ids", "labels"]
+    text = {"text": "a b", "tokens": ["a", "b"], "messages": [{"role": "user"}], "meta": {"a": 1}}
+    assert list(PackingCollator()([{"input_ids": [1, 2], **text}])) == ["input_ids", "position_ids", "labels"]
 
 
 @pytest.mark.parametrize(
@@ -132,31 +118,31 @@ def test_keys_that_only_some_examples_have_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "parts"),
+    ("key", "value", "found"),
     [
-        ("attention_mask", [0, 0, 0], ["one token or more"]),
-        ("attention_mask", [1, 0, 1], ["token 1", "take such tokens out"]),
-        ("attention_mask", [1, 1], ["shape (2,)", "3 tokens"]),
-        ("attention_mask", [0.0, float("-inf"), 0.0], ["-inf"]),
-        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
-        ("position_ids", [0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
-        ("position_ids", [0, 1, -1], ["-1"]),
-        ("position_ids", [0.0, 1.0, 2.0], ["float32"]),
-        ("position_ids", [[0, 1, 2]] * 3, ["shape (3, 3)"]),
-        ("position_ids", [0, 1], ["shape (2,)", "3 tokens"]),
-        ("input_ids", [], ["no tokens"]),
-        ("input_ids", torch.zeros(1, 0), ["no tokens"]),
-        ("input_ids", [1.0, 2.0], ["float32"]),
-        ("input_ids", np.array([True]), ["bool"]),
-        ("input_ids", [1, -100], ["from -100"]),
-        ("input_ids", [[1, 2], [3, 4]], ["(2, 2)"]),
-        ("input_ids", 5, ["shape ()"]),
-        ("input_ids", "a b", ["<U3"]),
-        ("input_ids", [1, 2**63], ["int too big"]),
+        ("attention_mask", [0, 0, 0], "one token or more"),
+        ("attention_mask", [1, 0, 1], "token 1"),
+        ("attention_mask", [1, 1], "shape (2,)"),
+        ("attention_mask", [0.0, float("-inf"), 0.0], "-inf"),
+        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], "shape (3, 3)"),
+        ("position_ids", [0, 1, 7], "jump from 1 to 7"),
+        ("position_ids", [0, 1, -1], "-1"),
+        ("position_ids", [0.0, 1.0, 2.0], "float32"),
+        ("position_ids", [[0, 1, 2]] * 3, "shape (3, 3)"),
+        ("position_ids", [0, 1], "shape (2,)"),
+        ("input_ids", [], "no tokens"),
+        ("input_ids", torch.zeros(1, 0), "no tokens"),
+        ("input_ids", [1.0, 2.0], "float32"),
+        ("input_ids", np.array([True]), "bool"),
+        ("input_ids", [1, -100], "from -100"),
+        ("input_ids", [[1, 2], [3, 4]], "(2, 2)"),
+        ("input_ids", 5, "shape ()"),
+        ("input_ids", "a b", "<U3"),
+        ("input_ids", [1, 2**63], "int too big"),
     ],
 )
-def test_refused_values_name_the_example_and_the_key(key, value, parts):
-    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", *parts)
+def test_refused_values_name_the_example_and_the_key(key, value, found):
+    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", found)
 
 
 def test_refused_batches():
@@ -168,32 +154,35 @@ def test_refused_batches():
     refused([{"input_ids": None}], "example 0", "'input_ids'")
 
 
-KINDS = [list, np.array, torch.tensor, lambda ids: np.array(ids, np.int32), tuple]
+def read_twice(examples, **options):
+    """What becomes of examples that are read at once, and of the same that are read one by one."""
+
+    def outcome():
+        try:
+            return {key: (value.dtype, value.tolist()) for key, value in PackingCollator(**options)(examples).items()}
+        except (InvalidPacking, OverflowError) as error:
+            return str(error)
+
+    found = outcome()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
+        return found, outcome()
 
 
 @given(
     st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=9), min_size=1, max_size=8),
-    st.sampled_from(KINDS),
-    st.sampled_from(["ids", "labels", "mask", "all"]),
+    st.sampled_from([list, np.array, torch.tensor, lambda ids: np.array(ids, np.int32), tuple]),
+    st.sampled_from([(), ("labels",), ("attention_mask",), ("labels", "attention_mask")]),
     st.sampled_from(["auto", "none"]),
 )
-def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, what, labels):
+def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, columns, labels):
     examples = []
     for ids in documents:
-        example = {"input_ids": kind(ids)}
-        if what in ("labels", "all"):
-            example["labels"] = kind([-100, *ids[1:]])
-        if what in ("mask", "all"):
-            example["attention_mask"] = kind([1] * len(ids))
-        examples.append(example)
-    collator = PackingCollator(labels=labels, declare=("attention_mask", "seq_idx"))
-    found = collator(examples)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
-        expected = collator(examples)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert all(found[key].dtype == expected[key].dtype for key in expected)
+        example = {"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [1] * len(ids)}
+        examples.append({name: kind(example[name]) for name in ("input_ids", *columns)})
+    found, expected = read_twice(examples, labels=labels, declare=("attention_mask", "seq_idx"))
+    assert found == expected
+    assert isinstance(found, dict)
 
 
 ODD = {
@@ -213,19 +202,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
-def test_anything_else_is_read_or_refused_one_by_one(odd, first):
-    plain = {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}
-    examples = [odd, plain] if first else [plain, odd]
-
-    def result():
-        try:
-            return {key: value.tolist() for key, value in PackingCollator()(examples).items()}
-        except (InvalidPacking, OverflowError) as error:
-            return str(error)
-
-    found = result()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
-        assert found == result()
+def test_anything_else_is_read_or_refused_one_by_one(odd, order):
+    found, expected = read_twice([odd, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}][::order])
+    assert found == expected

@@ -1,34 +1,30 @@
-"""Packed batches in models and in a Trainer, and what `for_model` takes from a model."""
+"""Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a model."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from torch.utils.data import DataLoader
 
 import autopack
-from autopack import registry, tiny
-from autopack.packing import PackingCollator
-from tests.packing.batches import Documents
+from autopack import PackedBatchSampler, PackingCollator, registry, tiny
+from tests.conftest import FLOAT64, LEAK, error
+from tests.engine import Call, Result, check, ids
+from tests.packing.batches import ABC, Documents, loss_alone
+from tests.subjects import build
+from tests.support.refusals import refused
 
-
-def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        **options,
-    )
-    return transformers.LlamaForCausalLM(config)
+LENGTHS = (7, 12, 2, 9, 4, 8)
+DOCUMENTS = ids(lengths=LENGTHS)[0].split(LENGTHS)
+MASKED = ("bert", "roberta", "fnet")
+SHAPE = {"align": 8, "max_length": 24, "rows": 3}
 
 
 @pytest.mark.skipif(
@@ -38,40 +34,30 @@ def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("options", [{}, {"max_length": 16, "declare": (), "pad_to_multiple_of": 8}])
 def test_the_packed_loss_is_the_token_mean_over_separate_documents(attention, options):
-    model = tiny_llama(attn_implementation=attention).eval()
-    generator = torch.Generator().manual_seed(1)
-    examples = [{"input_ids": torch.randint(1, 97, (n,), generator=generator)} for n in (7, 12, 1, 9, 4)]
-    with torch.no_grad():
-        packed = model(**PackingCollator(**options)(examples), use_cache=False).loss
-        total = count = 0
-        for example in examples:
-            ids = example["input_ids"][None]
-            logits = model(ids, use_cache=False).logits[0, :-1]
-            total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
-            count += ids.shape[1] - 1
-    torch.testing.assert_close(packed, total / count, rtol=1e-5, atol=1e-5)
+    model = build("llama", attn_implementation=attention)
+    documents = [document.tolist() for document in (*DOCUMENTS, DOCUMENTS[0][:1])]
+    packed = model(**PackingCollator(**options)([{"input_ids": d} for d in documents]), use_cache=False).loss
+    torch.testing.assert_close(packed, loss_alone(model, documents))
 
 
-def test_data_collator_of_a_trainer(tmp_path):
-    pytest.importorskip("accelerate")
-    counted = []
-
-    class Counting(transformers.Trainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            counted.append((kwargs.get("num_items_in_batch"), sorted(inputs)))
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    trainer = Counting(
-        model=tiny_llama(),
-        args=transformers.TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=2, max_steps=2, report_to=[], use_cpu=True
-        ),
-        train_dataset=Documents([3, 2, 4, 1]),
-        data_collator=PackingCollator(),
-    )
-    trainer.train()
-    assert sorted(int(items) for items, _ in counted if items is not None) in ([3, 3], [1, 5], [2, 4])
-    assert all(keys == ["input_ids", "labels", "position_ids"] for _, keys in counted)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("options", [{}, SHAPE, SHAPE | {"declare": ("attention_mask", "cu_seq_lens")}], ids=len)
+@pytest.mark.parametrize(
+    "model_type",
+    ["llama", "gpt2", "bloom", "mamba", "lfm2", "qwen2_moe", "xlnet", "cpmant", "xlm", "bart", "whisper", *MASKED],
+)
+def test_batches_of_for_model_are_their_documents(model_type, options):
+    """Padded inside a row or not; losses shift labels, or compare each with the logits of its own column."""
+    task = "masked-lm" if model_type in MASKED else "causal-lm"
+    dtype = torch.float32 if model_type == "xlnet" else torch.float64  # whose encodings are float32
+    model, stock = (build(model_type, task, dtype=dtype) for _ in range(2))
+    collator = PackingCollator.for_model(model, **options)
+    batch = collator([{"input_ids": document, "labels": document} for document in DOCUMENTS])
+    autopack.enable(model)
+    output = model(**batch)
+    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    found = Result.of(model, output.logits[real].split(LENGTHS), output.loss)
+    check(found, Call(lengths=LENGTHS, shifts=collator.labels != "unshifted").alone(stock))
 
 
 TINY: dict[str, Any] = {
@@ -84,14 +70,6 @@ TINY: dict[str, Any] = {
     "pad_token_id": 3,
 }
 KOSMOS = {"vocab_size": 50, "embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 2, "pad_token_id": 3}
-EXTRA: dict[str, dict[str, Any]] = {
-    "esm": {"position_embedding_type": "absolute", "mask_token_id": 4},
-    "layoutlmv3": {"visual_embed": False, "coordinate_size": 4, "shape_size": 4},
-    "longformer": {"attention_window": 4},
-    "luke": {"entity_vocab_size": 5, "entity_emb_size": 16},
-    "mpnet": {"pad_token_id": 1},
-    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-}
 TOWERS = {
     "altclip_text_model": ("altclip", "AltCLIPTextConfig", ("AltRobertaModel", "AltCLIPTextModel")),
     "bridgetower_text_model": ("bridgetower", "BridgeTowerTextConfig", ("BridgeTowerTextModel",)),
@@ -102,11 +80,12 @@ TOWERS = {
 
 
 def tiny_of(model_type: str) -> transformers.PreTrainedModel:
+    """A tiny backbone of the type."""
+    if model_type in tiny.types_for("masked-lm"):
+        return build(model_type, "masked-lm", dtype=torch.float32).base_model
     if model_type not in TOWERS:
-        if model_type not in transformers.CONFIG_MAPPING:
-            pytest.skip(f"this transformers release has no {model_type}")
-        config = transformers.AutoConfig.for_model(model_type, **TINY | EXTRA.get(model_type, {}))
-        return transformers.AutoModel.from_config(config)
+        extra = {"visual_embed": False, "coordinate_size": 4, "shape_size": 4} if model_type == "layoutlmv3" else {}
+        return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **TINY | extra))
     folder, config_name, names = TOWERS[model_type]
     configuration = pytest.importorskip(f"transformers.models.{folder}.configuration_{folder}")
     modeling = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
@@ -121,23 +100,6 @@ LATER_STARTS = {
     for model_type, numbering in family.numbering.items()
     if numbering.start or numbering.after_pad_token
 } - {"colpali", "paligemma"}
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "xlnet", "bart", "whisper", "cpmant", "xlm"])
-def test_batches_of_for_model_have_the_loss_of_their_documents(model_type):
-    """A decoder's loss shifts labels, or compares each with the logits of its own column."""
-    model = tiny.build(model_type)
-    documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in (7, 12, 9)]
-    with torch.no_grad():
-        losses = [model(input_ids=each[None], labels=each[None]).loss for each in documents]
-        collator = PackingCollator.for_model(model)
-        first = 0 if collator.labels == "unshifted" else 1
-        counts = [len(each) - first for each in documents]
-        expected = sum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
-        with autopack.enable(model):
-            batch = collator([{"input_ids": each.tolist(), "labels": each.tolist()} for each in documents])
-            packed = model(**batch).loss
-    torch.testing.assert_close(packed, expected, rtol=1e-5, atol=1e-5)  # float32, of one sum instead of three
 
 
 @pytest.mark.parametrize("model_type", sorted(LATER_STARTS))
@@ -165,8 +127,7 @@ def test_for_model_reads_the_head_and_lets_options_win():
         assert PackingCollator.for_model(torch.nn.DataParallel(model)).labels == "unshifted"
     assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).labels == "given"
     assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2)
-    llama = tiny_llama()
-    assert PackingCollator.for_model(llama, max_length=8) == PackingCollator(max_length=8)
+    assert PackingCollator.for_model(build("llama"), max_length=8) == PackingCollator(max_length=8)
     roberta = transformers.RobertaConfig(**TINY)
     wanted = PackingCollator(first_position=7, labels="none")
     assert PackingCollator.for_model(roberta, first_position=7, labels="none") == wanted
@@ -198,7 +159,7 @@ class Users(torch.nn.Module):
     ("order", "said"), [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)]
 )
 def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wrap, order, said, caplog):
-    held = wrap(tiny_llama())
+    held = wrap(build("llama"))
     for step in order.split(", "):
         if step == "made":
             collator = PackingCollator.for_model(held)
@@ -211,3 +172,81 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wr
                 collator([{"input_ids": [5, 6, 7]}] * 2)
     assert ["that is not enabled" in line for line in caplog.messages if "for_model" in line] == [True] * said
     autopack.disable(held)
+
+
+# Documents padded to a multiple of columns, and batches that all have one shape
+
+
+def test_without_the_mask_padding_inside_documents_is_seen():
+    """Negative control: what the refusal of `declare=()` is for."""
+    model, stock = build("bert", "masked-lm"), build("bert", "masked-lm")
+    batch = PackingCollator.for_model(model, align=8, labels="none")([{"input_ids": DOCUMENTS[0]}] * 2)
+    alone = stock(input_ids=DOCUMENTS[0][None]).logits[0]
+    autopack.enable(model)
+    assert error(model(**batch).logits[0, :7], alone) < FLOAT64
+    batch.pop("attention_mask")
+    assert error(model(**batch).logits[0, :7], alone) > LEAK
+
+
+def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
+    model, stock = (build("llama", "sequence-classification") for _ in range(2))
+    documents = [*DOCUMENTS, DOCUMENTS[0][:1]]
+    examples = [{"input_ids": d, "label": i % 2} for i, d in enumerate(documents)]
+    batch = PackingCollator.for_model(model, align=8, max_length=24)(examples)
+    autopack.enable(model)
+    expected = torch.cat([stock(input_ids=d[None]).logits for d in documents])
+    assert error(model(**batch).logits, expected) < FLOAT64
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "random", "sequential"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
+    lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
+    declare = ("attention_mask", "cu_seq_lens")
+    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, declare=declare)
+    options = {"rows_per_batch": 2, "strategy": strategy, "max_documents": 5, "align": 4, "num_replicas": ranks}
+    shapes, tokens = set(), 0
+    for rank in range(ranks):
+        sampler = PackedBatchSampler(lengths, 64, rank=rank, **options)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collate):
+                real = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))  # not where there is no padding
+                tokens += int(real.sum())
+                shapes.add(json.dumps({name: getattr(value, "shape", value) for name, value in batch.items()}))
+    assert len(shapes) == 1
+    assert tokens == 2 * sum(lengths)
+
+
+def test_a_batch_of_more_rows_is_refused_with_the_way_out():
+    with refused("does-not-fit", match=r"rows=1: 3 documents of 9 tokens take 2 rows of 8.*PackedBatchSampler"):
+        PackingCollator(max_length=8, rows=1, align=2)(ABC)
+
+
+def test_a_packed_row_is_as_long_as_its_padded_documents():
+    rows = autopack.pack([{"input_ids": [5] * n} for n in (7, 9, 3)], 24, align=8)
+    collate = PackingCollator(max_length=24, align=8)
+    assert sorted(len(row["input_ids"]) for row in rows) == [7, 12]  # one row of 19 if nothing were padded
+    assert {collate([row])["input_ids"].shape[1] for row in rows} == {8, 24}
+    too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
+    with refused("unusable-data", match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
+        collate([too_long])
+    cut = PackingCollator(max_length=24, align=8, overflow="truncate")([too_long])
+    assert int(cut["attention_mask"].sum()) == 16
+    with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
+        PackingCollator(max_length=24, max_documents=2)([too_long])
+
+
+def test_positions_of_documents_own_end_before_the_next_begins():
+    own = [{"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}, {"input_ids": [4, 5], "position_ids": [4, 5]}]
+    with refused("unusable-data", match="end at 2, and the next document of the row starts at 4"):
+        PackingCollator(align=4)(own)
+    own[1]["position_ids"] = [0, 1]
+    assert PackingCollator(align=4)(own)["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+
+
+def test_a_state_from_before_is_taken_and_one_of_other_padding_is_not():
+    one, other = (PackedBatchSampler([3, 4, 5], 16, align=align) for align in (1, 8))
+    assert "align" not in one.state_dict()["made_of"]
+    with refused("other-data", match="align was 8 and is"):
+        one.load_state_dict(other.state_dict())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from itertools import pairwise
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator
+from autopack import PackedBatchSampler, PackingCollator, tiny
 from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes, plan
+from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
 from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
@@ -84,108 +85,84 @@ class TestPlans:
         assert made.lengths.sum() == lengths.sum() == made.counts.tokens
         assert made.costs(CostModel(0, 1)).sum() == (lengths**2).sum() - 100 - 400 - 25
 
-    def test_saved_pickled_and_selected(self, tmp_path):
-        made = plan(**grouped(), max_length=400, cost=CostModel())
-        made.save(tmp_path / "plan.npz")
-        assert Plan.load(tmp_path / "plan.npz") == made == pickle.loads(pickle.dumps(made))
-        assert (made.select([3, 0]).columns_per_row == made.columns_per_row[[3, 0]]).all()
-
     def test_too_long(self):
-        lengths, groups, prefixes = [50, 120, 60], [0, 0, 0], [40, 40, 40]
+        groups = {"groups": [0, 0, 0], "prefixes": [40, 40, 40]}
         with refused("does-not-fit", match="is 120, over the 100 tokens of a row"):
-            plan(lengths, 100, groups=groups, prefixes=prefixes)
-        assert plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="drop").lengths.tolist() == [50, 60]
-        cut = plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="truncate")
-        assert sorted(cut.lengths.tolist()) == [50, 60, 100]
-        equal = plan([100, 100, 100], 100, groups=groups, prefixes=[100] * 3)  # the prefix is all there is
+            plan([50, 120, 60], 100, **groups)
+        for overflow, left in (("drop", [50, 60]), ("truncate", [50, 60, 100])):
+            assert sorted(plan([50, 120, 60], 100, **groups, overflow=overflow).lengths.tolist()) == left
+        equal = plan([100, 100, 100], 100, groups=[0] * 3, prefixes=[100] * 3)  # the prefix is all there is
         assert len(equal) == 1 or (equal.columns_per_row <= 100).all()
 
     def test_the_least_beginning_of_a_group_counts(self):
-        groups = [0, 0, 1]
-        assert plan([7, 8, 9], 20, groups=groups, prefixes=[3, 4, 1]) == plan(
-            [7, 8, 9], 20, groups=groups, prefixes=[3] * 2 + [1]
-        )
+        of_least, of_each = (plan([7, 8, 9], 20, groups=[0, 0, 1], prefixes=[3, n, 1]) for n in (3, 4))
+        assert of_each == of_least
 
 
 class TestSamplers:
     @pytest.mark.parametrize("ranks", [1, 3])
     def test_epochs_of_all_ranks(self, ranks):
-        given = grouped()
+        samplers = [PackedBatchSampler(**grouped(), max_length=400, num_replicas=ranks, rank=r) for r in range(ranks)]
         for epoch in (0, 1):
-            seen: list[int] = []
-            for rank in range(ranks):
-                sampler = PackedBatchSampler(**given, max_length=400, num_replicas=ranks, rank=rank)
+            for sampler in samplers:
                 sampler.set_epoch(epoch)
-                seen += [number for batch in sampler for number in batch]
-            assert sorted(seen) == list(range(120))
+            assert sorted(chain(*chain(*samplers))) == list(range(120))
 
     def test_a_state_is_of_its_groups(self):
-        given = grouped()
-        state = PackedBatchSampler(**given, max_length=400).state_dict(2)
-        again = PackedBatchSampler(**given, max_length=400)
+        given = grouped() | {"max_length": 400}
+        state = PackedBatchSampler(**given).state_dict(2)
+        again = PackedBatchSampler(**given)
         again.load_state_dict(state)
-        whole = list(PackedBatchSampler(**given, max_length=400))
-        assert list(again) == whole[2:]
+        assert list(again) == list(PackedBatchSampler(**given))[2:]
         given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
         with refused("other-data", match="the state is of another sampler"):
-            PackedBatchSampler(**given, max_length=400).load_state_dict(state)
+            PackedBatchSampler(**given).load_state_dict(state)
 
     def test_fewer_documents_than_ranks(self):
         sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
         assert len(list(sampler)) == 1
 
 
-def completions(prompts: int = 6, seed: int = 0) -> list[dict[str, Any]]:
+def completions(prompts: int = 6) -> list[dict[str, Any]]:
     """Completions of prompts, in random order, and documents by themselves."""
-    draw = np.random.default_rng(seed)
-    found = []
+    draw = np.random.default_rng(0)
+
+    def tokens(least: int, most: int) -> list[int]:
+        return draw.integers(2, 100, int(draw.integers(least, most))).tolist()
+
+    found: list[dict[str, Any]] = []
     for number in range(prompts):
-        prompt = draw.integers(2, 100, int(draw.integers(20, 60)))
+        prompt = tokens(20, 60)
         for _ in range(int(draw.integers(1, 7))):
-            rest = draw.integers(2, 100, int(draw.integers(1, 30)))
-            ids = np.concatenate([prompt, rest])
-            labels = np.where(np.arange(len(ids)) < len(prompt), -100, ids)
-            found.append({"input_ids": ids.tolist(), "labels": labels.tolist(), "prompt": f"p{number}"})
-    found += [{"input_ids": draw.integers(2, 100, n).tolist(), "prompt": None} for n in (9, 40)]
-    for each in found[-2:]:
-        each["labels"] = each["input_ids"]
+            rest = tokens(1, 30)
+            labels = [-100] * len(prompt) + rest
+            found.append({"input_ids": prompt + rest, "labels": labels, "prompt": f"p{number}"})
+    for ids in (tokens(9, 10), tokens(40, 41)):
+        found.append({"input_ids": ids, "labels": ids, "prompt": None})
     return [found[index] for index in draw.permutation(len(found))]
 
 
-def documents_of(rows: Any) -> list[tuple[int, ...]]:
-    found = []
-    for row in rows:
-        bounds = np.cumsum([0, *row["seq_lengths"]])
-        found += [tuple(row["input_ids"][a:b]) for a, b in pairwise(bounds)]
-    return found
-
-
-class TestPackedData:
+@pytest.mark.parametrize("kind", KINDS)
+class TestRows:
     @pytest.mark.parametrize("groups", [True, "prompt"])
-    @pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset"])
-    def test_rows_hold_more_than_they_compute(self, groups, kind):
+    def test_they_hold_more_than_they_compute(self, groups, kind):
         given = completions(12)
-        data = {"list": given, "Dataset": datasets.Dataset.from_list(given)}.get(kind)
-        data = datasets.Dataset.from_list(given).to_iterable_dataset() if data is None else data
         drop = () if groups == "prompt" else ("prompt",)
-        rows, apart = (list(pack(data, 200, groups=g, drop_columns=drop)) for g in (groups, False))
-        wanted = sorted(tuple(each["input_ids"]) for each in given)
-        assert sorted(documents_of(rows)) == sorted(documents_of(apart)) == wanted
+        rows, apart = (list(pack(of_kind(given, kind), 200, groups=g, drop_columns=drop)) for g in (groups, False))
+        assert sorted(documents_of(rows)) == sorted(each["input_ids"] for each in given)
         assert len(rows) < len(apart)
         assert max(len(row["input_ids"]) for row in rows) > 200
 
-    @pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset"])
     @pytest.mark.parametrize("options", [{}, {"drop_columns": ("number",)}])
-    def test_rows_leave_the_column_of_groups_out(self, kind, options):
-        data = [{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)]
-        if kind != "list":
-            data = datasets.Dataset.from_list(data)
-            data = data.to_iterable_dataset() if kind == "IterableDataset" else data
+    def test_they_leave_the_column_of_groups_out(self, kind, options):
+        data = of_kind([{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)], kind)
         rows = list(pack(data, 8, groups="number", **options))
         assert {len({token % 2 for token in row["input_ids"][3::4]}) for row in rows} == {1}
         assert all("number" not in row for row in rows)
         assert PackingCollator()(rows)["input_ids"].shape == (1, 32)
 
+
+class TestPackedData:
     def test_a_cache_is_of_its_groups(self, tmp_path):
         datasets.Dataset.from_list(completions()).save_to_disk(tmp_path)
         data = datasets.load_from_disk(str(tmp_path))
@@ -212,82 +189,68 @@ class TestPackedData:
 
     def test_a_trainer(self, tmp_path):
         """The recipe: rows of groups, one per batch, and the plain collator; losses do not depend on what is shared."""
-        data = datasets.Dataset.from_list(completions(12))
-        losses = {}
+        rows = pack(of_kind(completions(12), "Dataset"), 200, groups="prompt")
+        options = {"per_device_train_batch_size": 1, "max_steps": 4, "learning_rate": 1e-3}
+        losses = []
         for share in (True, False):
-            model = build("llama").train()
-            rows = pack(data, 200, groups="prompt")
-            options = {"per_device_train_batch_size": 1, "max_steps": 4, "report_to": [], "use_cpu": True}
-            options |= {"disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-3}
-            arguments = TrainingArguments(str(tmp_path), **options)
-            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=PackingCollator())
+            model, args = build("llama").train(), arguments(tmp_path, **options)
+            trainer = Trainer(model, args, train_dataset=rows, data_collator=PackingCollator())
             handle = autopack.enable(trainer, share=share).handles["model"]
             trainer.train()
-            losses[share] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            losses.append(logged(trainer))
             assert (handle.tally.training.shared > 0) == share
-        assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+GROUP = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
+OF_GROUP = [([3, 4, 9], [9], 0.1), ([3, 4, 2, 2], [2, 2], 0.2)]
+PAIR = {"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}
+PLAIN = {"input_ids": [20, 21, 22]}
 
 
 class TestCollator:
     @pytest.mark.parametrize(
-        ("examples", "documents", "advantages"),
+        ("example", "advantages", "wanted"),
         [
-            ([{"prompt_ids": [5, 6], "completion_ids": [[8], []]}], [([5, 6, 8], [8]), ([5, 6], [])], [1.5, -1]),
-            ([{"prompt_ids": [5], "completion_ids": []}], [([5], [])], 3),
             (
-                [{"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}],
-                [([3, 4, 11], [11]), ([3, 4, 12, 13], [12, 13])],
-                [1, 2],
+                {"prompt_ids": [5, 6], "completion_ids": [[8], []]},
+                [1.5, -1],
+                [([5, 6, 8], [8], 1.5), ([5, 6], [], -1)],
             ),
-            ([{"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"}], [([1, 2, 3], [2, 3])], 1),
-            ([{"prompt_ids": [], "completion_ids": [7, 8]}], [([7, 8], [8])], [0.5]),
-            ([{"input_ids": [20, 21]}], [([20, 21], [21])], 0.25),
-            ([{"input_ids": [20, 21, 22], "labels": [20, -100, 9]}], [([20, 21, 22], [9])], 0.25),
-            (
-                [{"input_ids": [20, 21, 22], "assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]}],
-                [([20, 21, 22], [22])],
-                2,
-            ),
+            ({"prompt_ids": [5], "completion_ids": []}, 3, [([5], [], 3)]),
+            (PAIR, [1, 2], [([3, 4, 11], [11], 1), ([3, 4, 12, 13], [12, 13], 2)]),
+            ({"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"}, 1, [([1, 2, 3], [2, 3], 1)]),
+            ({"prompt_ids": [], "completion_ids": [7, 8]}, [0.5], [([7, 8], [8], 0.5)]),
+            (PLAIN, 0.25, [([20, 21, 22], [21, 22], 0.25)]),
+            (PLAIN | {"labels": [20, -100, 9]}, 0.25, [([20, 21, 22], [9], 0.25)]),
+            (PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]}, 2, [([20, 21, 22], [22], 2)]),
         ],
     )
-    def test_any_batch_of_completions_and_plain_examples(self, examples, documents, advantages):
-        group = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
+    def test_any_batch_of_completions_and_plain_examples(self, example, advantages, wanted):
+        """Documents, the targets of each, and its advantage."""
         for order in (1, -1):
-            batch = PackingCollator(labels="completions")([{**examples[0], "advantages": advantages}, group][::order])
-            parts = [documents, [([3, 4, 9], [9]), ([3, 4, 2, 2], [2, 2])]][::order]
-            wanted = [document for part in parts for document in part]
-            assert batch["input_ids"][0].tolist() == [token for ids, _ in wanted for token in ids]
-            assert batch["position_ids"][0].tolist() == [at for ids, _ in wanted for at in range(len(ids))]
-            labels = [label for label in batch["labels"][0].tolist() if label != -100]
-            assert labels == [target for _, targets in wanted for target in targets]
+            batch = PackingCollator(labels="completions")([{**example, "advantages": advantages}, GROUP][::order])
+            documents, targets, numbers = zip(*(wanted + OF_GROUP if order == 1 else OF_GROUP + wanted), strict=True)
+            assert batch["input_ids"][0].tolist() == [*chain(*documents)]
+            assert batch["position_ids"][0].tolist() == [*chain(*map(range, map(len, documents)))]
+            assert [label for label in batch["labels"][0].tolist() if label != -100] == [*chain(*targets)]
             assert batch["completion_mask"].shape == batch["input_ids"].shape
-            numbers = [np.atleast_1d(advantages).tolist(), [0.1, 0.2]][::order]
-            assert batch["advantages"].tolist() == pytest.approx([n for part in numbers for n in part])
+            assert batch["advantages"].tolist() == pytest.approx(numbers)
 
-    def test_empty_completions_beside_plain_examples_are_exact(self):
+    def test_a_model_computes_the_prompt_once_beside_plain_examples_and_empty_completions(self):
         stock, model = twins(build("llama").eval())
-        draw = np.random.default_rng(0)
-        prompt, rest = draw.integers(2, 100, 40).tolist(), draw.integers(2, 100, 9).tolist()
-        examples = [{"prompt_ids": prompt, "completion_ids": [rest, []]}, {"input_ids": rest, "labels": rest}]
-        with autopack.enable(model):
-            agree(stock, model, PackingCollator(labels="completions")(examples))
-
-    def test_a_model_computes_the_prompt_once(self):
-        stock, model = twins(build("llama").eval())
-        draw = np.random.default_rng(0)
-        rests = [draw.integers(2, 100, n).tolist() for n in (7, 3, 12)]
-        example = {"prompt_ids": draw.integers(2, 100, 40).tolist(), "completion_ids": rests}
+        prompt, *rests = (tiny.tokens(None, 1, n, seed=n)[0].tolist() for n in (40, 7, 3, 12))
+        example = {"prompt_ids": prompt, "completion_ids": rests}
+        empty = [{"prompt_ids": prompt, "completion_ids": [rests[0], []]}, {"input_ids": rests[1], "labels": rests[1]}]
         with autopack.enable(model) as handle:
             agree(stock, model, PackingCollator(labels="completions")([example]))
             assert handle.tally.training.shared == 80
+            agree(stock, model, PackingCollator(labels="completions")(empty))
 
     @pytest.mark.parametrize(
         ("example", "message"),
         [
-            (
-                {"prompt_ids": [1]},
-                "'chosen_ids' and 'rejected_ids' beside it; found neither",
-            ),
+            ({"prompt_ids": [1]}, "'chosen_ids' and 'rejected_ids' beside it; found neither"),
             ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
             ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
             ({"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]}, "or one number per document"),
@@ -299,10 +262,6 @@ class TestCollator:
     def test_what_is_refused(self, example, message):
         with refused("unusable-data", match=message):
             PackingCollator(labels="completions")([example])
-
-    def test_pairs_are_refused_without_the_option(self):
-        with refused("pairs-are-no-documents"):
-            PackingCollator()([{"input_ids": [1], "chosen_ids": [1], "rejected_ids": [2]}])
 
 
 class TestPairs:
@@ -320,14 +279,10 @@ class TestPairs:
     def test_whole_sequences_and_a_collator_that_cuts(self):
         data = [{"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 9]}, {"chosen_ids": [5], "rejected_ids": [6, 5]}]
 
-        def collate(examples, keep=slice(None)):
+        def collate(keep, examples):
             rows = [torch.tensor(e[name][keep]) for name in ("chosen_ids", "rejected_ids") for e in examples]
             ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
-        assert pair_prefixes(data, collate).tolist() == [2, 0]
-
-        def keep_ends(examples):
-            return collate(examples, slice(-2, None))
-
-        assert pair_prefixes(data, keep_ends).tolist() == [0, 0]
+        for keep, wanted in ((slice(None), [2, 0]), (slice(-2, None), [0, 0])):
+            assert pair_prefixes(data, partial(collate, keep)).tolist() == wanted

@@ -70,17 +70,12 @@ def test_lengths(tmp_path, suffix, content):
 
 @pytest.mark.parametrize("value", [Runs(), np.array([Runs()], object)], ids=["object", "array"])
 def test_an_array_of_objects_is_not_unpickled(tmp_path, value):
-    path = tmp_path / "lengths.npy"
-    np.save(path, value, allow_pickle=True)
-    with refused("bad-file"):
-        estimate(path)
-    torch.save([1, 2, 3], path)
-    with refused("bad-file"):
-        estimate(path)
-    path.unlink()
-    path.symlink_to(tmp_path / "nowhere.npy")
-    with refused("bad-file"):
-        estimate(path)
+    np.save(tmp_path / "objects.npy", value, allow_pickle=True)
+    torch.save([1, 2, 3], tmp_path / "of-torch.npy")
+    (tmp_path / "link.npy").symlink_to(tmp_path / "nowhere.npy")
+    for name in ("objects", "of-torch", "link"):
+        with refused("bad-file"):
+            estimate(tmp_path / f"{name}.npy")
 
 
 def saved(tmp_path, **changes):
@@ -143,20 +138,21 @@ def test_files_that_hold_no_plan(tmp_path, content):
             Plan.load(path)
 
 
-@pytest.mark.parametrize("name", ["epoch", "step"])
-@pytest.mark.parametrize("value", [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70])
-def test_states_of_a_sampler(name, value):
+NUMBERS = [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(None, 3, "state", [], {}, {"epoch": 0, "step": 0, "made_of": 3}),
+        *({"changed": {"epoch": value}} for value in NUMBERS[:-1]),  # an epoch may be as large as it wants
+        *({"changed": {"step": value}} for value in NUMBERS),
+    ],
+)
+def test_states_of_a_sampler(state):
     sampler = autopack.PackedBatchSampler([3, 5, 2, 7], 8)
     before = list(sampler)
-    state = {**sampler.state_dict(), name: value}
-    if name == "epoch" and value == 1 << 70:
-        pytest.skip("an epoch may have any number")
+    changed = state.get("changed") if isinstance(state, dict) else None
     with refused("other-data"):
-        sampler.load_state_dict(state)
+        sampler.load_state_dict(sampler.state_dict() | changed if changed else state)
     assert list(sampler) == before
-
-
-@pytest.mark.parametrize("state", [None, 3, "state", [], {}, {"epoch": 0, "step": 0, "made_of": 3}])
-def test_states_that_are_none(state):
-    with refused("other-data"):
-        autopack.PackedBatchSampler([3, 5, 2, 7], 8).load_state_dict(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import datasets
@@ -11,14 +10,15 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, tiny
+from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
+from tests.engine import in_rows
 from tests.multimodal.models import twins_with_images, with_images
+from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
 
 TOLERANCE = 2e-5
@@ -68,124 +68,106 @@ def _twins() -> tuple[Any, Any]:
     return twins_with_images("qwen2_vl")
 
 
+def pictured(model: Any) -> list[dict[str, Any]]:
+    """All examples."""
+    return [example(model, n) for n in range(len(PICTURED))]
+
+
+def with_pictures(examples: list[dict[str, Any]]) -> Any:
+    """The examples in a dataset, whose pictures are features."""
+    return datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
+    torch.testing.assert_close(found, expected, **{"rtol": TOLERANCE, "atol": TOLERANCE, **options})
+
+
 def test_pictures_of_a_batch_are_those_of_its_documents(twins):
     stock, model = twins
-    examples = [example(stock, n) for n in range(len(PICTURED))]
+    examples = pictured(stock)
     batch = PackingCollator.for_model(model, image_processor=PROCESSOR)(examples)
     assert batch["image_grid_thw"].shape == (5, 3)
     autopack.enable(model)
     output = model(**batch)
-    at = 0
-    for each in examples:
-        found = output.logits[0, at : at + len(each["input_ids"])]
-        torch.testing.assert_close(found, alone(stock, each).logits[0], rtol=TOLERANCE, atol=TOLERANCE)
-        at += len(each["input_ids"])
+    documents = output.logits[0].split([len(each["input_ids"]) for each in examples])
+    for each, found in zip(examples, documents, strict=True):
+        close(found, alone(stock, each).logits[0])
     expected = alone_loss(stock, examples)
-    torch.testing.assert_close(output.loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    close(output.loss, expected)
     output.loss.backward()
     expected.backward()
     for (name, one), other in zip(model.named_parameters(), stock.parameters(), strict=True):
         if other.grad is not None:
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=10 * TOLERANCE, msg=name)
+            close(one.grad, other.grad, rtol=1e-3, atol=10 * TOLERANCE, msg=name)
 
 
 def test_pictures_in_another_order_change_what_documents_get(twins):
     """Negative control: the order is all that ties a picture to its document."""
     stock, model = twins
     examples = [example(stock, n) for n in (0, 3)]
-    examples[1]["images"] = [picture(1 + 6)]  # as large as the first
-    examples[1] |= {n: examples[0][n] for n in ("input_ids", "mm_token_type_ids", "labels")}
-    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    examples[1] = {**examples[0], "images": [picture(1 + 6)]}  # as large as the first
+    batch = PackingCollator.for_model(model, image_processor=PROCESSOR)(examples)
+    turned = {**batch, "pixel_values": batch["pixel_values"].roll(len(batch["pixel_values"]) // 2, 0)}
     autopack.enable(model)
-    right = model(**collate(examples)).logits
-    batch = collate(examples)
-    batch["pixel_values"] = batch["pixel_values"].roll(len(batch["pixel_values"]) // 2, 0)
-    assert float((model(**batch).logits - right).detach().abs().max()) > 1e-2
+    assert float((model(**turned).logits - model(**batch).logits).detach().abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("form", ["dataset", "list", "stream"])
-def test_packed_rows_keep_the_pictures_of_their_documents(twins, form, tmp_path):
+@pytest.mark.parametrize("form", KINDS)
+def test_packed_rows_keep_the_pictures_of_their_documents(twins, form):
     stock, model = twins
-    examples = [example(stock, n) for n in range(len(PICTURED))]
-    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
-    given = {"dataset": data, "list": examples, "stream": data.to_iterable_dataset()}[form]
-    rows = list(autopack.pack(given, 64))
+    examples = pictured(stock)
+    data = examples if form == "list" else with_pictures(examples)
+    rows = list(autopack.pack(data.to_iterable_dataset() if form == "stream" else data, 64))
     assert len(rows) > 1
     collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
     autopack.enable(model)
     by_ids = {tuple(e["input_ids"]): e for e in examples}
-    seen = 0
     for row in rows:
-        logits, at = model(**collate([row])).logits[0], 0
-        for length in row["seq_lengths"]:
-            one = by_ids[tuple(row["input_ids"][at : at + length])]
-            expected = alone(stock, one).logits[0]
-            torch.testing.assert_close(logits[at : at + length], expected, rtol=TOLERANCE, atol=TOLERANCE)
-            at, seen = at + length, seen + 1
-    assert seen == len(examples)
+        logits = model(**collate([row])).logits[0].split([*row["seq_lengths"]])
+        for ids, found in zip(pieces(row), logits, strict=True):
+            close(found, alone(stock, by_ids.pop(tuple(ids))).logits[0])
+    assert not by_ids
 
 
-def _loss_of_trainer(trainer: Trainer) -> float:
-    return trainer.train().training_loss
-
-
-def _arguments(tmp_path: Any, **others: Any) -> TrainingArguments:
-    options = {"report_to": "none", "max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
-    return TrainingArguments(str(tmp_path), **options | others)
+def trainer_of(model: Any, folder: Any, data: Any, collate: Any = None, **options: Any) -> Trainer:
+    collate = collate or PackingCollator.for_model(model, image_processor=PROCESSOR)
+    args = arguments(folder, max_steps=1, learning_rate=0.0, **options)
+    return Trainer(model, args, train_dataset=data, data_collator=collate)
 
 
 def test_a_trainer_with_its_defaults_gets_the_pictures(twins, tmp_path):
     stock, model = twins
-    examples = [example(stock, n) for n in range(len(PICTURED))]
-    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
-    rows = autopack.pack(data, 64)
-    arguments = _arguments(tmp_path, per_device_train_batch_size=len(rows))
-    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
-    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=collate)
+    rows = autopack.pack(with_pictures(pictured(stock)), 64)
+    trainer = trainer_of(model, tmp_path, rows, per_device_train_batch_size=len(rows))
     autopack.enable(trainer)
-    assert abs(_loss_of_trainer(trainer) - alone_loss(stock, examples).item()) <= TOLERANCE
+    assert abs(trainer.train().training_loss - alone_loss(stock, pictured(stock)).item()) <= TOLERANCE
 
 
 def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_path):
     _, model = twins
-    data = datasets.Dataset.from_list([example(model, n) for n in range(len(PICTURED))])
-    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
-    trainer = Trainer(model, _arguments(tmp_path), train_dataset=autopack.pack(data, 64), data_collator=collate)
+    trainer = trainer_of(model, tmp_path, autopack.pack(datasets.Dataset.from_list(pictured(model)), 64))
     autopack.enable(model)
-    with refused(
-        "trainer-loses-documents", match=r"Trainer drops images of its data, of which its collator makes pixels"
-    ):
+    words = r"Trainer drops images of its data, of which its collator makes pixels"
+    with refused("trainer-loses-documents", match=words):
         trainer.train()
 
 
 def test_a_collator_that_reads_no_pictures_is_not_asked_about_them(twins, tmp_path):
     """Pictures of data sets that are not packed are the business of whoever collates them."""
     _, model = twins
-    data = datasets.Dataset.from_list([example(model, n) for n in range(4)])
     asked = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         asked.append(len(rows))
-        ids = [torch.tensor(row["input_ids"]) for row in rows]
-        batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        batch = in_rows([torch.tensor(row["input_ids"]) for row in rows])
         return {"input_ids": batch, "attention_mask": (batch != 0).long(), "labels": batch}
 
-    arguments = _arguments(tmp_path, per_device_train_batch_size=2, remove_unused_columns=False)
-    trainer = Trainer(model, arguments, train_dataset=data, data_collator=collate)
+    data = datasets.Dataset.from_list(pictured(model)[:4])
+    options = {"per_device_train_batch_size": 2, "remove_unused_columns": False}
+    trainer = trainer_of(model, tmp_path, data, collate, **options)
     with autopack.enable(trainer):
         trainer.train()
     assert 1 not in asked
-
-
-def test_a_sampler_and_the_documents_themselves(twins):
-    stock, model = twins
-    examples = [example(stock, n) for n in range(len(PICTURED))]
-    sampler = PackedBatchSampler([len(e["input_ids"]) for e in examples], 64)
-    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
-    autopack.enable(model)
-    for indices, batch in zip(sampler, DataLoader(examples, batch_sampler=sampler, collate_fn=collate), strict=True):
-        expected = alone_loss(stock, [examples[i] for i in indices])
-        torch.testing.assert_close(model(**batch).loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.sampled(6)
@@ -221,23 +203,16 @@ def test_numbers_of_patches_go_on_from_document_to_document():
     assert batch["image_token_pooling"].tolist() == [[0, 1], [7, -1], [10, 11], [8, -1]]
     with refused("unusable-data", match="example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"):
         PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3], "image_token_pooling": [[0, 1]]}])
-
-
-def test_media_with_as_many_numbers_as_the_document_has_tokens():
-    """Four numbers for each of two placeholders, and eight tokens."""
-    pixels = np.zeros((2, 4, 3), np.float32)
-    given = {"input_ids": [*range(1, 9)], "pixel_values": pixels, "image_token_pooling": [[0, 1, 2, 3], [4, 5, 6, 7]]}
-    assert PackingCollator()([given])["image_token_pooling"].shape == (2, 4)
-    assert PackingCollator()([{"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}])["image_mask"].tolist() == [
-        [0, 1, 0]
-    ]
+    as_many = {**one, "input_ids": [1, 2, 3, 4], "image_token_pooling": [[0, 1], [2, 3]]}  # numbers as tokens
+    assert PackingCollator()([as_many])["image_token_pooling"].shape == (2, 2)
+    by_token = {"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}
+    assert PackingCollator()([by_token])["image_mask"].tolist() == [[0, 1, 0]]
 
 
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
-    batch = PackingCollator()(
-        [{"input_ids": [1, 2], "pixel_values": one}, {"input_ids": [3]}, {"input_ids": [4], "pixel_values": other}]
-    )
+    documents = [{"input_ids": [1], "pixel_values": one}, {"input_ids": [2]}, {"input_ids": [3], "pixel_values": other}]
+    batch = PackingCollator()(documents)
     assert batch["pixel_values"].shape == (3, 3, 6, 5)
     assert batch["pixel_values"].sum() == one.sum() + other.sum()
 
@@ -247,9 +222,8 @@ def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
 def test_datasets_that_format_pictures_as_arrays(form, pictured):
     """Pictures of one size in a document become one array, those of several an array of objects or a list."""
     examples = [{"input_ids": [*range(1, 4 + n)], "images": [picture(k) for k in of]} for n, of in enumerate(pictured)]
-    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
     collate = PackingCollator(image_processor=PROCESSOR)
-    wanted, formatted = collate(examples), data.with_format(form)
+    wanted, formatted = collate(examples), with_pictures(examples).with_format(form)
     documents = [formatted[n] for n in range(len(examples))]
     of_data, of_list = (autopack.pack(given, 64, "sequential") for given in (formatted, documents))
     assert type(of_data[0]["input_ids"]) is type(documents[0]["input_ids"])
@@ -294,8 +268,7 @@ def test_the_collator_is_shown_by_what_its_processor_is():
     assert len(shown) < 200
 
 
-def test_the_type_says_whether_images_come_by_row():
-    assert PackingCollator.for_model(with_images("idefics3")).images_by_row
-    assert PackingCollator.for_model(with_images("granite_docling")).images_by_row
-    assert not PackingCollator.for_model(with_images("llava_next")).images_by_row
-    assert not PackingCollator.for_model(copy.deepcopy(tiny.build("llama"))).images_by_row
+@pytest.mark.parametrize("model_type", ["idefics3", "granite_docling", "llava_next", "llama"])
+def test_the_type_says_whether_images_come_by_row(model_type):
+    model = tiny.build("llama") if model_type == "llama" else with_images(model_type)
+    assert PackingCollator.for_model(model).images_by_row == (model_type in ("idefics3", "granite_docling"))

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import autopack
+from autopack.packing import shard_files
+from tests.packing.batches import documents_of
+from tests.packing.engines import load, visible
 from tests.packing.killed import MAX_LENGTH, STAGES
 from tests.support.refusals import refused
 
@@ -91,7 +93,7 @@ def name_of(shard: int) -> str:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {Path(file).name: Path(file).read_bytes() for file in autopack.packing.shard_files(folder)}
+    return {Path(file).name: Path(file).read_bytes() for file in shard_files(folder)}
 
 
 def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
@@ -106,19 +108,16 @@ def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
     return bytes_of(folder)
 
 
-def check(folder: Path, corpus: Any) -> None:
-    """All shards are there, and have every document once, in the rows of `pack`."""
-    rows = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files(folder), split="train")
-    tokens = [token for row in rows["input_ids"] for token in row]
-    assert sorted(tokens) == sorted(token for document in corpus["input_ids"] for token in document)
-    assert len(set(tokens)) == len(tokens)
-    assert rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
+def check(folder: Path, corpus: Any, alone: dict[str, bytes], plan: str = "all") -> None:
+    """All shards are those that nobody disturbed, and have every document once, in the rows of `pack`."""
+    assert bytes_of(folder) == alone
+    rows = load(shard_files(folder))
+    assert sorted(documents_of(rows)) == sorted(corpus["input_ids"])
+    assert plan == "shard" or rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "stage", [pytest.param(s, marks=[] if s == "within" else pytest.mark.exhaustive) for s in STAGES]
-)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_path):
     folder, victim = tmp_path / "rows", 2
     killed = start("job", victim, COUNT, folder, stage)
@@ -126,29 +125,15 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
     others = [start("job", shard, COUNT, folder) for shard in range(COUNT) if shard != victim]
     finish(*others)  # beside one that is in the middle of its file
     kill(killed)
-    there = [name_of(shard) for shard in range(COUNT) if shard != victim or stage == "named"]
-    assert sorted(name for name in os.listdir(folder) if not name.startswith(".")) == there
-    left = [name for name in os.listdir(folder) if name.startswith(".")]
+    assert visible(folder) == [name_of(shard) for shard in range(COUNT) if shard != victim or stage == "named"]
+    left = {*os.listdir(folder)} - {*visible(folder)}
     assert len(left) == (stage in ("within", "whole"))
     if stage != "named":
         with refused("bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
-            autopack.packing.shard_files(folder)
+            shard_files(folder)
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
-    check(folder, corpus)
-    assert bytes_of(folder) == undisturbed(corpus, tmp_path / "alone")
-    assert [name for name in os.listdir(folder) if name.startswith(".")] == left  # nobody reads it
-
-
-def test_half_a_file_with_a_name_is_noticed(corpus, start, tmp_path):
-    """What names that come last are for: the same bytes under their name at once are an error to whoever reads."""
-    folder = tmp_path / "rows"
-    killed = start("job", 0, 1, folder, "within")
-    until((tmp_path / "at-rows-00000-of-00001.parquet").exists, killed)
-    kill(killed)
-    (hidden,) = folder.iterdir()
-    hidden.rename(folder / "rows-00000-of-00001.parquet")
-    with refused("bad-file", match="wanted a parquet file"):
-        autopack.packing.shard_files(folder)
+    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
+    assert {*os.listdir(folder)} - {*visible(folder)} == left  # nobody reads it
 
 
 @pytest.mark.exhaustive
@@ -160,9 +145,9 @@ def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_
     before = bytes_of(folder)
     (tmp_path / "go").touch()
     finish(slow)
-    assert bytes_of(folder) == before == undisturbed(corpus, tmp_path / "alone")
     assert sorted(os.listdir(folder)) == sorted(before)
-    check(folder, corpus)
+    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
+    assert bytes_of(folder) == before
 
 
 @pytest.mark.exhaustive
@@ -180,56 +165,39 @@ def test_jobs_are_killed_wherever_they_are(corpus, start, tmp_path):
             assert process.wait(PATIENCE) in (0, -signal.SIGKILL)
     assert killed
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))
-    check(folder, corpus)
-    assert bytes_of(folder) == undisturbed(corpus, tmp_path / "alone")
+    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
 
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 
 @pytest.fixture
-def of_ray(corpus, start, tmp_path) -> Callable[[str], list[Path]]:
+def of_ray(corpus, start, tmp_path) -> Callable[[str], dict[str, bytes]]:
     """The files that Ray writes when nobody disturbs it."""
 
-    def run(plan: str) -> list[Path]:
+    def run(plan: str) -> dict[str, bytes]:
         folder = tmp_path / "alone" / "rows"
         folder.parent.mkdir()
         shutil.copytree(tmp_path / "corpus", folder.parent / "corpus")
         finish(start("ray", plan, COUNT, folder))
-        return [Path(file) for file in autopack.packing.shard_files(folder)]
+        return bytes_of(folder)
 
     return run
 
 
 @needs_ray
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_worker_of_ray_is_killed(stage, corpus, start, of_ray, tmp_path):
+@pytest.mark.parametrize(("plan", "stage"), [*(("all", stage) for stage in STAGES), ("shard", "within")])
+def test_a_worker_of_ray_is_killed(plan, stage, corpus, start, of_ray, tmp_path):
     folder = tmp_path / "rows"
-    driver = start("ray", "all", COUNT, folder, stage)
-    for number in range(2):  # two shards, each at whichever worker has it
+    driver = start("ray", plan, COUNT, folder, stage)
+    for number in range(2 if plan == "all" else 1):  # two shards, each at whichever worker has it
         until(lambda number=number: len(list(tmp_path.glob("at-*"))) > number, driver)
         flag = sorted(tmp_path.glob("at-*"), key=lambda path: path.stat().st_mtime)[number]
         os.kill(pid_at(flag), signal.SIGKILL)
     (tmp_path / "go").touch()
     finish(driver)
-    check(folder, corpus)
-    assert bytes_of(folder) == {file.name: file.read_bytes() for file in of_ray("all")}
-
-
-@needs_ray
-@pytest.mark.exhaustive
-def test_a_worker_of_ray_whose_shard_has_a_plan_of_its_own_is_killed(corpus, start, of_ray, tmp_path):
-    folder = tmp_path / "rows"
-    driver = start("ray", "shard", COUNT, folder, "within")
-    until(lambda: list(tmp_path.glob("at-*")), driver)
-    os.kill(pid_at(next(tmp_path.glob("at-*"))), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    finish(driver)
-    files = [Path(file) for file in autopack.packing.shard_files(folder)]
-    tokens = [token for file in files for row in pq.read_table(file)["input_ids"].to_pylist() for token in row]
-    assert sorted(tokens) == sorted(token for document in corpus["input_ids"] for token in document)
-    assert bytes_of(folder) == {file.name: file.read_bytes() for file in of_ray("shard")}
+    check(folder, corpus, of_ray(plan), plan)
 
 
 @needs_ray
@@ -242,9 +210,8 @@ def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp
     workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
     with refused("bad-file", match="shards are missing"):
-        autopack.packing.shard_files(folder)
+        shard_files(folder)
     assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
     assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
     finish(start("ray", "all", COUNT, tmp_path / "new"))
-    check(tmp_path / "new", corpus)
-    assert bytes_of(tmp_path / "new") == {file.name: file.read_bytes() for file in of_ray("all")}
+    check(tmp_path / "new", corpus, of_ray("all"))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from autopack.packing.rows import BLOCK
 from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, llama
+from tests.packing.batches import KINDS, arguments, documents_of, logged, loss_alone, of_kind, pieces, tokenizer
 from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
@@ -33,7 +31,7 @@ def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
         {
             "input_ids": [i * 100 + t for t in range(n)],
             "labels": [-100 if t < n // 2 else i * 100 + t for t in range(n)],
-            "score": [i + t / 10 for t in range(n)],
+            "score": [i + t / 8 for t in range(n)],
             "word": [t == 0 for t in range(n)],
             "pair": [[i, t] for t in range(n)],
             "source": f"s{i}",
@@ -43,83 +41,29 @@ def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
     ]
 
 
-def pieces(row: dict[str, Any], name: str) -> list[Any]:
-    """A column of a row, cut into its documents."""
-    bounds = np.cumsum([0, *row["seq_lengths"]])
-    return [list(row[name][a:b]) for a, b in pairwise(bounds)]
-
-
 def as_examples(rows: Any) -> list[dict[str, Any]]:
     """The documents of packed rows, each as it was, in the order of the rows; checks what rows add."""
     found = []
     for row in rows:
-        assert sum(row["seq_lengths"]) == len(row["input_ids"])
         assert row["position_ids"] == [t for n in row["seq_lengths"] for t in range(n)]
-        for number in range(len(row["seq_lengths"])):
-            document = {k: pieces(row, k)[number] for k in ("input_ids", "labels", "score", "word", "pair")}
-            found.append({**document, "source": row["source"][number], "kind": row["kind"][number]})
+        columns = {name: pieces(row, name) for name in ("input_ids", "labels", "score", "word", "pair")}
+        columns |= {name: row[name] for name in ("source", "kind")}
+        found += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return found
-
-
-def by_first(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(documents, key=lambda d: d["input_ids"][0])
-
-
-def approximately(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**d, "score": pytest.approx(d["score"])} for d in documents]
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "sequential", "sorted", "random"])
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     made = examples()
-    dataset = made if kind == "list" else datasets.Dataset.from_list(made)
+    dataset = of_kind(made, kind)
     rows = autopack.pack(dataset, 10, strategy, mask_first_label=False)
-    assert isinstance(rows, list if kind == "list" else datasets.Dataset)
+    assert isinstance(rows, type(dataset))
     assert all(len(row["input_ids"]) <= 10 for row in rows)
-    assert by_first(as_examples(rows)) == approximately(made)
-    if strategy == "sequential":
-        assert as_examples(rows) == approximately(made)
+    found = as_examples(rows)
+    assert (found if strategy == "sequential" else sorted(found, key=lambda d: d["input_ids"])) == made
     masked = as_examples(autopack.pack(dataset, 10, strategy))
-    assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in as_examples(rows)]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 24), min_size=1, max_size=40),
-    chunks=st.integers(1, 5),
-    seed=st.integers(0, 9),
-    overflow=st.sampled_from(["truncate", "split", "drop"]),
-    block=st.sampled_from([1, 30, BLOCK]),
-    strategy=st.sampled_from(["best_fit", "fixed_length"]),
-)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rows_hold_what_the_plan_says_however_the_table_is_cut(
-    lengths, chunks, seed, overflow, block, strategy, monkeypatch
-):
-    monkeypatch.setattr("autopack.packing.rows.BLOCK", block)
-    documents = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
-    cuts = np.linspace(0, len(documents), chunks + 1).astype(int)
-    parts = [documents[a:b] for a, b in pairwise(cuts) if b > a]
-    made = [datasets.Dataset.from_dict({"input_ids": part, "labels": part}) for part in parts]
-    dataset, options = datasets.concatenate_datasets(made), {"seed": seed, "overflow": overflow}
-    if seed % 2:
-        chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
-        dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]
-    plan = autopack.packing.plan([len(d) for d in documents], 16, strategy, **options)
-    if not len(plan):
-        with refused("does-not-fit", match="no document is left"):
-            autopack.pack(dataset, 16, strategy, **options)
-        return
-    rows = autopack.pack(dataset, 16, strategy, **options)
-    assert len(rows) == len(plan)
-    for number, row in enumerate(rows):
-        piece = plan.pieces(number)
-        wanted = zip(plan.documents[piece], plan.offsets[piece], plan.lengths[piece], strict=True)
-        assert pieces(row, "input_ids") == [documents[d][o : o + n] for d, o, n in wanted]
-        assert row["seq_lengths"] == plan.lengths[piece].tolist()
-        assert row["position_ids"] == plan.position_ids(number).tolist()
-        assert pieces(row, "labels") == [[-100, *part[1:]] for part in pieces(row, "input_ids")]
-    assert dataset["labels"][:] == documents, "what was packed has not been written to"
+    assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in found]
 
 
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
@@ -129,10 +73,9 @@ def test_padding_of_the_examples_is_removed(kind):
         {"input_ids": [3, 4, 5, 9], "labels": [3, 4, 5, -100], "attention_mask": [1, 1, 1, 0]},
         {"input_ids": [6, 7], "labels": [6, 7], "attention_mask": [1, 1]},
     ]
-    (row,) = autopack.pack(made if kind == "list" else datasets.Dataset.from_list(made), 7, "sequential")
-    assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
+    (row,) = autopack.pack(of_kind(made, kind), 7, "sequential")
+    assert pieces(row) == [[1, 2], [3, 4, 5], [6, 7]]
     assert row["labels"] == [-100, 2, -100, 4, 5, -100, 7]
-    assert row["seq_lengths"] == [2, 3, 2]
     assert "attention_mask" not in row
 
 
@@ -150,15 +93,24 @@ def test_columns_are_chosen_and_named_options_are_kept():
         autopack.pack(split, 8)
 
 
-def test_names_of_classes_and_the_format_stay():
-    dataset = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]], "label": [1, 0], "tags": [[0, 1], [1]]})
-    dataset = dataset.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
-    dataset = dataset.cast_column("tags", datasets.Sequence(datasets.ClassLabel(names=["O", "B"])))
-    packed = autopack.pack(dataset.with_format("torch"), 4)
+def featured() -> Any:
+    """Documents with classes, of themselves and of their tokens, and pictures as red as their number."""
+    made = {"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "tags": [[0, 1], [1], [0]]}
+    made["image"] = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(3)]
+    data = datasets.Dataset.from_dict(made).cast_column("image", datasets.Image())
+    data = data.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    return data.cast_column("tags", datasets.Sequence(datasets.ClassLabel(names=["O", "B"])))
+
+
+def test_names_of_classes_images_and_the_format_stay():
+    packed = autopack.pack(featured().with_format("torch"), 4, "sequential")
     assert packed.features["label"].feature.names == ["no", "yes"]
     assert packed.features["tags"].feature.names == ["O", "B"]
-    assert packed[0]["input_ids"].tolist() == [1, 2, 3]
-    assert packed[0]["label"].tolist() == [1, 0]
+    assert packed[0]["input_ids"].tolist() == [1, 2, 3, 4]
+    assert packed[0]["label"].tolist() == [1, 0, 1]
+    pictures = packed.with_format(None)[0]["image"]
+    assert all(isinstance(picture, Image.Image) for picture in pictures)
+    assert [picture.getpixel((0, 0))[0] for picture in pictures] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
@@ -186,11 +138,10 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
         ({"label": 1, "labels": [1, 2, 3]}, {}, "all are labels"),
         ({"input_ids": [1] * 30}, {}, "example [1] is 30, over the 10 tokens of a row; raise max_length"),
         ({"label": 1}, {"overflow": "split", "max_length": 2}, "'label' is one per document"),
-        ({}, {"overflow": "drop", "max_length": 1}, "no document is left of 3"),
         ({}, {"drop_columns": ("none",)}, "found no column 'none'"),
     ],
 )
-@pytest.mark.parametrize("kind", ["list", "Dataset"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
     plain: dict[str, Any] = {"input_ids": [1, 2, 3]}
     for name, value in change.items():
@@ -199,20 +150,28 @@ def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
             plain[name] = value if not isinstance(value, list) else same
     made = [plain, {**plain, **change}, plain]
     with pytest.raises(InvalidPacking) as refusal:
-        autopack.pack(made if kind == "list" else datasets.Dataset.from_list(made), **{"max_length": 10, **options})
+        list(autopack.pack(of_kind(made, kind), **{"max_length": 10, **options}))
     assert words in str(refusal.value)
 
 
 def test_empty_data_and_data_of_other_kinds_are_refused():
-    for empty in ([], datasets.Dataset.from_dict({"input_ids": []})):
-        with refused("no-examples", match="empty"):
-            autopack.pack(empty, 4)
-    with refused("unusable-data", match="wanted a column 'input_ids', found \\['text'\\]"):
-        autopack.pack(datasets.Dataset.from_dict({"text": ["a"]}), 4)
-    with refused("unusable-data", match="example 1, column 'labels': not found, but example 0 has it"):
-        autopack.pack([{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], 4)
-    with refused("no-examples", match="found generator"):
-        autopack.pack((e for e in examples()), 4)
+    for data, code, words in (
+        ([], "no-examples", "empty"),
+        (datasets.Dataset.from_dict({"input_ids": []}), "no-examples", "empty"),
+        (
+            datasets.Dataset.from_dict({"text": ["a"]}),
+            "unusable-data",
+            "wanted a column 'input_ids', found \\['text'\\]",
+        ),
+        ([{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], "unusable-data", "not found, but example 0 has it"),
+        ((e for e in examples()), "no-examples", "found generator"),
+    ):
+        with refused(code, match=words):
+            autopack.pack(data, 4)
+    with refused("does-not-fit", match="no document is left of 7"):
+        autopack.pack([{"input_ids": [1, 2]}] * 7, 1, overflow="drop")
+    with refused("unusable-data", match="wanted a column 'input_ids'"):
+        list(autopack.pack(of_kind([{"text": "a"}], "stream"), 4))
 
 
 def test_tensors_and_arrays_are_packed_as_lists_are():
@@ -233,13 +192,12 @@ def written(packed: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path, monkeypatch):
+def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path):
     dataset = datasets.Dataset.from_list(examples() * 20)
     if on_disk:
         dataset.save_to_disk(tmp_path / "d")
         dataset = datasets.load_from_disk(tmp_path / "d")
-    first = autopack.pack(dataset, 10)
-    (path,) = written(first)
+    (path,) = written(autopack.pack(dataset, 10))
     assert (Path(path).parent == tmp_path / "d") is on_disk
     changed = os.stat(path).st_mtime_ns
     assert written(autopack.pack(dataset, 10)) == {path}
@@ -253,8 +211,9 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     monkeypatch.setattr("autopack.packing.rows.BLOCK", 40)
     datasets.Dataset.from_list(examples() * 3).save_to_disk(tmp_path / "d")
     dataset = datasets.load_from_disk(tmp_path / "d")
-    alone = autopack.pack(dataset, 10)[:]
-    for path in written(autopack.pack(dataset, 10)):
+    one = autopack.pack(dataset, 10)
+    alone = one[:]
+    for path in written(one):
         os.remove(path)
     both = autopack.pack(dataset, 10, num_proc=2)
     assert len(written(both)) == 2
@@ -262,114 +221,78 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
 
 
-def problems(count: int, seed: int = 0) -> list[dict[str, list[int]]]:
-    """Text like GSM8K's, as bytes: a question, an answer that is worked out, and labels on the answer alone."""
-    rng, made = np.random.default_rng(seed), []
-    for _ in range(count):
-        name, thing = rng.choice(["Natalia", "Ken", "Weng"]), rng.choice(["clips", "apples", "books"])
-        numbers = rng.integers(2, 90, rng.integers(1, 5))
-        question = f"{name} sold {' and then '.join(f'{n} {thing}' for n in numbers)}. How many? "
-        sums = [f"{'+'.join(map(str, numbers[: i + 1]))}={numbers[: i + 1].sum()}" for i in range(len(numbers))]
-        answer = f"{' '.join(f'<<{s}>>' for s in sums)} #### {numbers.sum()}"
-        ids = [min(b, 127) % 64 for b in (question + answer).encode()]
-        made.append({"input_ids": ids, "labels": [-100] * len(question) + ids[len(question) :]})
+def answered(count: int) -> list[dict[str, list[int]]]:
+    """Documents of random tokens, whose labels are those behind the first third."""
+    draw = np.random.default_rng(0)
+    made = []
+    for n in draw.integers(20, 150, count).tolist():
+        ids = draw.integers(2, 64, n).tolist()
+        made.append({"input_ids": ids, "labels": [-100] * (n // 3) + ids[n // 3 :]})
     return made
 
 
-def train(model: Any, batches: Any, count: int) -> tuple[float, list[torch.Tensor]]:
-    """The mean loss over all targets of these batches, and its gradients."""
-    total = 0.0
-    for batch in batches:
-        loss = model(**batch, use_cache=False, num_items_in_batch=count).loss
-        loss.backward()
-        total += loss.item()
-    return total, gradients(model)
-
-
-def test_packed_rows_of_real_text_train_as_the_documents_do_alone():
-    made = problems(24)
+def test_logits_of_packed_rows_are_those_of_the_documents_alone():
+    made = answered(24)
     rows = autopack.pack(datasets.Dataset.from_list(made), 512)
     assert len(rows) <= 12
-    count = sum(label != -100 for document in made for label in document["labels"])
-    tensors = [{k: torch.tensor([v]) for k, v in document.items()} for document in made]
-    wanted, expected = train(llama(), tensors, count)
-    alone = {tuple(d["input_ids"][0].tolist()): llama()(**d, use_cache=False).logits[0] for d in tensors}
+    alone = {tuple(d["input_ids"]): llama()(torch.tensor([d["input_ids"]]), use_cache=False).logits[0] for d in made}
     model = llama()
     autopack.enable(model)
-    loader = torch.utils.data.DataLoader(rows, batch_size=2, collate_fn=PackingCollator())
-    loss, found = train(model, loader, count)
-    # The loss of stock is float32, whatever the model is.
-    assert loss == pytest.approx(wanted, rel=1e-6)
-    assert gradient_error(found, expected) < 1e-5
-    for row in rows:
-        logits = model(**{k: torch.tensor([row[k]]) for k in ("input_ids", "position_ids")}, use_cache=False).logits[0]
-        for ids, part in zip(pieces(row, "input_ids"), logits.split(row["seq_lengths"]), strict=True):
+    for first in range(0, len(rows), 2):
+        of_batch = [rows[number] for number in range(first, min(first + 2, len(rows)))]
+        logits = model(**PackingCollator()(of_batch), use_cache=False).logits[0]
+        documents = documents_of(of_batch)
+        for ids, part in zip(documents, logits.split([*map(len, documents)]), strict=True):
             assert error(part, alone[tuple(ids)]) < FLOAT64
     # As one document, without what tells documents apart, the same row leaks.
-    packed = torch.tensor([rows[0]["input_ids"]])
-    second = slice(rows[0]["seq_lengths"][0], sum(rows[0]["seq_lengths"][:2]))
-    leaked = llama()(input_ids=packed, use_cache=False).logits[0, second]
-    assert error(leaked, alone[tuple(packed[0, second].tolist())]) > LEAK
+    one, two, *_ = pieces(rows[0])
+    leaked = llama()(torch.tensor([one + two]), use_cache=False).logits[0, len(one) :]
+    assert error(leaked, alone[tuple(two)]) > LEAK
 
 
-def sft_trainer(**options: Any) -> Any:
+def sft_trainer(folder: Path, **given: Any) -> Any:
     """TRL's trainer, which takes rows that are tokenized and packed as they are."""
     trl = pytest.importorskip("trl")
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {f"t{i}": i for i in range(64)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), pad_token="t0", eos_token="t1"
-    )
-    settings = options.pop("args").to_dict()
-    names = ("output_dir", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "optim")
-    names += ("learning_rate", "lr_scheduler_type", "max_grad_norm", "logging_steps", "report_to", "use_cpu")
-    names += ("disable_tqdm", "save_strategy", "dataloader_pin_memory")
-    args = trl.SFTConfig(**{n: settings[n] for n in names}, max_length=None, bf16=False)
-    return trl.SFTTrainer(args=args, processing_class=tokenizer, **options)
+    options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}
+    args = arguments(folder, trl.SFTConfig, max_length=None, **options)
+    return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
 
 
 @pytest.mark.parametrize("columns", ["all", "those of the model", "those of TRL"])
 def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(columns, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    made = problems(8)
+    made = answered(8)
     rows = autopack.pack(datasets.Dataset.from_list(made), 512)
-    count = sum(label != -100 for document in made for label in document["labels"])
-    wanted, expected = train(llama(), [{k: torch.tensor([v]) for k, v in d.items()} for d in made], count)
-    model = llama()
+    stock, model = llama(), llama()
+    wanted = loss_alone(stock, made)
+    wanted.backward()
     before = [p.detach().clone() for p in model.parameters()]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=len(rows),
-        optim="sgd",  # a step of rate 1 is the gradient itself
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        dataloader_pin_memory=False,
-        remove_unused_columns=columns != "all",
-    )
-    make = sft_trainer if columns == "those of TRL" else transformers.Trainer
-    trainer = make(model=model, args=arguments, train_dataset=rows, data_collator=PackingCollator())
+    options = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": len(rows),
+        "optim": "sgd",  # a step of rate 1 is the gradient itself
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+    }
+    given = {"model": model, "train_dataset": rows, "data_collator": PackingCollator()}
+    if columns == "those of TRL":
+        trainer = sft_trainer(tmp_path, **given, **options)
+    else:
+        args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
+        trainer = transformers.Trainer(args=args, **given)
     autopack.enable(trainer)
     trainer.train()
     found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted, rel=1e-4)  # as logged
-    assert gradient_error(found, expected) < 1e-5
+    assert logged(trainer)[0] == pytest.approx(wanted.item(), rel=1e-4)  # as logged
+    assert gradient_error(found, gradients(stock)) < 1e-5
 
 
 def test_classes_of_documents_come_out_one_per_document_in_every_row():
     made = [{"input_ids": list(range(1, n + 1)), "label": n % 2, "target": 0} for n in (5, 3, 2, 6)]
     rows = autopack.pack(made, 6, drop_columns=("target",))
-    assert {len(row["seq_lengths"]) for row in rows} >= {1}
     for drop in ((), ("seq_lengths",)):  # a trainer keeps only what the model's forward names
         batch = PackingCollator(drop_keys=drop)(rows)
         assert batch["labels"].tolist() == [n % 2 for row in rows for n in row["seq_lengths"]]
@@ -379,21 +302,10 @@ def test_classes_of_documents_come_out_one_per_document_in_every_row():
     assert batch["labels"].shape == (4,)
 
 
-def test_weights_of_rows_are_those_of_their_documents():
-    made = problems(12)
-    for weight in (None, 2.5):
-        documents = made if weight is None else [{**d, "document_weight": weight} for d in made]
-        batch = PackingCollator(loss_weights="document")(autopack.pack(documents, 512))
-        assert batch["loss_weights"].sum().item() == pytest.approx(12 * (weight or 1), rel=1e-6)  # float32
-    rows = autopack.pack([{"input_ids": d["input_ids"]} for d in made], 512)
-    weights = PackingCollator(loss_weights="token")(rows)["loss_weights"]
-    assert weights.sum() == sum(len(d["input_ids"]) - 1 for d in made)
-
-
-def test_masks_of_targets_become_labels():
-    made = [{"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}, {"input_ids": [8, 9], "completion_mask": [0, 1]}]
-    (row,) = autopack.pack(made, 5, "sequential")
-    assert row["labels"] == [-100, 6, 7, -100, 9]
-    assert "completion_mask" not in row
-    (row,) = autopack.pack([{**each, "labels": each["input_ids"]} for each in made], 5, "sequential")
-    assert (row["labels"], row["completion_mask"]) == ([-100, 6, 7, -100, 9], [0, 1, 1, 0, 1])
+@pytest.mark.parametrize(("weight", "kind"), [(None, "document"), (2.5, "document"), (None, "token")])
+def test_weights_of_rows_are_those_of_their_documents(weight, kind):
+    made = answered(12)
+    rows = autopack.pack(made if weight is None else [{**d, "document_weight": weight} for d in made], 512)
+    found = PackingCollator(loss_weights=kind)(rows)["loss_weights"].sum().item()
+    targets = sum(label != -100 for document in made for label in document["labels"][1:])
+    assert found == pytest.approx(12 * (weight or 1) if kind == "document" else targets, rel=1e-6)  # float32

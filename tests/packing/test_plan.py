@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from autopack import InvalidPacking
-from autopack.packing import CostModel, Plan, plan
+from autopack.packing import CostModel, Plan, plan, strategies
 from autopack.packing.balance import imbalance, share
-from autopack.packing.strategies import ORDERED
+from autopack.packing.strategies import ORDERED, STRATEGIES, descending, permutation
 from tests.support.refusals import refused
 
 WHOLE = ("best_fit", "sequential", "sorted", "random")
@@ -31,23 +32,13 @@ def flan_like(count: int, seed: int = 0) -> np.ndarray:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[list[int], int]:
-    """Lengths that fit, and a max_length; the larger ones need several words of the index of rooms."""
-    max_length = draw(st.sampled_from([1, 7, 30, 64, 20_000]))
-    least = draw(st.sampled_from([1, max(1, max_length // 9)]))
-    return draw(st.lists(st.integers(least, max_length), min_size=1, max_size=80)), max_length
-
-
-def decreasing(lengths: list[int], max_length: int, limit: int, best: bool) -> list[list[int]]:
-    """Best-fit or first-fit decreasing, one document at a time: the lengths in each row."""
-    rows: list[list[int]] = []
-    for size in sorted(lengths, reverse=True):
-        open_rows = [row for row in rows if sum(row) + size <= max_length and len(row) < limit]
-        if open_rows:
-            (max(open_rows, key=sum) if best else open_rows[0]).append(size)
-        else:
-            rows.append([size])
-    return rows
+def asked(draw: st.DrawFn, over: int = 1) -> tuple[list[int], int]:
+    """Lengths, and a max_length of which none has more than `over`; the larger ones need several words of the index."""
+    max_length = draw(st.sampled_from([1, 2, 7, 30, 64, 20_000, 1 << 31]))
+    least = draw(st.sampled_from([1, max(1, max_length // 9), max_length // 3 + 1]))
+    sizes = st.integers(least, min(over * max_length, 1 << 31))
+    of = draw(st.lists(sizes, min_size=1, max_size=draw(st.sampled_from([1, 2, 80]))))
+    return draw(st.lists(st.sampled_from(of), min_size=1, max_size=100)), max_length
 
 
 # What every strategy keeps
@@ -55,51 +46,104 @@ def decreasing(lengths: list[int], max_length: int, limit: int, best: bool) -> l
 
 @pytest.mark.parametrize("strategy", WHOLE)
 @given(
-    asked(),
+    asked(over=2),
+    st.sampled_from(["truncate", "split", "drop"]),
+    st.sampled_from([1, 1, 2, 4]),
     st.integers(0, 3),
     st.sampled_from([None, 1, 2, 5]),
     st.integers(1, 5),
     st.sampled_from([None, CostModel(), ATTENTION]),
 )
-def test_every_document_once_and_no_row_over_its_limits(strategy, given, seed, limit, ranks, cost):
+def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, align, seed, limit, ranks, cost):
     lengths, max_length = given
-    options: dict[str, Any] = {"seed": seed, "max_documents": limit, "ranks": ranks}
-    if strategy not in ORDERED:
-        options["cost"] = cost
+    options: dict[str, Any] = {"overflow": overflow, "seed": seed, "max_documents": limit}
+    options["align"] = align if max_length % align == 0 else 1
+    rows = len(plan(lengths, max_length, strategy, **options))
+    options |= {"ranks": ranks} if strategy in ORDERED else {"ranks": ranks, "cost": cost}
     found = plan(lengths, max_length, strategy, **options)
-    assert sorted(found.documents.tolist()) == list(range(len(lengths)))
-    assert found.lengths.tolist() == [lengths[i] for i in found.documents]
-    assert not found.offsets.any()
-    assert (np.diff(found.bounds) >= 1).all()
-    assert (np.diff(found.bounds) <= (limit or len(lengths))).all()
-    assert found.tokens_per_row.max() <= max_length
     assert found == plan(lengths, max_length, strategy, **options)
-    # Steps are complete wherever there are documents enough to make them so.
-    rows = len(plan(lengths, max_length, strategy, seed=seed, max_documents=limit))
+
+    kept = [0] * len(lengths)
+    pieces = zip(found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True)
+    for document, offset, length in sorted(pieces):
+        assert offset == kept[document]
+        kept[document] += length
+    over = [number for number, n in enumerate(lengths) if n > max_length]
+    left = {"truncate": max_length, "split": 1 << 31, "drop": 0}[overflow]
+    assert kept == [min(n, left) if n > max_length else n for n in lengths]
+    counts = found.counts
+    assert (counts.documents, counts.tokens) == (len(lengths), sum(lengths))
+    assert counts.truncated_tokens + counts.dropped_tokens == sum(lengths) - sum(kept)
+    assert {"truncate": counts.truncated, "split": counts.split, "drop": counts.dropped} == {
+        way: len(over) * (way == overflow) for way in ("truncate", "split", "drop")
+    }
+    if over:
+        with refused("does-not-fit", match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}"):
+            plan(lengths, max_length, strategy)
+
+    columns = -(-found.lengths // options["align"]) * options["align"]
+    of_rows = [int(columns[found.pieces(row)].sum()) for row in range(len(found))]
+    assert of_rows == found.columns_per_row.tolist()
+    assert all(0 < each <= max_length for each in of_rows)
+    assert len(found) * max_length == found.padding + found.lengths.sum()
+    assert max(np.diff(found.bounds), default=0) <= (limit or len(columns))
+    if max_length <= 64 and of_rows:
+        assert len(found.position_ids(0)) == of_rows[0]
+    # Steps are complete wherever there are pieces enough to make them so.
     steps = -(-rows // ranks)
-    assert len(found) == (steps * ranks if len(lengths) >= steps * ranks else rows)
+    assert len(found) == (steps * ranks if len(columns) >= steps * ranks else rows)
     if strategy == "sequential":
-        assert found.documents.tolist() == list(range(len(lengths)))
+        assert (np.diff(found.documents) >= 0).all()
     if strategy == "sorted":
         assert (np.diff(found.lengths) <= 0).all()
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    """The random order of so many things, by Python's sort."""
+    bits = np.random.PCG64(seed).random_raw(count).tolist()
+    return sorted(range(count), key=bits.__getitem__)
+
+
+@given(asked(), st.sampled_from([1, 2, 5, 1 << 31]), st.integers(0, 2**40))
+def test_all_but_best_fit_are_next_fit_of_their_orders(given, limit, seed):
+    lengths, max_length = given
+    random = drawn(len(lengths), seed)
+    longest_first = sorted(random, key=lambda index: -lengths[index])
+    for name, order in (("sequential", range(len(lengths))), ("random", random), ("sorted", longest_first)):
+        wanted: list[list[int]] = [[]]
+        for index in order:
+            if len(wanted[-1]) == limit or sum(lengths[i] for i in wanted[-1]) + lengths[index] > max_length:
+                wanted.append([])
+            wanted[-1].append(index)
+        documents, bounds = STRATEGIES[name](np.array(lengths), max_length, limit, seed)
+        assert [part.tolist() for part in np.split(documents, bounds[1:-1])] == wanted
+
+
+@pytest.mark.parametrize("part", [1, 7, 1 << 20])
+def test_orders_are_those_of_all_drawn_bits_where_there_is_room_for_few(part, monkeypatch):
+    lengths = np.ones(20_000, np.int64)
+    lengths[::5000] = 1 << 31  # 32 bits of length, 15 of the index: of the drawn bits of 20,000, many agree in 17
+    lengths = lengths[: 20_000 if part > 7 else 600]
+    monkeypatch.setattr(strategies, "PART", part)
+    for seed in range(3):
+        bits = np.random.PCG64(seed).random_raw(len(lengths))
+        assert part <= 7 or len(np.unique(bits >> np.uint64(47))) < len(lengths) - 1000
+        order = np.argsort(bits, kind="stable")
+        wanted = order[np.argsort(-lengths[order], kind="stable")]
+        assert np.array_equal(descending(lengths, seed), wanted)
+        assert np.array_equal(permutation(len(lengths), seed), order)
 
 
 @given(asked())
 def test_best_fit_has_the_rows_of_best_fit_decreasing(given):
     lengths, max_length = given
-    found = plan(lengths, max_length)
-    wanted = decreasing(lengths, max_length, len(lengths), best=True)
-    assert len(found) == len(wanted)
-    assert sorted(found.tokens_per_row.tolist()) == sorted(map(sum, wanted))
-
-
-@given(asked(), st.sampled_from([1, 3, None]))
-def test_sequential_opens_a_row_only_where_the_next_document_does_not_fit(given, limit):
-    lengths, max_length = given
-    found = plan(lengths, max_length, "sequential", max_documents=limit)
-    for row in range(len(found) - 1):
-        full = limit is not None and len(found[row]) == limit
-        assert full or found.tokens_per_row[row] + found.lengths[found.bounds[row + 1]] > max_length
+    wanted: list[int] = []
+    for size in sorted(lengths, reverse=True):
+        fitting = [row for row in wanted if row + size <= max_length]
+        if fitting:
+            wanted.remove(max(fitting))
+        wanted.append(size + max(fitting, default=0))
+    assert sorted(plan(lengths, max_length).tokens_per_row.tolist()) == sorted(wanted)
 
 
 def test_flan_like_lengths_leave_hardly_any_padding():
@@ -126,46 +170,6 @@ PINNED = {
 }
 
 
-# Documents that are longer than a row
-
-
-def covered(found: Plan) -> set[tuple[int, int]]:
-    """All tokens of a plan, as document and token; each at most once."""
-    tokens = [
-        (d, token)
-        for d, o, n in zip(found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True)
-        for token in range(o, o + n)
-    ]
-    assert len(set(tokens)) == len(tokens)
-    return set(tokens)
-
-
-@pytest.mark.parametrize("strategy", WHOLE)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 30))
-def test_overflow_does_what_it_says_and_counts_it(strategy, lengths, max_length):
-    every = {(d, token) for d, n in enumerate(lengths) for token in range(n)}
-    over = [d for d, n in enumerate(lengths) if n > max_length]
-    excess = {(d, token) for d, token in every if token >= max_length}
-    of_over = {(d, token) for d, token in every if d in over}
-
-    truncated = plan(lengths, max_length, strategy, overflow="truncate")
-    assert covered(truncated) == every - excess
-    assert (truncated.counts.truncated, truncated.counts.truncated_tokens) == (len(over), len(excess))
-    split = plan(lengths, max_length, strategy, overflow="split")
-    assert covered(split) == every
-    assert split.counts.split == len(over)
-    dropped = plan(lengths, max_length, strategy, overflow="drop")
-    assert covered(dropped) == every - of_over
-    assert (dropped.counts.dropped, dropped.counts.dropped_tokens) == (len(over), len(of_over))
-    for found in (truncated, split, dropped):
-        assert (found.counts.documents, found.counts.tokens) == (len(lengths), len(every))
-        assert len(found) == 0 or found.tokens_per_row.max() <= max_length
-        assert len(found) * max_length == found.padding + found.lengths.sum()
-    if over:
-        with refused("does-not-fit", match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}"):
-            plan(lengths, max_length, strategy)
-
-
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 30))
 def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
     found = plan(lengths, max_length, "fixed_length")
@@ -174,11 +178,6 @@ def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
     assert [(d, o + i) for d, o, n in pieces for i in range(n)] == stream
     assert (found.tokens_per_row[:-1] == max_length).all()
     assert found.counts.split == sum(np.bincount(found.documents) > 1)
-
-
-def test_positions_restart_at_documents():
-    found = plan([5, 4, 3], 6, "fixed_length")
-    assert [found.position_ids(r).tolist() for r in range(2)] == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1, 2]]
 
 
 # Balance
@@ -204,13 +203,6 @@ def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     assert len(set(costs.argmax(axis=1).tolist())) == 8, "the costliest row of a step is not always that of one rank"
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
-def test_rounds_are_shared_out_one_row_to_each_rank(steps, rounds, ranks, seed):
-    columns = share(np.random.default_rng(seed).random((steps, rounds, ranks)))
-    assert columns.shape == (steps, ranks, rounds)
-    assert (np.sort(columns, axis=1) == np.arange(ranks)[None, :, None]).all()
-
-
 def test_rounds_are_shared_out_to_whoever_has_least_to_do():
     costs = np.array([[[4.0, 1.0], [3.0, 2.0]]])
     assert share(costs).tolist() == [[[0, 1], [1, 0]]]
@@ -231,7 +223,7 @@ def test_cost_model():
 
 @pytest.fixture
 def small() -> Plan:
-    return plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split")
+    return PLANS["cut"]
 
 
 def test_rows_slices_and_iteration(small):
@@ -253,26 +245,39 @@ def test_repr_says_what_was_done(small):
     assert repr(small) == (
         "Plan(sequential: 6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1)"
     )
+    assert repr(plan([5, 6, 7], 16, align=8)).endswith(
+        "3 documents in 2 rows of 16 tokens, documents padded to multiples of 8, fill 0.5625, padding 14)"
+    )
 
 
-def test_a_plan_cannot_be_changed(small):
-    for copied in (small, copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
-        assert copied == small
+PLANS = {
+    "cut": plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
+    "of whole documents": plan(flan_like(100), 4096),
+    "of few": plan([5, 6, 7], 16),
+    "of padded documents": plan([5, 6, 7], 16, align=8),
+    "of groups": plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
+    "of pairs": plan([[2, 3], [1, 5], [3, 4]], 16),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_kept_whole_and_cannot_be_changed(name, tmp_path):
+    made = PLANS[name]
+    assert [other for other, plan in PLANS.items() if plan == made] == [name]
+    made.save(tmp_path / "plan")
+    for again in (made, Plan.load(tmp_path / "plan"), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert again == made
+        assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
+        assert (again[::-1].columns_per_row == made.columns_per_row[::-1]).all()
         with pytest.raises(ValueError, match="read-only"):
-            copied.documents[0] = 3
+            again.documents[0] = 3
         with pytest.raises(AttributeError):
-            copied.max_length = 3
+            again.max_length = 3
 
 
 def test_offsets_of_documents_that_are_not_cut_take_no_memory():
     found = plan(flan_like(1000), 4096, ranks=8, cost=CostModel())
     assert found.offsets.strides == (0,)
-
-
-def test_save_and_load(small, tmp_path):
-    for index, made in enumerate((small, plan(flan_like(100), 4096))):
-        made.save(tmp_path / f"{index}.plan")
-        assert Plan.load(tmp_path / f"{index}.plan") == made
 
 
 def test_plot(small, tmp_path, monkeypatch):
@@ -308,6 +313,13 @@ def test_plot(small, tmp_path, monkeypatch):
         ("123", "found str"),
         ({0: 1}, "found dict"),
         (5, "found int"),
+        ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
+        ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
+        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0: wanted an int"),
+        ([[2**31, 1], [1, 1]], r"lengths\[0\] sum to over"),
+        ([[5, 6, 7]] * 3, "found lists of 3 each, which may be tokens; pass len"),
+        (tuple(torch.ones(4, 4, dtype=torch.int64)), "found lists of 4 each, which may be tokens"),
+        (Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], "found lists of 3 each, which may be tokens"),
     ],
 )
 def test_bad_lengths_are_named(lengths, message):
@@ -317,12 +329,19 @@ def test_bad_lengths_are_named(lengths, message):
 
 @pytest.mark.parametrize(
     "lengths",
-    [(3, 1), range(1, 3), iter([3, 1]), np.array([3, 1], np.uint8), torch.tensor([3, 1]), np.array([3, 1], ">i2")],
+    [
+        (3, 1),
+        iter([3, 1]),
+        range(3, 0, -2),
+        np.array([3, 1], np.uint8),
+        np.array([3, 1], ">i2"),
+        torch.tensor([3, 1]),
+        Dataset.from_dict({"length": [3, 1]})["length"],
+    ],
 )
 def test_lengths_in_any_container(lengths):
-    assert plan(lengths, 8).tokens_per_row.sum() in (3, 4)
+    assert plan(lengths, 8) == plan([3, 1], 8)
 
 
-def test_lengths_in_a_column_of_a_dataset():
-    column = pytest.importorskip("datasets").Dataset.from_dict({"length": [3, 1]})["length"]
-    assert plan(column, 8) == plan([3, 1], 8)
+def test_three_sequences_of_a_document_are_an_array():
+    assert plan(np.array([[5, 6, 7]] * 3), 36).tokens_per_row.tolist() == [36, 18]

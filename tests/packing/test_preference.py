@@ -13,30 +13,22 @@ import torch
 
 import autopack
 from autopack import PackedBatchSampler, tiny
-from autopack.packing import pair_lengths
+from autopack.packing import PackingCollator, pair_lengths
 from autopack.runtime.padding_read import LOOKS
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
 from torch.utils.data import DataLoader  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification  # noqa: E402
 
-from tests.packing.preference import (  # noqa: E402
-    arguments,
-    dpo,
-    losses_alone,
-    moved,
-    pairs,
-    steps,
-    tokenizer,
-)
+from tests.engine import in_rows  # noqa: E402
+from tests.packing.batches import arguments, logged, tokenizer  # noqa: E402
+from tests.packing.preference import dpo, losses_alone, moved, pairs, steps  # noqa: E402
 from tests.support.refusals import refused  # noqa: E402
 
 datasets.disable_progress_bars()
+CAPACITY = 150
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
 """Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits each."""
 DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
@@ -47,7 +39,7 @@ class Planned:
 
     def get_train_dataloader(self: Any) -> Any:
         lengths = pair_lengths(self.train_dataset, self.data_collator)
-        sampler = PackedBatchSampler(lengths, max_length=150, seed=self.args.seed)
+        sampler = PackedBatchSampler(lengths, max_length=CAPACITY, seed=self.args.seed)
         return self.accelerator.prepare(
             DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
         )
@@ -57,20 +49,15 @@ class PlannedDPO(Planned, trl.DPOTrainer):
     pass
 
 
-def logged(trainer: Any) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def expected(trainer: Any, losses: np.ndarray, max_length: int, epochs: int, accumulated: int) -> list[float]:
+def expected(trainer: Any, losses: np.ndarray, epochs: int = 1) -> list[float]:
     """The means over the pairs of each step, by the plan."""
     lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
-    sampler = PackedBatchSampler(lengths, max_length, seed=trainer.args.seed)
+    sampler = PackedBatchSampler(lengths, CAPACITY, seed=trainer.args.seed)
     found = []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        batches = list(sampler)
-        for first in range(0, len(batches), accumulated):
-            found.append(losses[np.concatenate(batches[first : first + accumulated])].mean())
+        found += [losses[batch].mean() for batch in sampler]
+    assert np.std(found) > 1e-3, "losses must differ"
     return found
 
 
@@ -137,9 +124,7 @@ def test_every_pair_alone(name, most, tmp_path):
     cut = None if most > 100 else most
     wanted = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset, cut)[name]
     autopack.enable(trainer)
-    of_steps = expected(trainer, wanted, 150, 1, 1)
-    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(of_steps, **CLOSE)
-    assert np.std(of_steps) > 1e-3, "losses must differ"
+    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, wanted), **CLOSE)
 
 
 def _lora() -> Any:
@@ -152,7 +137,7 @@ def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
         model, extra = tiny.build("llama"), {"peft_config": _lora()}
         if given_by == "user":
             model, extra = peft.get_peft_model(model, _lora()), {}
-        args = arguments(tmp_path)
+        args = arguments(tmp_path, trl.DPOConfig)
         return PlannedDPO(model, args=args, train_dataset=pairs(), processing_class=tokenizer(), **extra)
 
     handle = compare(make)
@@ -184,8 +169,7 @@ def test_reward_is_stocks_and_that_of_every_pair_alone(model_type, tmp_path):
             both = [stock(input_ids=torch.tensor([pair[f"{name}_ids"]])).logits for name in ("chosen", "rejected")]
         losses.append(float(-torch.nn.functional.logsigmoid(both[0] - both[1] - pair["margin"])))
     autopack.enable(trainer)
-    wanted = expected(trainer, np.array(losses), 150, 1, 1)
-    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(wanted, **CLOSE)
+    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, np.array(losses)), **CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -215,13 +199,13 @@ def test_evaluation(tmp_path):
 
 def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """All chosen sequences as one packed row, and all rejected ones as another."""
-    made: dict[str, list[torch.Tensor]] = {"input_ids": [], "position_ids": [], "completion_mask": []}
-    for answer in ("chosen_ids", "rejected_ids"):
-        parts = [(pair["prompt_ids"], pair[answer]) for pair in examples]
-        made["input_ids"].append(torch.tensor([token for part in parts for token in (*part[0], *part[1])]))
-        made["position_ids"].append(torch.cat([torch.arange(len(a) + len(b)) for a, b in parts]))
-        made["completion_mask"].append(torch.tensor([bit for a, b in parts for bit in [0] * len(a) + [1] * len(b)]))
-    batch = {name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for name, rows in made.items()}
+    collate = PackingCollator(labels="completions")
+    rows = [
+        collate([{"prompt_ids": pair["prompt_ids"], "completion_ids": [pair[answer]]} for pair in examples])
+        for answer in ("chosen_ids", "rejected_ids")
+    ]
+    names = ("input_ids", "position_ids", "completion_mask")
+    batch = {name: in_rows([row[name][0] for row in rows]) for name in names}
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
@@ -237,12 +221,6 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
     assert np.isfinite(logged(stock)).all(), "control: it is trained on, as if each row were one sequence"
 
 
-def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
-    trainer = dpo(tmp_path, data_collator=autopack.PackingCollator(), max_steps=1)
-    with autopack.enable(trainer), refused("pairs-are-no-documents", match="example 0: found 'chosen_ids' and"):
-        trainer.train()
-
-
 # The recipe
 
 
@@ -251,7 +229,7 @@ def _recipe() -> str:
     section = text[text.index("\n## Pairs\n") : text.index("\n## Streams\n")]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert code.count("max_length=8192") == 1
-    return code.replace("max_length=8192", "max_length=150")
+    return code.replace("max_length=8192", f"max_length={CAPACITY}")
 
 
 def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
@@ -259,7 +237,7 @@ def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
     tiny.build(model_type).save_pretrained(folder / "model")
     model = moved(AutoModelForCausalLM.from_pretrained(folder / "model"))
     given: dict[str, Any] = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
-    given |= {"DPOConfig": lambda: arguments(folder, **options), "model": model, "dataset": pairs()}
+    given |= {"DPOConfig": lambda: arguments(folder, trl.DPOConfig, **options), "model": model, "dataset": pairs()}
     exec(code, given | {"tokenizer": tokenizer()}, found := {**given, "tokenizer": tokenizer()})
     return found["trainer"]
 
@@ -270,9 +248,7 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     trainer = _run(_recipe(), model_type, tmp_path, learning_rate=0.0)
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)["sigmoid"]
-    wanted = expected(trainer, alone, 150, 3, 1)
-    assert logged(trainer) == pytest.approx(wanted, **CLOSE)
-    assert np.std(wanted) > 1e-3
+    assert logged(trainer) == pytest.approx(expected(trainer, alone, epochs=3), **CLOSE)
 
 
 @pytest.fixture
@@ -312,17 +288,15 @@ def test_the_recipe_goes_on_where_it_stopped(tmp_path):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 1e-3, "save_steps": 1}
-    losses, batches = [], []
+    runs = []
     for resumed in (None, str(tmp_path / "checkpoint-4")):
         seen.clear()
-        data = pairs(18)
-        trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
+        trainer = dpo(tmp_path, "llama", Watched, train_dataset=pairs(18), save_strategy="steps", **options)
         autopack.enable(trainer)
         trainer.train(resume_from_checkpoint=resumed)
-        losses.append(logged(trainer))
-        batches.append(list(seen))
-    steps_per_epoch = len(losses[0]) // 3
-    assert steps_per_epoch < 4 < len(losses[0])
-    assert 0 < len(batches[1]) < len(batches[0])
-    assert batches[1] == batches[0][-len(batches[1]) :]
-    assert losses[1] == pytest.approx(losses[0], **CLOSE)
+        runs.append((logged(trainer), list(seen)))
+    (losses, batches), (losses_after, batches_after) = runs
+    assert len(losses) // 3 < 4 < len(losses)
+    assert 0 < len(batches_after) < len(batches)
+    assert batches_after == batches[-len(batches_after) :]
+    assert losses_after == pytest.approx(losses, **CLOSE)

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autopack
-from autopack.packing import PackingCollator
-from autopack.packing.checks import token_weights
+from autopack.packing import PackingCollator, weighted_loss
 from tests.conftest import gradient_error, gradients, llama, token_ids
+from tests.packing.batches import loss_alone
 from tests.support.refusals import refused
 
 LENGTHS = (3, 20, 7, 2, 12, 5)
@@ -31,22 +29,12 @@ def examples(weighted: bool = False) -> list[dict[str, Any]]:
     return [{**e, "document_weight": w} for e, w in zip(made, WEIGHTS, strict=True)] if weighted else made
 
 
-def mean_over_documents(model: Any, weights: tuple[float, ...] = (1.0,) * 6) -> tuple[float, list[torch.Tensor]]:
-    """The weighted mean of the losses that stock gives each document alone, and its gradients."""
-    total = torch.zeros((), dtype=torch.float64)
-    for example, weight in zip(examples(), weights, strict=True):
-        batch = {name: torch.tensor([values]) for name, values in example.items()}
-        total = total + weight * model(**batch, use_cache=False).loss
-    loss = total / sum(weights)
-    loss.backward()
-    return loss.item(), gradients(model)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("sizes", [(6,), (1, 3, 2)], ids=["one batch", "micro-batches"])
 def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, weighted):
-    loss, expected = mean_over_documents(llama(), WEIGHTS if weighted else (1.0,) * 6)
-    model = llama()
+    stock, model = llama(), llama()
+    loss = loss_alone(stock, examples(), WEIGHTS if weighted else [1.0] * 6)
+    loss.backward()
     autopack.enable(model)
     collate = PackingCollator(loss_weights="document", max_length=24)
     rest = iter(examples(weighted))
@@ -55,22 +43,23 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, wei
     total = 0.0
     for batch in batches:
         labels, weights = batch.pop("labels"), batch.pop("loss_weights")
-        part = autopack.packing.weighted_loss(model(**batch, use_cache=False), labels, weights, count)
+        part = weighted_loss(model(**batch, use_cache=False), labels, weights, count)
         part.backward()
         total += part.item()
-    assert total == pytest.approx(loss, rel=ROUNDING)
-    assert gradient_error(gradients(model), expected) < ROUNDING
+    assert total == pytest.approx(loss.item(), rel=ROUNDING)
+    assert gradient_error(gradients(model), gradients(stock)) < ROUNDING
 
 
 def test_a_mean_over_tokens_is_another_loss():
-    loss, _ = mean_over_documents(llama())
     model = llama()
+    by_document = loss_alone(model, examples(), [1.0] * 6).item()
     autopack.enable(model)
     batch = PackingCollator()(examples())
-    assert abs(model(**batch, use_cache=False).loss.item() - loss) > 0.01
+    output = model(**batch, use_cache=False)
+    assert abs(output.loss.item() - by_document) > 0.01
     weights = PackingCollator(loss_weights="token")(examples())["loss_weights"]
-    found = autopack.packing.weighted_loss(model(**batch, use_cache=False), batch["labels"], weights)
-    assert found.item() == pytest.approx(model(**batch, use_cache=False).loss.item(), rel=ROUNDING)
+    found = weighted_loss(output, batch["labels"], weights)
+    assert found.item() == pytest.approx(output.loss.item(), rel=ROUNDING)
 
 
 def test_weights_are_of_targets_alone_and_padding_has_none():
@@ -83,38 +72,45 @@ def test_weights_are_of_targets_alone_and_padding_has_none():
     assert found == pytest.approx(expected, rel=ROUNDING)
 
 
+def random_logits(columns: int) -> torch.Tensor:
+    return torch.randn(1, columns, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 def test_losses_that_do_not_shift_count_every_label():
-    logits = torch.randn(1, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    logits = random_logits(5)
     documents = [{"input_ids": [1, 2], "labels": [3, -100]}, {"input_ids": [4, 5, 6], "labels": [1, 2, 6]}]
     batch = PackingCollator(loss_weights="document", labels="unshifted")(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
-    found = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
+    found = weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
     assert found.item() == pytest.approx(expected.item(), rel=ROUNDING)
 
 
 def test_a_batch_without_targets_has_a_loss_of_zero_and_no_gradient():
-    logits = torch.randn(1, 3, 7, requires_grad=True)
-    batch = PackingCollator(loss_weights="document")([{"input_ids": [1]}, {"input_ids": [2, 3], "labels": None}])
-    labels = torch.full_like(batch["labels"], -100)
-    loss = autopack.packing.weighted_loss(logits, labels, torch.zeros(1, 3))
+    logits = random_logits(3).requires_grad_()
+    batch = PackingCollator(loss_weights="document")(
+        [{"input_ids": [1], "labels": [1]}, {"input_ids": [2, 3], "labels": [2, -100]}]
+    )
+    assert batch["loss_weights"].tolist() == [[0, 0, 0]]
+    loss = weighted_loss(logits, batch["labels"], batch["loss_weights"])
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
 
 
 def test_every_weight_of_a_target_counts():
-    logits = torch.randn(1, 6, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.tensor([[0, 3, -100, 1, 5, 2]])
+    """Of either sign; those of what is no target do not, and labels may be of int32."""
+    logits, labels = random_logits(6), torch.tensor([[0, 3, -100, 1, 5, 2]])
     losses = -logits[0, :-1].log_softmax(-1)[torch.arange(5), labels[0, 1:].clamp(min=0)]
-    for given_ in ([0.0, 2.0, 0.0, -0.5, 1.0, 0.0], [0.0, -2.0, 9.0, -0.5, 1.0, -1.0]):
-        weights = torch.tensor(given_, dtype=torch.float64)
-        counted = weights[1:].where(labels[0, 1:] != -100, 0)
-        found = autopack.packing.weighted_loss(logits, labels, weights[None])
-        assert found.item() == pytest.approx(((losses * counted).sum() / counted.sum()).item(), rel=1e-12)
-        of_step = autopack.packing.weighted_loss(logits, labels.int(), weights[None], -3.0)
-        assert of_step.item() == pytest.approx(((losses * counted).sum() / -3).item(), rel=1e-12), "and int32 labels"
-    assert autopack.packing.weighted_loss(logits, labels, weights[None].masked_fill(labels == 5, torch.nan)).isnan()
+    for given in ([0.0, 2.0, 0.0, -0.5, 1.0, 0.0], [0.0, -2.0, 9.0, -0.5, 1.0, -1.0]):
+        weights = torch.tensor([given], dtype=torch.float64)
+        counted = weights[0, 1:].where(labels[0, 1:] != -100, 0)
+        total = (losses * counted).sum().item()
+        found = weighted_loss(logits, labels, weights)
+        assert found.item() == pytest.approx(total / counted.sum().item(), rel=1e-12)
+        of_step = weighted_loss(logits, labels.int(), weights, -3.0)
+        assert of_step.item() == pytest.approx(total / -3, rel=1e-12)
+    assert weighted_loss(logits, labels, weights.masked_fill(labels == 5, torch.nan)).isnan()
 
 
 @pytest.mark.parametrize(
@@ -127,18 +123,7 @@ def test_every_weight_of_a_target_counts():
 )
 def test_labels_and_weights_are_tensors(labels, weights, words):
     with refused("wrong-labels", match=words):
-        autopack.packing.weighted_loss(torch.zeros(1, 3, 5), labels, weights)
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=8), st.data())
-@settings(max_examples=50)
-def test_weights_of_a_document_add_up_to_its_own(documents, data):
-    lengths, targets = np.array([len(d) for d in documents]), np.concatenate(documents)
-    own = np.array([data.draw(st.floats(0, 100, width=32)) for _ in documents])
-    found = token_weights(targets, lengths, "document", own)
-    sums = np.add.reduceat(found, np.cumsum(lengths) - lengths)
-    assert np.allclose(sums, np.where([any(d) for d in documents], own, 0), rtol=1e-5)
-    assert not found[~targets].any()
+        weighted_loss(torch.zeros(1, 3, 5), labels, weights)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ import pytest
 import autopack
 from autopack import tiny
 from autopack.auditing.report import KINDS, LeakReport, ModeResult
+from autopack.bench import report as bench
 from autopack.cli import main
 from autopack.commands import check_directory
 from autopack.pages import figure, parts
 from autopack.pages.figure import LEAST, MOST, Bar, Bars
 from autopack.pages.theme import INK, PACKED
+from tests.bench.test_bench import bare_result
 from tests.support.html_pages import Page, check_self_contained
 from tests.support.refusals import refused
 
@@ -53,44 +57,59 @@ def words(printed: str) -> list[list[str]]:
 # The three commands
 
 
-def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys):
-    file, page = tmp_path / "l.npy", tmp_path / "page.html"
-    np.save(file, lengths())
-    assert main(["estimate", str(file), "--max-length", "512", "--html", str(page)]) == 0
+def written(command: list[str], folder: Path, capsys: Any, status: int = 0) -> tuple[Page, str]:
+    """The page that a command writes beside a picture, and what it prints."""
+    page, picture = folder / "page.html", folder / "picture.png"
+    assert main([*command, "--html", str(page), "--plot", str(picture)]) == status
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert f"Page: {page}" in printed
-    found = check_self_contained(page.read_text(encoding="utf-8"))
+    return check_self_contained(page.read_text(encoding="utf-8")), printed
+
+
+def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys):
+    file = tmp_path / "l.npy"
+    np.save(file, lengths())
+    command = ["estimate", str(file), "--max-length", "256", "--hidden-size", "1024"]
+    found, printed = written(command, tmp_path, capsys)
+    for part in ("300 documents", "truncated", "grouped by length", "mini-batch of 8", "best_fit", "1 / 12,288"):
+        assert part in printed
     padded, packed, made = found.tables
     assert len(padded) == 7
     assert len(packed) > 5
     for row in [*padded[1:], *packed[1:]]:
         assert row in words(printed)
     facts = dict(made)
-    assert facts["command"] == f"autopack estimate {file} --max-length 512 --html {page}"
+    assert facts["command"].startswith(
+        f"autopack estimate {file} --max-length 256 --hidden-size 1024 --html {tmp_path}"
+    )
     assert autopack.__version__ in facts["versions"]
     assert found.drawn == 4
 
 
-def test_audit_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
-    page = tmp_path / "page.html"
-    assert main(["audit", "llama", "--stock", "--html", str(page)]) == 1
-    printed = capsys.readouterr().out
-    found = check_self_contained(page.read_text(encoding="utf-8"))
+def test_audit_of_a_saved_model_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
+    tiny.build("qwen3").save_pretrained(tmp_path / "model")
+    found, printed = written(["audit", str(tmp_path / "model"), "--stock"], tmp_path, capsys, status=1)
     table, influence, made = found.tables
     assert [[cell for cell in row if cell] for row in table] == words(printed)[2 : 2 + len(table)]
     assert len(influence) == 5
     facts = dict(made)
-    assert (facts["model"], facts["device"]) == ("llama: LlamaForCausalLM (llama)", "cpu, float32")
+    assert facts["model"] == f"{tmp_path / 'model'}: Qwen3ForCausalLM (qwen3)"
+    assert facts["device"] == "cpu, float32"
     assert "transformers" in facts["versions"]
     assert found.drawn == 1
 
 
 def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
-    page = tmp_path / "page.html"
+    """Stock's rows leak, which is said and is no failure."""
+    file = tmp_path / "bench.json"
     quick = "--size tiny --max-length 40 --batch-size 3 --batches 2 --rounds 6 --forward".split()
-    assert main(["bench", "bert", *quick, "--html", str(page)]) == 0
-    printed = capsys.readouterr().out
-    found = check_self_contained(page.read_text(encoding="utf-8"))
+    found, printed = written(["bench", "bert", *quick, "--json", str(file)], tmp_path, capsys)
+    recorded = json.loads(file.read_text())
+    assert recorded["model"]["class"] == "BertForMaskedLM"
+    assert [name for name, arm in recorded["arms"].items() if not arm["same loss"]] == ["packed, stock"]
+    assert '"packed, stock" LEAKS: it has a loss of' in printed
     table, made = found.tables
     assert len(table) == 6
     for row in table[1:]:
@@ -170,19 +189,16 @@ def test_rows_are_drawn_as_full_as_they_are():
 
 
 def test_speeds_and_memory_are_drawn_as_they_were_measured():
-    from autopack.bench.report import charts, rows_of
-    from tests.bench.test_bench import bare_result
-
     result = bare_result()
     for number, outcome in enumerate(result.outcomes):
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
         outcome.peak = (number + 1) * 2**20
-    speeds, memory = map(drawn, charts(result))
+    speeds, memory = map(drawn, bench.charts(result))
     assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
     assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
     said = [text.get_text().removeprefix("× ") for text in speeds.texts]
-    assert said == ["", *(row[2] for row in rows_of(result)[1:])]
-    assert [text.get_text() for text in memory.texts] == [row[3] for row in rows_of(result)]
+    assert said == ["", *(row[2] for row in bench.rows_of(result)[1:])]
+    assert [text.get_text() for text in memory.texts] == [row[3] for row in bench.rows_of(result)]
 
 
 def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
@@ -195,10 +211,7 @@ def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
-    from autopack.bench.report import draw
-    from tests.bench.test_bench import bare_result
-
-    draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
+    bench.draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
@@ -214,17 +227,14 @@ def test_hostile_names_are_texts(tmp_path):
 
 
 def test_arms_that_failed_say_so_whatever_their_errors_hold():
-    from autopack.bench.report import body
-    from tests.bench.test_bench import bare_result
-
     result = bare_result()
     for outcome in result.outcomes[1:]:
         outcome.failed, outcome.seconds = f"\x1b[31m{HOSTILE}\x00\udcff", []
-    page = check_self_contained(body(result))
+    page = check_self_contained(bench.body(result))
     assert [row[-1] for row in page.tables[0][2:]] == [outcome.failed for outcome in result.outcomes[1:]]
     assert page.drawn == 1
     result.outcomes[0].failed = "out of memory"
-    assert check_self_contained(body(result)).texts.count("out of memory") >= 2
+    assert check_self_contained(bench.body(result)).texts.count("out of memory") >= 2
 
 
 def test_an_audit_of_nothing_and_infinite_errors_are_shown():
