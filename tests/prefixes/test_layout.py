@@ -16,9 +16,14 @@ from autopack.layout.token_map import TokenMap
 CPU = torch.device("cpu")
 
 
+def numbered(real, positions):
+    """Positions; without any, a token has the number of its column."""
+    return np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+
+
 def find(tokens, real, positions, least, share):
-    """What the rows of a padded batch have in common; without positions, a token has the number of its column."""
-    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+    """What the rows of a padded batch have in common."""
+    numbers = numbered(real, positions)
     layout = partial(rows_as_documents, real, CPU, positions)
     return prefixes.find(tokens[real], numbers[real], real.sum(1), layout, least, share)
 
@@ -36,17 +41,13 @@ def batches(draw):
     return tokens.reshape(rows, columns), real, positions
 
 
-def _documents(tokens, real, positions):
-    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
-    return [list(zip(tokens[row, own], numbers[row, own], strict=True)) for row, own in enumerate(real)]
-
-
 @settings(max_examples=300, deadline=None)
 @given(batches(), st.integers(1, 4))
 def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
     tokens, real, positions = batch
     found = find(tokens, real, positions, least, 0.0)
-    documents = _documents(tokens, real, positions)
+    pairs = zip(tokens, numbered(real, positions), real, strict=True)
+    documents = [list(zip(ids[own], numbers[own], strict=True)) for ids, numbers, own in pairs]
     if found is None:
         if least == 1:  # no two of them begin with the same token at the same position
             assert len({document[0] for document in documents}) == len(documents)
