@@ -138,15 +138,15 @@ _LAYOUT = (
         "prefixes: equal tokens at other positions are taken together",
         "calls.prefixes:find",
         around(lambda find, tokens, positions, *more: find(tokens, positions * 0, *more)),
-        "prefixes/test_layout.py",
-        "test_equal_tokens_at_other_positions_are_others",
+        "prefixes/test_packed_rows.py",
+        "TestWhen::test_equal_tokens_at_other_positions",
     ),
     seam(
         "images: the mask may show those of another document",
         "layout.prepared:images_of_documents",
         around(lambda find, mask, layout, real: find(mask, as_one(layout), None)),
         "multimodal/test_across.py",
-        "TestMasks::test_that_shows_the_image_of_another_document[mllama]",
+        "TestMasks::test_that_is_not_of_these_documents[that shows the image of another document-mllama]",
         "test_an_image_that_no_token_sees_is_of_no_document",
     ),
 )

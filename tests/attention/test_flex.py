@@ -44,14 +44,14 @@ def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
 def test_a_backend_that_has_no_backward_here_is_refused_at_the_call():
     model = tiny.build("llama", attn_implementation="sdpa")
     autopack.enable(model, backend="flex")
-    with refused("backend-unavailable", match="off CUDA"):
+    with refused("backend-unavailable"):
         model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions((9, 7)))
 
 
 def test_sinks_are_refused_off_a_gpu():
     model = tiny.build("gpt_oss", attn_implementation="eager")
     autopack.enable(model, backend="flex")
-    with torch.no_grad(), refused("backend-unavailable", match="attention sinks on a GPU"):
+    with torch.no_grad(), refused("backend-unavailable"):
         model(input_ids=tiny.tokens(model.config, 1, 5), position_ids=positions((2, 3)))
 
 

@@ -71,7 +71,7 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
         fits, unclear = ({"input_ids": token_ids(columns=n), **bounds((n - 1, 1))} for n in (heads + 3, heads))
         with autopack.enable(model, verify=False), torch.no_grad():
             found = model(**fits).logits
-            with refused("attention-unknown", match="gate .* cannot tell heads from tokens"):
+            with refused("attention-unknown"):
                 model(**unclear)
         assert error(found, alone(stock, fits["input_ids"], (heads + 2, 1))) <= FLOAT64
     finally:

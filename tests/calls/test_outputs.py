@@ -189,7 +189,7 @@ def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
 
 
 def test_an_output_that_has_no_place_in_the_batch_is_an_error():
-    with refused("unpad-refused", match=r"shape \(2, 3\) as one row of 5 tokens, and odd of shape"):
+    with refused("unpad-refused"):
         restore({"odd": torch.zeros(1, 3, 9)}, PADDING)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.calls.part_hooks import PoolerHook
 from tests.calls.agreement import agree
 from tests.support.padded import (
     FLOAT32,
@@ -141,25 +140,3 @@ class TestAgreement:
     def test_loss_over_a_number_of_items(self, pair):
         """Trainer counts the targets of an accumulated batch before the entry."""
         agree(*reversed(pair), batch("causal LM", mask_of(PADDED)), num_items_in_batch=torch.tensor(57))
-
-
-class TestNegativeControls:
-    """What each precaution is for: without it, the run differs."""
-
-    def test_a_pooler_that_reads_the_packed_row(self, monkeypatch):
-        monkeypatch.setattr(PoolerHook, "__call__", lambda self, module, args: None)
-        model = build("bert", "sequence classification")
-        inputs = batch("sequence classification", mask_of(PADDED))
-        with autopack.enable(model, verify=False) as handle:
-            model(**inputs)
-            assert handle.enabled.pooling  # what it made of one row gave it away, and the batch ran as it came
-
-    def test_labels_of_first_tokens(self):
-        """Stock's loss predicts the first token of a left-padded row from padding; that term is left out."""
-        stock, model = twins(build("gpt2"))
-        inputs = batch("causal LM", mask_of(PADDED, "left"))
-        mask, ids = inputs["attention_mask"], inputs["input_ids"]
-        unmasked = {**inputs, "labels": ids.masked_fill(mask == 0, -100)}
-        with autopack.enable(model):
-            assert loss_error(model(**unmasked).loss, stock(**inputs).loss) < FLOAT32
-            assert loss_error(model(**unmasked).loss, stock(**unmasked).loss) > 10 * FLOAT32

@@ -61,13 +61,6 @@ def test_every_view_agrees_with_the_lengths(rows):
     assert [end - first for _, first, end in layout.spans] == lengths
 
 
-@given(rows_of_lengths())
-def test_starts_and_lengths_build_the_same_layout(rows):
-    starts = np.array(_reference(rows)[2]) == 0
-    built = PackedLayout.from_starts(starts, CPU, None, np.ones_like(starts))
-    assert built.bounds.tolist() == PackedLayout.from_lengths(rows).bounds.tolist()
-
-
 @given(rows_of_lengths(), st.integers(1, 9))
 def test_chunks_are_counted_from_the_start_of_each_document(rows, size):
     layout = PackedLayout.from_lengths(rows)
@@ -80,12 +73,6 @@ def test_chunks_are_counted_from_the_start_of_each_document(rows, size):
 def test_chunks_of_two_sizes_are_two_layouts():
     layout = PackedLayout.from_lengths([[5, 3]])
     assert [layout.in_chunks(size).lengths for size in (2, 4, 2)] == [(2, 2, 1, 2, 1), (4, 1, 3), (2, 2, 1, 2, 1)]
-
-
-def test_dtypes_are_those_that_kernels_take():
-    layout = PackedLayout.from_lengths([[2, 3]])
-    assert layout.cu_seqlens.dtype == layout.seq_idx.dtype == torch.int32
-    assert layout.position_ids().dtype == torch.int64
 
 
 def test_first_positions_come_from_the_positions_of_the_call():

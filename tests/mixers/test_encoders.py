@@ -163,7 +163,7 @@ def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
     spans_of[..., 0] = 3
     with autopack.enable(model):
         model(**inputs)
-        with refused("argument-of-no-document", match="entities stand beside the row"):
+        with refused("argument-of-no-document"):
             model(**inputs, entity_ids=torch.ones(2, 1, dtype=torch.long), entity_position_ids=spans_of)
 
 

@@ -157,7 +157,7 @@ def test_a_mixer_that_does_not_come_by_its_operations_is_refused(monkeypatch):
     ids = tiny.tokens(model.config, 1, 12)
     with (
         autopack.enable(model, verify=False),
-        refused("other-code", match="Inkling2DynamicShortConvolution was run without causal_conv1d"),
+        refused("other-code"),
     ):
         model(input_ids=ids, position_ids=positions((5, 7)))
 

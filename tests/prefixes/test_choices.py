@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -59,15 +60,47 @@ def _agree(stock, model, batch):
     assert model_gradient_error(model, stock) < GRADIENT
 
 
+def _dropping(model_type, **config):
+    """GPT-2 has modules of dropout, where Llama has a number."""
+    model = build(model_type, **config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    return model
+
+
+def _noisy():
+    model = build("llama")
+    model.get_input_embeddings().neftune_noise_alpha = 5.0
+    return model
+
+
+TREE = padded(tree(), labels=True)
+NEVER = {
+    "not asked for": (partial(build, "llama"), TREE, "share=False", {"share": False}),
+    "too little": (partial(build, "llama"), padded(group(8, (30, 22, 41, 25)), labels=True), "", {}),
+    "dropout": (partial(build, "llama", attention_dropout=0.5), TREE, "", {}),
+    "modules of dropout": (partial(_dropping, "gpt2", resid_pdrop=0.5), TREE, "", {}),
+    "noise on embeddings": (_noisy, TREE, "", {}),
+    "mamba": (partial(build, "mamba"), TREE, "hold nearly all of its weights", {}),
+    "llama4_text": (partial(build, "llama4_text", attn_implementation="eager"), TREE, "scaled by the columns", {}),
+    "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "may see later ones", {}),
+}
+RANDOM = {"dropout", "modules of dropout", "noise on embeddings"}
+
+
 class TestWhen:
-    @pytest.mark.parametrize(
-        ("share", "rows"), [(False, tree()), (True, group(8, (30, 22, 41, 25)))], ids=["not asked for", "too little"]
-    )
-    def test_never(self, pair, share, rows):
-        with autopack.enable(pair[1], share=share) as handle:
-            _scored(pair[1], padded(rows))
+    @pytest.mark.parametrize("name", NEVER)
+    def test_never(self, name):
+        make, batch, why, options = NEVER[name]
+        model = make().train()
+        with autopack.enable(model, **options) as handle:
+            model(**batch, **({} if name == "bert" else {"use_cache": False})).loss.backward()
             assert _shared(handle) == 0
-            assert share or "share=False" in repr(handle)
+            assert why in repr(handle)
+            if name in RANDOM:
+                _scored(model.eval(), batch)
+                assert _shared(handle) > 0
 
     def test_no_such_choice(self, pair):
         with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
@@ -89,25 +122,6 @@ class TestWhen:
             for rows in (group(32, (6, 6, 6)), group()):
                 output = pair[1](**padded(rows))
                 assert output.past_key_values.get_seq_length() == max(map(len, rows))
-            assert _shared(handle) == 0
-
-    @pytest.mark.parametrize(("model_type", "name"), [("llama", "attention_dropout"), ("gpt2", "resid_pdrop")])
-    def test_dropout(self, model_type, name):
-        """GPT-2 has modules of dropout, where Llama has a number."""
-        model = build(model_type, **{name: 0.5}).train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.5
-        with autopack.enable(model) as handle:
-            model(**padded(tree(), labels=True), use_cache=False).loss.backward()
-            assert _shared(handle) == 0
-            _scored(model.eval(), padded(tree()))
-            assert _shared(handle) > 0
-
-    def test_noise_on_embeddings(self, pair):
-        pair[1].train().get_input_embeddings().neftune_noise_alpha = 5.0
-        with autopack.enable(pair[1]) as handle:
-            pair[1](**padded(tree(), labels=True), use_cache=False)
             assert _shared(handle) == 0
 
     def test_something_else_comes_with_the_tokens(self, pair):
@@ -163,21 +177,6 @@ class TestWhen:
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
             assert _shared(handle) == 0
             assert "1 batch whose rows begin alike computed one by one: the losses of its routers" in repr(handle)
-
-    @pytest.mark.parametrize(
-        ("model_type", "why"),
-        [
-            ("mamba", "hold nearly all of its weights"),
-            ("llama4_text", "scaled by the columns"),
-            ("bert", "may see later ones"),
-        ],
-    )
-    def test_models_that_compute_every_row(self, model_type, why):
-        model = build(model_type, "masked LM" if model_type == "bert" else "causal LM", "eager").eval()
-        with autopack.enable(model) as handle:
-            assert why in repr(handle)
-            _scored(model, padded(tree()))
-            assert _shared(handle) == 0
 
 
 class TestSaid:
