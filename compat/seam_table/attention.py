@@ -111,14 +111,14 @@ _ATTENTION = (
         "attention.rotary:_groups",
         result(lambda groups: [np.sort(np.concatenate(list(groups)))]),
         "attention/test_rotary.py",
-        "test_packed_rows_with_short_and_long_documents_are_exact[phi3 longrope]",
+        "test_packed_rows_with_short_and_long_documents_are_exact[short and long-phi3 longrope]",
     ),
     seam(
         "rotary: frequencies stay for the next document",
         "attention.rotary:reset_frequencies",
         skipped,
         "attention/test_rotary.py",
-        "test_documents_that_are_all_longer_than_the_model_was_trained_on",
+        "test_packed_rows_with_short_and_long_documents_are_exact[all long-llama dynamic NTK]",
         "test_a_packed_call_does_not_change_what_an_unpacked_one_sees[llama dynamic NTK-long]",
     ),
     seam(

@@ -85,7 +85,7 @@ SEAMS = (
         "calls.refusals:says_it_all",
         returns(False),
         "attention/test_prepared_masks.py",
-        "test_one_that_lets_documents_see_each_other_contradicts_them",
+        "test_one_that_lets_documents_see_each_other_contradicts_them[bool]",
     ),
     seam(
         "refusals: a loss of labels that nobody has seen",

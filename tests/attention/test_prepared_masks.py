@@ -57,15 +57,7 @@ NUMBERS = {"minus infinity": -torch.inf, "-1e9": -1e9, "-65504": -65504.0, "-1e4
 FORMS = {"bool": lambda seen: seen, "added": added, **{name: hiding_by(number) for name, number in NUMBERS.items()}}
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_what_a_mask_says(form):
-    assert agreement(form(together().tril()), LAYOUT) is Agreement.SAME
-    assert agreement(form(padded(together().tril())), LAYOUT) is Agreement.SAME
-    assert agreement(form(together()), LAYOUT) is Agreement.APART
-    assert agreement(form(together().tril().triu(-3)), LAYOUT) is Agreement.APART
-    assert agreement(form(torch.ones_like(together()).tril()), LAYOUT) is Agreement.CROSSES
-    heads = form(together().tril().expand(-1, 4, -1, -1))
-    assert agreement(heads, LAYOUT) is Agreement.SAME
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=[*FORMS])
 
 
 def test_a_bias_is_more_than_a_mask():
@@ -80,7 +72,7 @@ def test_what_cannot_be_read():
     assert not prepared.is_readable({"full_attention": None}, shape)
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+@every_form
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_mask_of_the_documents_is_served(implementation, form):
     model, stock = (llama(implementation) for _ in range(2))
@@ -99,36 +91,45 @@ def test_a_mask_of_the_documents_is_served(implementation, form):
     assert gradient_error(gradients(model), gradients(stock)) < FLOAT64
 
 
-def test_padding_in_it_is_padding():
+@every_form
+def test_padding_in_it_is_padding(form):
     model, stock = llama(), llama()
     mask = padded(together().tril())
     given = POSITIONS.clone()
     given[0, -LENGTHS[-1] :] = 0
     with autopack.enable(model):
-        found = model(input_ids=IDS, position_ids=given, attention_mask=mask).logits
+        found = model(input_ids=IDS, position_ids=given, attention_mask=form(mask)).logits
     expected = alone(stock, IDS, *ROWS)
     real = mask.diagonal(dim1=2, dim2=3)[:, 0]
     assert error(found[real], expected[real]) < FLOAT64
 
 
-def test_one_that_keeps_documents_apart_in_its_own_way_is_left_to_stock():
+@pytest.mark.parametrize("seen", [together(), together().tril().triu(-3)], ids=["both ways", "a window"])
+@every_form
+def test_one_that_keeps_documents_apart_in_its_own_way_is_left_to_stock(form, seen):
     model, stock = llama(), llama()
-    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": together()}
+    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": form(seen)}
     with autopack.enable(model):
         assert torch.equal(model(**call).logits, stock(**call).logits)
-        call["attention_mask"] = {"full_attention": together().tril()}
+
+
+def test_a_dict_of_masks_is_left_to_stock():
+    model, stock = llama(), llama()
+    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": {"full_attention": together().tril()}}
+    with autopack.enable(model):
         for which in (model, stock):
             with pytest.raises(AttributeError):  # a model whose layers are all alike takes no dict
                 which(**call)
 
 
-def test_one_that_lets_documents_see_each_other_contradicts_them():
+@every_form
+def test_one_that_lets_documents_see_each_other_contradicts_them(form):
     model = llama()
     with (
         autopack.enable(model),
         refused("prepared-mask"),
     ):
-        model(input_ids=IDS, position_ids=POSITIONS, attention_mask=torch.ones_like(together()).tril())
+        model(input_ids=IDS, position_ids=POSITIONS, attention_mask=form(torch.ones_like(together()).tril()))
 
 
 def test_a_number_that_lets_something_through_hides_nothing():

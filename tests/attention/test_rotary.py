@@ -64,13 +64,16 @@ def _alone(build, ids, *rows):
     return torch.cat([torch.cat(row, dim=1) for row in found])
 
 
-def test_packed_rows_with_short_and_long_documents_are_exact(build):
-    model, expected = build(), _alone(build, IDS, *ROWS)
+@pytest.mark.parametrize("rows", [ROWS, [(16, 9, 12)]], ids=["short and long", "all long"])
+def test_packed_rows_with_short_and_long_documents_are_exact(build, rows):
+    """Dynamic NTK keeps the frequencies of the longest document of a row until it sees a short one."""
+    ids = token_ids(len(rows), sum(rows[0]))
+    model, expected = build(), _alone(build, ids, *rows)
     with autopack.enable(model):
         for _ in range(2):
-            assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
-        numbers = torch.cat([numbered(row) for row in ROWS])
-        assert error(model(input_ids=IDS, seq_idx=numbers).logits, expected) <= FLOAT64
+            assert error(model(input_ids=ids, position_ids=positions(*rows)).logits, expected) <= FLOAT64
+        numbers = torch.cat([numbered(row) for row in rows])
+        assert error(model(input_ids=ids, seq_idx=numbers).logits, expected) <= FLOAT64
 
 
 def test_a_rotary_hook_that_was_taken_off_is_put_on_again(build):
@@ -145,15 +148,6 @@ def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
     model(input_ids=IDS[:1, :16])
     assert error(model(**short).logits, expected) >= LEAK
     assert error(Runner(model).stock(short).logits, expected) <= FLOAT64
-
-
-def test_documents_that_are_all_longer_than_the_model_was_trained_on():
-    """Dynamic NTK keeps the frequencies of the longest document of the row until it sees a short one: there is none."""
-    build, lengths = MODELS["llama dynamic NTK"], (16, 9, 12)
-    ids = token_ids(1, sum(lengths))
-    model, expected = build(), _alone(build, ids, lengths)
-    with autopack.enable(model):
-        assert error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected) <= FLOAT64
 
 
 def test_threads_that_share_a_model_have_frequencies_of_their_own():
