@@ -111,14 +111,14 @@ _ATTENTION = (
         "attention.rotary:_groups",
         result(lambda groups: [np.sort(np.concatenate(list(groups)))]),
         "attention/test_rotary.py",
-        "test_packed_rows_with_short_and_long_documents_are_exact[short and long-phi3 longrope]",
+        "test_packed_rows_with_short_and_long_documents_are_exact[phi3 longrope-short and long]",
     ),
     seam(
         "rotary: frequencies stay for the next document",
         "attention.rotary:reset_frequencies",
         skipped,
         "attention/test_rotary.py",
-        "test_packed_rows_with_short_and_long_documents_are_exact[all long-llama dynamic NTK]",
+        "test_packed_rows_with_short_and_long_documents_are_exact[llama dynamic NTK-all long]",
         "test_a_packed_call_does_not_change_what_an_unpacked_one_sees[llama dynamic NTK-long]",
     ),
     seam(
@@ -180,7 +180,7 @@ _MIXERS = (
         "mixers:EncoderOneByOne.run",
         never(lambda way, call: _as_it_is(call)),
         "encoder_decoder/test_packed_rows.py",
-        "test_every_form_gives_what_documents_give_alone[led]",
+        "test_every_form_gives_what_documents_give_alone[led-{}]",
     ),
     seam(
         "prefixes: mixers run on the row that shares",

@@ -48,6 +48,7 @@ NLLB = [
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [*((name, {}) for name in SERVED), *(("nllb-moe", options) for options in NLLB[1:])],
+    ids=str,
 )
 def test_every_form_gives_what_documents_give_alone(model_type, options):
     model = build(model_type, **options)
