@@ -82,7 +82,7 @@ NEVER = {
     "dropout": (partial(build, "llama", attention_dropout=0.5), TREE, "", {}),
     "modules of dropout": (partial(_dropping, "gpt2", resid_pdrop=0.5), TREE, "", {}),
     "noise on embeddings": (_noisy, TREE, "", {}),
-    "mamba": (partial(build, "mamba"), TREE, "hold nearly all of its weights", {}),
+    "mamba": (partial(build, "mamba", attn_implementation="eager"), TREE, "hold nearly all of its weights", {}),
     "llama4_text": (partial(build, "llama4_text", attn_implementation="eager"), TREE, "scaled by the columns", {}),
     "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "may see later ones", {}),
 }
