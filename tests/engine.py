@@ -25,7 +25,7 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
-from tests.subjects import ENCODERS, build
+from tests.subjects import build
 
 LENGTHS = (5, 7, 4)
 """The documents of every call: longer, in part, than the windows (4) of tiny models."""
@@ -163,8 +163,9 @@ def declared(model: Any, form: str = "", lengths: Sequence[int] = LENGTHS) -> di
     """The arguments that declare the documents of the row."""
     form = form or form_of(model)
     if form == "position_ids":
-        first = autopack.registry.first_position(model.config) if model.config.model_type in ENCODERS else 0
-        return {"position_ids": counted(lengths, first)}
+        return {"position_ids": counted(lengths, autopack.registry.first_position(model.config))}
+    if form == "seq_idx":
+        return {form: numbered(lengths)}
     if form == "segments":
         return {"attention_mask": numbered(lengths)}
     assert form == "cu_seq_lens", form

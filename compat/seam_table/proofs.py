@@ -124,7 +124,7 @@ SEAMS = (
         "runtime.model:EnabledModel._ask_twin",
         skipped,
         "prefixes/test_exactness.py",
-        "TestLeaks::test_the_twin_sees_that_too",
+        "TestLeaks::test_the_twin_and_the_auditor_see_that_too",
         "multimodal/test_media_by_twin.py",
         "test_one_that_lets_them_meet_is_refused_with_images_and_serves_text[llava]",
     ),

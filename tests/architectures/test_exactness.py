@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ BACKENDS = ("eager", "sdpa", "flash")
 RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness.json"
 
 
-def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32, **modes: Any) -> None:
+def _check(model_type, backend, dtype=torch.float32, **modes):
     result = measure(model_type, backend, dtype, **modes)
     if result["status"] == "undeclared":
         pytest.skip(f"{model_type} declares no support of {backend}")
@@ -41,7 +40,7 @@ def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32, **
     assert result["status"] == "exact", result
 
 
-def _types(names: list[str]) -> list[str]:
+def _types(names):
     return [name for name in names if name in AVAILABLE]
 
 
@@ -85,14 +84,6 @@ def test_casts_to_float32_in_upstreams_code_are_all_that_keeps_a_type_from_float
     assert torch.get_default_dtype() == torch.float32
 
 
-@pytest.mark.parametrize("model_type", _types(DOZEN))
-def test_without_autopack_the_same_rows_leak(model_type):
-    """tests/tiny/test_tiny.py shows it for every type."""
-    model = tiny.build(model_type)
-    report = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
-    assert report.worst > 1e-2
-
-
 @pytest.mark.parametrize("model_type", _types(REFUSED))
 def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
     try:
@@ -100,7 +91,7 @@ def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
     except tiny.CannotBuild as error:
         pytest.skip(str(error))
     before = dict(vars(model))
-    with refused("cannot-be-packed", match=r"cannot be packed exactly: (its|it) "):
+    with refused("cannot-be-packed"):
         autopack.enable(model, verify=False)
     assert vars(model) == before
 

@@ -18,7 +18,7 @@ from compat import exactness
 from compat.exactness import recorded
 
 
-def printed(capsys, *arguments: str) -> tuple[int, str]:
+def printed(capsys, *arguments):
     status = main(["families", *arguments])
     return status, capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import shutil
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 import autopack
 from autopack import architectures, registry, tiny
 from autopack.cli import main
-from tests.conftest import FLOAT64, LEAK, alone, error, gradient_error, gradients, positions, weights_like
-
-ROWS = ((5, 1, 9, 5), (2, 14, 4))
+from tests.engine import Call, must_be_exact
 
 WARMING = '''
 """Toys whose queries grow with the column of a row, and whose first position is 2."""
@@ -85,12 +83,12 @@ class FadingConfig(PretrainedConfig):
 class WarmingAttention(nn.Module):
     is_causal = True
 
-    def __init__(self, config: WarmingConfig):
+    def __init__(self, config):
         super().__init__()
         self.config, self.scaling, self.num_key_value_groups = config, 0.5, 1
         self.into, self.out = (nn.Linear(config.hidden_size, n * config.hidden_size) for n in (3, 1))
 
-    def warmth(self, column: torch.Tensor) -> torch.Tensor:
+    def warmth(self, column):
         return 1 + torch.log1p(column.double() / self.config.columns_per_degree)
 
     def forward(self, hidden, attention_mask, **options):
@@ -105,7 +103,7 @@ class WarmingAttention(nn.Module):
 
 
 class FadingMixer(nn.Linear):
-    def __init__(self, config: FadingConfig):
+    def __init__(self, config):
         super().__init__(config.hidden_size, config.hidden_size)
         self.fading = config.fading
 
@@ -121,7 +119,7 @@ class WarmingForCausalLM(PreTrainedModel):
     config_class = WarmingConfig
     _supports_sdpa = True
 
-    def __init__(self, config: WarmingConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
@@ -142,7 +140,7 @@ class WarmingForCausalLM(PreTrainedModel):
 class FadingForCausalLM(PreTrainedModel):
     config_class = FadingConfig
 
-    def __init__(self, config: FadingConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.tokens, self.mixer = nn.Embedding(config.vocab_size, config.hidden_size), FadingMixer(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
@@ -161,7 +159,7 @@ every_toy = pytest.mark.parametrize("model_type", TOYS)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """A copy of autopack/architectures in its place, with one more file per toy; transformers knows their types."""
     copy = tmp_path / "architectures"
     shutil.copytree(Path(architectures.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -209,20 +207,11 @@ def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
 
 @every_toy
 def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
-    model = tiny.build(model_type, dtype=torch.float64)
-    ids = tiny.tokens(model.config, 2, 20)
-    expected = alone(model, ids, *ROWS)
-    (expected * weights_like(expected)).sum().backward()
-    wanted = gradients(model)
-    packed = {"input_ids": ids, "position_ids": positions(*ROWS, start=tiny.first_position(model.config))}
-    stock = {"input_ids": ids} if model_type == "fading" else packed
-    assert error(model(**stock).logits, expected) > LEAK
-    with autopack.enable(model):
-        found = model(**packed).logits
-        assert error(found, expected) < FLOAT64
-        (found * weights_like(found)).sum().backward()
-        assert gradient_error(gradients(model), wanted) < FLOAT64
-        report = autopack.audit(model)
+    make = partial(tiny.build, model_type, dtype=torch.float64)
+    call = Call(labels=None, form="position_ids" if model_type == "warming" else "segments")
+    must_be_exact(make, call.row)
+    with autopack.enable(make()) as handle:
+        report = autopack.audit(handle.model)
         assert report.exact, str(report)
 
 

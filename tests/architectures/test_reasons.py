@@ -19,7 +19,7 @@ def test_block_sparse_attention_depends_on_the_calls_before(model_type, task):
     assert torch.equal(before, again)
     model(input_ids=document["input_ids"][:, :5])
     assert not torch.allclose(model(**document).logits, before, atol=1e-3)
-    with refused("cannot-be-packed", match=r"self\.set_attention_type\('original_full'\)"):
+    with refused("cannot-be-packed"):
         autopack.enable(tiny.build(model_type, task=task, attention_type="block_sparse"))
     autopack.disable(autopack.enable(tiny.build(model_type, task=task, attention_type="original_full")).model)
 
@@ -32,5 +32,5 @@ def test_perceiver_has_logits_of_places_and_none_of_tokens():
         assert model(input_ids=ids).logits.shape[1] == model.config.max_position_embeddings != tokens
         with pytest.raises(ValueError, match="batch_size"):
             model(input_ids=ids, labels=ids)
-    with refused("cannot-be-packed", match="output_index_dims=config.max_position_embeddings"):
+    with refused("cannot-be-packed"):
         autopack.enable(model)

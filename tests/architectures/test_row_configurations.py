@@ -4,135 +4,80 @@ them so."""
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.architectures import own_attention, quirks, recurrent, whole_model
-from autopack.calls import rows as packed
+from autopack.architectures import quirks, recurrent, whole_model
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
-from tests.conftest import FLOAT32, FLOAT64, LEAK, alone, error, gradient_error, gradients, positions, weights_like
+from tests.engine import Call, must_be_exact
+from tests.subjects import build
 from tests.support.refusals import refused
 
-ROWS = ((7, 12, 5, 9), (9, 5, 12, 7))
+ROW = Call(lengths=(7, 12, 5, 9)).row
 INKLING = {"log_scaling_n_floor": 4}
 REORDERED = {"reorder_and_upcast_attn": True}
 CHUNKS = {"lsh_attn_chunk_length": 4, "lsh_num_chunks_before": 1, "local_attn_chunk_length": 4}
 CHUNKS |= {"local_num_chunks_before": 1}
 
 
-def without(monkeypatch: pytest.MonkeyPatch, family: autopack.registry.Family, **parts: object) -> None:
+def without(monkeypatch, family, **parts):
     """Serve the types of a family without some of what it has."""
     monkeypatch.setattr(registry, "_registered", [dataclasses.replace(family, **parts)])
 
 
-def packed_error(model, *rows: tuple[int, ...]) -> float:
-    ids = tiny.tokens(model.config, len(rows), sum(rows[0]))
-    expected = alone(model, ids, *rows)
-    with autopack.enable(model, verify=False):
-        start = tiny.first_position(model.config)
-        found = model(input_ids=ids, position_ids=positions(*rows, start=start)).logits
-    return error(found, expected)
+def leaks_without(monkeypatch, family, make, calls, **parts):
+    """Want documents to see each other where a family has not all that it has."""
+    without(monkeypatch, family, **parts)
+    with pytest.raises(AssertionError, match="silently wrong"):
+        must_be_exact(make, calls, verify=False)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_inkling_scales_queries_by_their_place_in_the_document(implementation, monkeypatch):
-    model = tiny.build("inkling_text", attn_implementation=implementation, **INKLING)
-    assert packed_error(model, *ROWS) < FLOAT32  # its experts know no float64
-    without(monkeypatch, recurrent.SHORT_CONVOLUTION, adjustments={})
-    assert packed_error(model, *ROWS) > LEAK
-
-
-def test_gradients_of_inklings_scaled_queries():
-    model = tiny.build("inkling_text", **INKLING)
-    ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
-    expected = alone(model, ids, *ROWS)
-    weights = weights_like(expected)
-    (expected * weights).sum().backward()
-    wanted = gradients(model)
-    with autopack.enable(model, verify=False):
-        (model(input_ids=ids, position_ids=positions(*ROWS)).logits * weights).sum().backward()
-    assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
+    # its experts know no float64
+    make = partial(tiny.build, "inkling_text", attn_implementation=implementation, **INKLING)
+    must_be_exact(make, ROW, verify=False)
+    leaks_without(monkeypatch, recurrent.SHORT_CONVOLUTION, make, ROW, adjustments={})
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_gpt2_that_reorders_and_upcasts(implementation, monkeypatch):
-    model = tiny.build("gpt2", attn_implementation=implementation, **REORDERED)
-    assert packed_error(model, *ROWS) < FLOAT32  # the method itself computes in float32
+    # the method itself computes in float32
+    make = partial(tiny.build, "gpt2", attn_implementation=implementation, **REORDERED)
+    must_be_exact(make, ROW, verify=False)
     if implementation == "eager":
         without(monkeypatch, quirks.GPT2, sites=())
         with pytest.raises(TypeError):
-            packed_error(model, *ROWS)
+            must_be_exact(make, ROW, verify=False)
 
 
-def test_attention_weights_of_gpt2_that_reorders_and_upcasts():
-    model = tiny.build("gpt2", **REORDERED)
-    ids = tiny.tokens(model.config, 1, 12)
-    wanted = [model(input_ids=part, output_attentions=True).attentions for part in (ids[:, :7], ids[:, 7:])]
-    with autopack.enable(model, verify=False):
-        found = model(input_ids=ids, position_ids=positions((7, 5)), output_attentions=True).attentions
-    for layer, (first, second) in zip(found, zip(*wanted, strict=True), strict=True):
-        torch.testing.assert_close(layer[:, :, :7, :7], first)
-        torch.testing.assert_close(layer[:, :, 7:, 7:], second)
-        assert not layer[:, :, 7:, :7].any()
-
-
+@torch.no_grad()
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
 def test_reformer_with_chunks_of_more_than_a_token(task, monkeypatch):
     """Upstream pads documents to whole chunks, which it can do beside no positions."""
-    model = tiny.build("reformer", task=task, dtype=torch.float64, **CHUNKS)
-    assert packed_error(model, *ROWS) < FLOAT64
+    make, calls = partial(build, "reformer", task, **CHUNKS), Call(labels=None, lengths=(7, 12, 5, 9)).row
+    must_be_exact(make, calls, verify=False)
     plain = {name: OneByOne("of chunks") for name, way in whole_model.WHOLE_MODEL.mixers.items() if "Reformer" in name}
     without(monkeypatch, whole_model.WHOLE_MODEL, mixers=plain)
     with pytest.raises(RuntimeError):
-        packed_error(model, *ROWS)
+        must_be_exact(make, calls, verify=False)
 
 
 def test_reformer_with_hashes_drawn_anew_is_refused():
     model = tiny.build("reformer", hash_seed=None)
     ids = tiny.tokens(model.config, 1, 9)
     assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
-    with refused("cannot-be-packed", match="hashes are drawn anew at every call"):
+    with refused("cannot-be-packed"):
         autopack.enable(model)
-    local = tiny.build("reformer", hash_seed=None, attn_layers=["local", "local"], dtype=torch.float64)
-    assert packed_error(local, *ROWS) < FLOAT64
-
-
-@pytest.mark.parametrize("model_type", ["bert", "big_bird", "roformer", "convbert", "fnet", "nystromformer", "electra"])
-def test_rows_longer_than_the_positions_of_a_model(model_type):
-    model = tiny.build(model_type, task="masked-lm", max_position_embeddings=12, dtype=torch.float64)
-    assert packed_error(model, *ROWS) < FLOAT64
-    with pytest.raises((RuntimeError, IndexError)):
-        model(input_ids=tiny.tokens(model.config, 1, 33))  # stock takes no such row
-
-
-def test_rows_longer_than_the_positions_of_a_model_need_help(monkeypatch):
-    fnet = tiny.build("fnet", task="masked-lm", max_position_embeddings=12)
-    monkeypatch.setattr(packed, "_add_token_types", lambda *args: None)
-    with pytest.raises(RuntimeError):
-        packed_error(fnet, *ROWS)
-    table = {"RoFormerSinusoidalPositionalEmbedding"}
-    without(
-        monkeypatch,
-        own_attention.ROFORMER,
-        mixers={k: v for k, v in own_attention.ROFORMER.mixers.items() if k not in table},
-    )
-    with pytest.raises(IndexError):
-        packed_error(tiny.build("roformer", task="masked-lm", max_position_embeddings=12), *ROWS)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roformer", "big_bird"])
-def test_padding_longer_than_the_positions_of_a_model(model_type):
-    model = tiny.build(model_type, task="masked-lm", max_position_embeddings=12, dtype=torch.float64)
-    ids = tiny.tokens(model.config, 1, 50)
-    expected = alone(model, ids[:, :19], (7, 12))
-    segments = torch.tensor([1] * 7 + [2] * 12 + [0] * 31)[None]
-    with autopack.enable(model, verify=False):
-        found = model(input_ids=ids, attention_mask=segments).logits
-    assert error(found[:, :19], expected) < FLOAT64
+    with torch.no_grad():
+        make = partial(build, "reformer", hash_seed=None, attn_layers=["local", "local"])
+        must_be_exact(make, Call(labels=None).row, verify=False)
 
 
 def test_a_run_of_padding_is_cut_to_the_length_of_documents():
@@ -146,47 +91,24 @@ def test_a_run_of_padding_is_cut_to_the_length_of_documents():
     assert short.lengths == (4, 3, 2)
 
 
+@dataclass(frozen=True)
+class Masked(Call):
+    """Some of the tokens are mask tokens."""
+
+    def run(self, model, arguments):
+        ids = arguments["input_ids"]
+        masked = ids.masked_fill(ids % 3 == 1, model.config.mask_token_id)
+        return super().run(model, arguments | {"input_ids": masked})
+
+
 @pytest.mark.parametrize("token_dropout", [True, False])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation, token_dropout, monkeypatch):
-    def masked_error() -> float:
-        model = tiny.build(
-            "esm",
-            task="masked-lm",
-            token_dropout=token_dropout,
-            attn_implementation=implementation,
-            dtype=torch.float64,
-        )
-        ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
-        ids[:, [1, 3, 5, 14]] = model.config.mask_token_id
-        expected = alone(model, ids, *ROWS)
-        with autopack.enable(model, verify=False):
-            start = tiny.first_position(model.config)
-            return error(model(input_ids=ids, position_ids=positions(*ROWS, start=start)).logits, expected)
-
-    assert masked_error() < FLOAT64
-    without(monkeypatch, quirks.ESM, mixers={})
-    assert masked_error() > LEAK if token_dropout else masked_error() < FLOAT64
-
-
-def test_gradients_and_padded_batches_of_esm():
-    stock = tiny.build("esm", task="masked-lm", dtype=torch.float64)
-    model = tiny.build("esm", task="masked-lm", dtype=torch.float64)
-    ids = tiny.tokens(model.config, 2, 12)
-    ids[:, [2, 3]] = model.config.mask_token_id
-    mask = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
-    ids[mask == 0] = model.config.pad_token_id
-    labels = torch.where(mask == 1, ids, -100)
-    expected = stock(input_ids=ids, attention_mask=mask, labels=labels)
-    expected.loss.backward()
-    with autopack.enable(model, verify=False):
-        found = model(input_ids=ids, attention_mask=mask, labels=labels)
-        found.loss.backward()
-    assert abs(float(found.loss - expected.loss)) < FLOAT64
-    assert error(found.logits[mask == 1], expected.logits[mask == 1]) < FLOAT64
-    wanted = gradients(stock)
-    largest = max(float(gradient.abs().max()) for gradient in wanted)  # those of key biases are but rounding
-    assert all((f - w).abs().max() < FLOAT64 * largest for f, w in zip(gradients(model), wanted, strict=True))
+    make = partial(build, "esm", "masked-lm", token_dropout=token_dropout, attn_implementation=implementation)
+    call = Masked(shifts=False, lengths=(7, 12, 5, 9))
+    must_be_exact(make, call.both, verify=False)
+    if token_dropout:
+        leaks_without(monkeypatch, quirks.ESM, make, call.row, mixers={})
 
 
 def test_a_model_whose_own_cache_is_broken_is_audited_without_it():

@@ -26,14 +26,14 @@ class ToyConfig(PretrainedConfig):
 class ToyPositions(nn.Embedding):
     """Learned positions of columns: nothing can be passed to them."""
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         return self.weight[: hidden.shape[1]]
 
 
 class ToyAttention(nn.Linear):
     """Causal attention with a bias by distance, in code of its own."""
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         query, key, value = super().forward(hidden).chunk(3, -1)
         column = torch.arange(hidden.shape[1])
         distance = column[:, None] - column
@@ -44,15 +44,15 @@ class ToyAttention(nn.Linear):
 class ToyForCausalLM(PreTrainedModel):
     config_class = ToyConfig
 
-    def __init__(self, config: ToyConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.tokens, self.positions = nn.Embedding(64, 16), ToyPositions(128, 16)
         self.attention, self.head = ToyAttention(16, 48), nn.Linear(16, 64)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self):
         return self.tokens
 
-    def forward(self, input_ids: torch.Tensor, attention_mask=None, use_cache=None) -> CausalLMOutput:
+    def forward(self, input_ids, attention_mask=None, use_cache=None):
         hidden = self.tokens(input_ids)
         hidden = hidden + self.positions(hidden)
         return CausalLMOutput(logits=self.head(hidden + self.attention(hidden)))
@@ -75,7 +75,7 @@ FAMILY = Family(
 
 
 @pytest.fixture
-def toy() -> ToyForCausalLM:
+def toy():
     torch.manual_seed(0)
     return ToyForCausalLM(ToyConfig()).double().eval()
 
@@ -84,7 +84,7 @@ def toy() -> ToyForCausalLM:
 def distributions(tmp_path, monkeypatch):
     """Makes distributions with an entry point each, as an installer leaves them on sys.path."""
 
-    def install(name: str, module: str, value: str) -> None:
+    def install(name, module, value):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -101,7 +101,7 @@ def distributions(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def check(model: ToyForCausalLM) -> None:
+def check(model):
     """Exact in all call modes, with gradients, after an audit on enable; what stock gives leaks."""
     ids = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
     expected = alone(model, ids, *ROWS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,10 +15,10 @@ from autopack import tiny
 from autopack.attention.backends import varlen
 from autopack.inspection import torches
 from compat import torch_flash
-from tests.conftest import FLOAT32, LEAK, error, gradients, positions, token_ids
+from tests.conftest import FLOAT32, LEAK, error, positions
+from tests.engine import Call, ids
 
-LENGTHS = (5, 12, 1, 6)
-IDS = token_ids(1, sum(LENGTHS))
+LENGTHS = (5, 12, 2, 6)
 TYPES = ["llama", "qwen3", "mistral", "olmo2", "gpt2"]
 LOWERED = pytest.mark.parametrize("lowered", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 
@@ -32,45 +34,23 @@ def _build(model_type):
     return tiny.build(model_type, attn_implementation="sdpa")
 
 
-def _autocast(dtype):
-    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+@dataclass(frozen=True)
+class Lowered(Call):
+    """Calls in which autocast lowers to a dtype, or to none."""
+
+    dtype: torch.dtype | None = None
+    lengths: Sequence[int] = LENGTHS
+
+    def run(self, model, arguments):
+        with contextlib.nullcontext() if self.dtype is None else torch.autocast("cpu", dtype=self.dtype):
+            return super().run(model, arguments)
 
 
-def _packed(model, dtype, ids=IDS):
-    """Logits of packed rows, and the gradients of their loss."""
-    model.zero_grad()
-    with _autocast(dtype):
-        output = model(input_ids=ids, position_ids=positions(LENGTHS), labels=ids)
-    output.loss.backward()
-    return output.logits.detach().float(), gradients(model)
-
-
-def _alone(model, dtype):
-    """The same of each document by itself: the loss is a mean over all tokens but the first of each."""
-    model.zero_grad()
-    logits, total = [], sum(LENGTHS) - len(LENGTHS)
-    for document in IDS.split(LENGTHS, dim=1):
-        with _autocast(dtype):
-            output = model(input_ids=document, labels=document)
-        logits.append(output.logits.detach().float())
-        if document.shape[1] > 1:
-            (output.loss * (document.shape[1] - 1) / total).backward()
-    return torch.cat(logits, dim=1), gradients(model)
-
-
-def _row_as_one_document(model, dtype):
-    """What leaks look like: every document sees those before it."""
-    labels = torch.where(positions(LENGTHS) == 0, -100, IDS)
-    with _autocast(dtype):
-        output = model(input_ids=IDS, labels=labels)
-    output.loss.backward()
-    return output.logits.detach().float(), gradients(model)
-
-
-def _distance(found, wanted):
+def _distance(*results):
     """The error of logits, and that of all gradients as one vector."""
-    slopes = [torch.cat([slope.flatten() for slope in each[1]]) for each in (found, wanted)]
-    return error(found[0], wanted[0]), float((slopes[0] - slopes[1]).norm() / slopes[1].norm())
+    logits = [torch.cat(each.documents).float() for each in results]
+    slopes = [torch.cat([slope.flatten() for slope in each.gradients.values()]) for each in results]
+    return error(*logits), float((slopes[0] - slopes[1]).norm() / slopes[1].norm())
 
 
 @pytest.mark.sampled(6)
@@ -78,15 +58,15 @@ def _distance(found, wanted):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_packed_rows_are_documents_alone_up_to_the_rounding_of_the_dtype(model_type, compiled, lowered):
-    stock, model = _build(model_type), _build(model_type)
-    wanted = _alone(stock, lowered)
-    rounding, leak = _distance(wanted, _alone(stock, None)), _distance(_row_as_one_document(stock, lowered), wanted)
+    stock, model, call = _build(model_type), _build(model_type), Lowered(dtype=lowered)
+    wanted = call.alone(stock)
+    rounding, leak = _distance(wanted, Lowered().alone(stock)), _distance(call.undeclared(stock), wanted)
     autopack.enable(model)
     if compiled:
         model.compile(backend="aot_eager")
         counters.clear()
     # Two ways to round differ by about as much as each does from float32.
-    for found, size, leaked in zip(_distance(_packed(model, lowered), wanted), rounding, leak, strict=True):
+    for found, size, leaked in zip(_distance(call.packed(model), wanted), rounding, leak, strict=True):
         assert found <= 3 * size, "more than rounding"
         assert 3 * size < leaked, "rounding would hide a leak"
     assert not any("autocast" in reason for reason in counters["graph_break"])
@@ -98,12 +78,13 @@ def test_no_bit_of_another_document_arrives(compiled):
     autopack.enable(model)
     if compiled:
         model.compile(backend="aot_eager")
-    other = IDS.clone()
-    other[0, 5:17] = other[0, 5:17].flip(0)
-    (before, _), (after, _) = _packed(model, torch.bfloat16), _packed(model, torch.bfloat16, other)
+    rows = ids(lengths=LENGTHS).repeat(2, 1)
+    rows[1, 5:17] = rows[1, 5:17].flip(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before, after = (model(input_ids=row[None], position_ids=positions(LENGTHS)).logits for row in rows)
     assert torch.equal(before[:, :5], after[:, :5])
     assert torch.equal(before[:, 17:], after[:, 17:])
-    assert error(after[:, 5:17], before[:, 5:17]) > LEAK
+    assert error(after[:, 5:17].float(), before[:, 5:17].float()) > LEAK
 
 
 @LOWERED
@@ -117,17 +98,18 @@ def test_torchs_own_kernels_are_taken_for_weights_in_float32(model_type, lowered
         return real(layout, *states_and_settings)
 
     monkeypatch.setattr(varlen, "attend_varlen", spy)
-    stock, model = _build(model_type), _build(model_type)
-    rounding = _distance(_alone(stock, lowered), _alone(stock, None))
+    stock, model, call = _build(model_type), _build(model_type), Lowered(dtype=lowered)
+    wanted = call.alone(stock)
+    rounding = _distance(wanted, Lowered().alone(stock))
     autopack.enable(model)
     with torch_flash.aten_on_cpu():
-        found = _packed(model, lowered)
+        found = call.packed(model)
         assert calls == [{lowered}] * len(calls)
         assert len(calls) >= model.config.num_hidden_layers
         del calls[:]
-        _packed(model, None)
+        Lowered().packed(model)
         assert not calls, "float32 without autocast is nothing for the kernel"
-    for error_, size in zip(_distance(found, _alone(stock, lowered)), rounding, strict=True):
+    for error_, size in zip(_distance(found, wanted), rounding, strict=True):
         assert error_ <= 3 * size
 
 
@@ -137,7 +119,7 @@ def test_a_compiled_model_follows_an_autocast_that_comes_and_goes():
         autopack.enable(model)
     compiled.compile(backend="aot_eager")
     for lowered in (torch.bfloat16, None, torch.float16, torch.bfloat16, None):
-        errors = _distance(_packed(compiled, lowered), _packed(plain, lowered))
+        errors = _distance(*(Lowered(dtype=lowered).packed(model) for model in (compiled, plain)))
         bound = FLOAT32 if lowered is None else 0.05  # some roundings to 8 bits; a leak is tenths
         assert max(errors) < bound, lowered
 

@@ -83,13 +83,13 @@ def test_what_it_refuses_goes_to_the_models_own(toy):
         assert not toy.calls
     with (
         autopack.enable(model, backend="toy", verify=False),
-        refused("backend-unavailable", match="cannot use it: it takes no layers of more than 64 columns"),
+        refused("backend-unavailable"),
     ):
         model(input_ids=ids, position_ids=positions((60, 5)))
 
 
 def test_it_cannot_serve_what_it_does_not_stand_in_for(toy):
-    with refused("backend-unavailable", match="backend='toy' cannot serve LlamaForCausalLM with"):
+    with refused("backend-unavailable"):
         autopack.enable(tiny.build("llama", attn_implementation="eager"), backend="toy")
 
 

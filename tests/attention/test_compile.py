@@ -15,7 +15,7 @@ import autopack
 from autopack import tiny
 from autopack.attention.compiled import attend_compiled
 from autopack.inspection.masks import Pattern
-from autopack.layout.packed import PackedLayout
+from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
 from tests.conftest import (
     FLOAT32,
     FLOAT64,
@@ -29,6 +29,8 @@ from tests.conftest import (
     token_ids,
     weights_like,
 )
+from tests.engine import mean_loss
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -98,21 +100,16 @@ def test_training_steps_of_one_shape_compile_once(model_type):
     counter = CompileCounterWithBackend("eager")
     with autopack.enable(model, verify=False):
         compiled = torch.compile(model, backend=counter, fullgraph=True)
-        for step, (batch, documents) in enumerate(_fixed_batches(model, 100)):
-            output = compiled(**batch)
-            output.loss.backward()
+        for step, (row, documents) in enumerate(_fixed_batches(model, 100)):
+            output = compiled(**row)
             if step % 25:
                 continue
             losses = [stock(input_ids=ids[None], labels=ids[None]).loss for ids in documents]
-            weights = torch.tensor([len(ids) - 1.0 for ids in documents])
-            expected = (torch.stack(losses) * weights).sum() / weights.sum()
+            expected = mean_loss(losses, [len(ids) - 1 for ids in documents])
             assert abs(output.loss - expected) < FLOAT32
-            model.zero_grad()
-            compiled(**batch).loss.backward()
+            output.loss.backward()
             expected.backward()
             assert gradient_error(gradients(model), gradients(stock)) < 10 * FLOAT32
-            stock.zero_grad()
-            model.zero_grad()
     assert counter.frame_count == 1
     assert _breaks() == 0
 
@@ -122,15 +119,11 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     model, stock = llama().train(), llama().train()
     counter = CompileCounterWithBackend("eager")
     draw = random.Random(0)
-    handle = autopack.enable(model, verify=False)
-    with handle:
+    with autopack.enable(model, verify=False) as handle:
         compiled = torch.compile(model, backend=counter)
         for step in range(30):
-            lengths = torch.tensor([draw.randint(3, 12) for _ in range(4)])
-            mask = (torch.arange(12) < lengths[:, None]).long()
-            ids = token_ids(4, 12, seed=step) * mask
-            batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-            loss, expected = compiled(**batch).loss, stock(**batch).loss
+            call = batch("causal LM", mask_of([draw.randint(3, 12) for _ in range(4)], columns=12), seed=step)
+            loss, expected = compiled(**call).loss, stock(**call).loss
             assert abs(loss - expected) < FLOAT32
             loss.backward()
             expected.backward()
@@ -217,8 +210,8 @@ def test_layers_compiled_one_by_one_are_compiled_once_for_one_shape():
     for layer in model.model.layers:
         layer.compile(backend=counter, fullgraph=True)
     with autopack.enable(model, verify=False):
-        for batch, _ in _fixed_batches(model, 40):
-            model(**batch).loss.backward()
+        for row, _ in _fixed_batches(model, 40):
+            model(**row).loss.backward()
     assert counter.frame_count <= len(model.model.layers)
 
 
@@ -234,10 +227,11 @@ def test_a_compiled_copy_is_exact_on_its_own():
 class TestErrorsInCompiledCode:
     """Inside compiled code torch runs no exit hooks after an error: what such a forward leaves is never used."""
 
-    @pytest.fixture
-    def failing(self):
-        """A backend whose graphs raise while the list holds an exception."""
-        raising: list[type[BaseException]] = []
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+    @pytest.mark.parametrize("whole", [True, False], ids=["the model", "the backbone under an eager top"])
+    def test_the_next_calls_have_their_own_layouts(self, kind, whole):
+        raising = []
 
         def backend(graph, _):
             def run(*inputs):
@@ -247,103 +241,61 @@ class TestErrorsInCompiledCode:
 
             return run
 
-        return backend, raising
-
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
-    def test_the_next_calls_have_their_own_layouts(self, failing, kind):
-        backend, raising = failing
         model, stock = _small(), _small()
-        compiled = torch.compile(model, backend=backend)
+        compiled = torch.compile(model, backend=backend) if whole else model
+        if not whole:
+            model.model.compile(backend=backend)
         with autopack.enable(model):
-            assert max(_errors(compiled, stock, BATCHES[:2])) <= FLOAT64
-            states = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+            assert max(_errors(compiled, stock, BATCHES[:3])) <= FLOAT64
+            states = _states(model, BATCHES[1])
             for call in ("compiled", "eager", "backbone"):
                 raising.append(kind)
                 with pytest.raises(kind):
                     _run(compiled, BATCHES[0])
                 if call == "backbone":
-                    found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
-                    assert torch.equal(found, states)
+                    assert error(_states(model, BATCHES[1]), states) <= FLOAT64
                 else:
                     assert max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3])) <= FLOAT64
-
-    @pytest.mark.exhaustive
-    def test_a_compiled_backbone_under_an_eager_top(self, failing):
-        backend, raising = failing
-        model, stock = _small(), _small()
-        model.model.compile(backend=backend)
-        with autopack.enable(model):
-            assert max(_errors(model, stock, BATCHES[:3])) <= FLOAT64
-            states = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
-            raising.append(KeyboardInterrupt)
-            with pytest.raises(KeyboardInterrupt):
-                _run(model, BATCHES[0])
-            found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
-            assert error(found, states) <= FLOAT64
             stop = model.lm_head.register_forward_pre_hook(_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 _run(model, BATCHES[0])
             stop.remove()
-            found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
-            assert error(found, states) <= FLOAT64
+            assert error(_states(model, BATCHES[1]), states) <= FLOAT64
+
+
+def _states(model, lengths):
+    return model.model(input_ids=IDS, position_ids=positions(lengths)).last_hidden_state
 
 
 def _interrupt(module, args):
     raise KeyboardInterrupt
 
 
-PATTERNS = {
-    "causal": Pattern(causal=True),
-    "bidirectional": Pattern(causal=False),
-    "window": Pattern(causal=True, before=3),
-    "two-sided window": Pattern(causal=False, before=2, after=1),
-    "chunks": Pattern(causal=True, chunk=4),
+MORE = PATTERNS | {
+    "two-sided and narrower ahead": Pattern(causal=False, before=2, after=1),
     "window in chunks": Pattern(causal=True, before=1, chunk=5),
 }
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("queries", [3, 512], ids=["in blocks", "whole"])
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
+@pytest.mark.parametrize("pattern", MORE.values(), ids=[*MORE])
 def test_the_operator_has_the_gradients_of_attention_written_out(pattern, queries, monkeypatch):
     monkeypatch.setattr("autopack.attention.compiled._QUERIES", queries)
-    layout = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(2, heads, 15, size, generator=generator, dtype=torch.float64).requires_grad_()
-        for heads, size in ((4, 6), (2, 6), (2, 8))
-    )
-    found = attend_compiled(layout.cu_seqlens, query, key, value, pattern, 0.3)
-    expected = _dense(layout, query, key, value, pattern, 0.3)
+    given = states(6, 8)
+    found, expected = attend_compiled(LAYOUT.cu_seqlens, *given, pattern, 0.3), attended(*given, pattern, 0.3)
     assert error(found, expected) <= FLOAT64
     weights = weights_like(expected)
-    grads = [torch.autograd.grad((o * weights).sum(), (query, key, value)) for o in (found, expected)]
-    assert gradient_error(list(grads[0]), list(grads[1])) <= FLOAT64
-
-
-def _dense(layout, query, key, value, pattern, scale):
-    number, offset = layout.seq_idx, layout.position_ids()
-    distance = offset[:, :, None] - offset[:, None, :]
-    seen = number[:, :, None] == number[:, None, :]
-    if pattern.causal:
-        seen &= distance >= 0
-    if pattern.before is not None:
-        seen &= distance <= pattern.before
-    if pattern.after is not None:
-        seen &= -distance <= pattern.after
-    if pattern.chunk is not None:
-        seen &= offset[:, :, None] // pattern.chunk == offset[:, None, :] // pattern.chunk
-    key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
-    scores = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(1, 2)
+    grads = [[*torch.autograd.grad((each * weights).sum(), given)] for each in (found, expected)]
+    assert gradient_error(*grads) <= FLOAT64
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
 def test_a_decoding_step_is_one_graph(model_type):
     """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two documents."""
-    model = _generating(model_type)
+    model = tiny.build(model_type, task="seq2seq" if model_type in ("bart", "t5") else "causal-lm").eval()
+    model.generation_config.eos_token_id = None
     ids, given = tiny.tokens(model.config, 2, 7), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     expected = model.generate(ids, **given)
     compiled = CompileConfig(fullgraph=True, dynamic=False, backend="eager")
@@ -352,13 +304,6 @@ def test_a_decoding_step_is_one_graph(model_type):
         found = model.generate(ids, **given, cache_implementation="static", compile_config=compiled)
         assert hasattr(model, "_compiled_call")
     assert torch.equal(found, expected)
-
-
-def _generating(model_type):
-    pair = model_type in ("bart", "t5")
-    model = tiny.build(model_type, task="seq2seq" if pair else "causal-lm").eval()
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def test_of_what_has_to_be_one_graph_the_reason_is_given():

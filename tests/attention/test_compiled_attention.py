@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import autopack
 from autopack import tiny
-from tests.conftest import (
-    FLOAT64,
-    LEAK,
-    LENGTHS,
-    OTHER_LENGTHS,
-    alone,
-    alone_loss,
-    error,
-    gradient_error,
-    gradients,
-    llama,
-    positions,
-    token_ids,
-)
+from tests.conftest import LENGTHS, OTHER_LENGTHS, llama, positions, token_ids
+from tests.engine import Call, must_be_exact
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-IDS = token_ids()
 
 
 @pytest.fixture(autouse=True)
@@ -52,23 +41,21 @@ def _itself(layer, backend):
 @pytest.mark.parametrize("compile_attention", [_forward, _in_its_place, _itself])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_attention_keeps_documents_apart(compile_attention, implementation, backend, when):
-    model, stock = llama(implementation), llama(implementation)
-    if when == "before":
+    def change(model):
         for layer in model.model.layers:
             compile_attention(layer, backend)
+
+    calls = [Call(lengths=lengths, given={"use_cache": False}) for lengths in (LENGTHS, OTHER_LENGTHS)]
+    rows = tuple(row for call in (*calls, calls[0]) for row in call.row)
+    must_be_exact(partial(llama, implementation), rows, change, when)
+
+
+def test_it_is_stocks_own_code_whose_calls_need_no_checks():
+    model = llama()
     with autopack.enable(model) as handle:
-        if when == "after":
-            for layer in model.model.layers:
-                compile_attention(layer, backend)
-        for lengths in (LENGTHS, OTHER_LENGTHS, LENGTHS, (sum(LENGTHS),)):
-            found = model(input_ids=IDS, position_ids=positions(lengths), labels=IDS)
-            assert error(found.logits, alone(stock, IDS, lengths)) < FLOAT64
+        _itself(model.model.layers[0], "eager")
+        model(input_ids=token_ids(), position_ids=positions(LENGTHS))
         assert not handle.enabled.is_checked_closely
-        model(input_ids=IDS, position_ids=positions(LENGTHS), labels=IDS).loss.backward()
-    alone_loss(stock, IDS, LENGTHS).backward()
-    assert gradient_error(gradients(model), gradients(stock)) < 1e-6  # transformers has the loss in float32
-    leaking = stock(input_ids=IDS, position_ids=positions(LENGTHS), attention_mask=torch.ones_like(IDS)).logits
-    assert error(leaking, alone(stock, IDS, LENGTHS)) > LEAK
 
 
 def test_a_compiled_forward_of_other_code_has_to_arrive():
@@ -83,7 +70,7 @@ def test_a_compiled_forward_of_other_code_has_to_arrive():
         autopack.enable(model, verify=False),
         refused("other-code"),
     ):
-        model(input_ids=IDS, position_ids=positions(LENGTHS))
+        model(input_ids=token_ids(), position_ids=positions(LENGTHS))
 
 
 def test_a_compiled_mixer_is_refused():
@@ -95,4 +82,4 @@ def test_a_compiled_mixer_is_refused():
         autopack.enable(model, verify=False),
         refused("other-code"),
     ):
-        model(input_ids=IDS, position_ids=positions(LENGTHS))
+        model(input_ids=token_ids(), position_ids=positions(LENGTHS))

@@ -43,7 +43,7 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
     expected = alone(model, ids, lengths)
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", counted)
     with autopack.enable(model, verify=False), torch.no_grad():
-        found = model(input_ids=ids, cu_seq_lens_q=bounds(lengths), cu_seq_lens_k=bounds(lengths)).logits
+        found = model(input_ids=ids, **bounds(lengths)).logits
         assert error(found, expected) <= FLOAT64
         assert len(seen) == calls
         assert sum(seen) == len(lengths)
@@ -71,7 +71,7 @@ def test_as_many_tokens_as_heads(lengths):
     assert model.config.num_attention_heads == 4
     expected = alone(model, ids, lengths)
     with autopack.enable(model), torch.no_grad():
-        found = model(input_ids=ids, cu_seq_lens_q=bounds(lengths), cu_seq_lens_k=bounds(lengths)).logits
+        found = model(input_ids=ids, **bounds(lengths)).logits
     assert error(found, expected) <= FLOAT32
 
 
@@ -88,31 +88,26 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
         assert gate.shape[:3] == found.shape[:3]
         return found * gate, weights
 
+    def build():
+        model = llama("sdpa", num_hidden_layers=1)
+        model.model.layers[0].self_attn.__class__ = Gated
+        model.set_attn_implementation("gated")
+        return model
+
     sdpa = AttentionInterface._global_mapping["sdpa"]
     AttentionInterface.register("gated", gated)
     try:
-        model = llama("sdpa", num_hidden_layers=1)
+        model, stock = build(), build()
         heads = model.config.num_attention_heads
-        model.model.layers[0].self_attn.__class__ = Gated
-        model.set_attn_implementation("gated")
+        fits, unclear = ({"input_ids": token_ids(columns=n), **bounds((n - 1, 1))} for n in (heads + 3, heads))
         with autopack.enable(model, verify=False), torch.no_grad():
-            for columns in (heads + 3, heads):
-                lengths, ids = (columns - 1, 1), token_ids(columns=columns)
-                given = {"input_ids": ids, "cu_seq_lens_q": bounds(lengths), "cu_seq_lens_k": bounds(lengths)}
-                if columns == heads:
-                    with refused("attention-unknown", match="gate .* cannot tell heads from tokens"):
-                        model(**given)
-                else:
-                    found = model(**given).logits
-        stock = llama("sdpa", num_hidden_layers=1)
-        stock.model.layers[0].self_attn.__class__ = Gated
-        stock.set_attn_implementation("gated")
-        ids = token_ids(columns=heads + 3)
-        with torch.no_grad():
-            assert error(found, alone(stock, ids, (heads + 2, 1))) <= FLOAT64
+            found = model(**fits).logits
+            with refused("attention-unknown"):
+                model(**unclear)
+        assert error(found, alone(stock, fits["input_ids"], (heads + 2, 1))) <= FLOAT64
     finally:
         del AttentionInterface._global_mapping["gated"]
 
 
 def bounds(lengths):
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32))

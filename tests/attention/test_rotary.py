@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
-from typing import Any
 
 import pytest
 import torch
 
 import autopack
 from autopack import tiny
-from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.running import Runner
-from autopack.calls import entry, padding_rules
+from autopack.calls import entry
 from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
@@ -26,6 +25,8 @@ from tests.conftest import (
     token_ids,
     weights_like,
 )
+from tests.engine import numbered
+from tests.subjects import build as build_exact
 from tests.support.padded import packs_at_once
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -42,7 +43,7 @@ MODELS = {
 
 def _build(model_type, **rope):
     rope = {"rope_theta": 10000.0, "original_max_position_embeddings": 8, **rope}
-    model = tiny.build(
+    return tiny.build(
         model_type,
         attn_implementation="sdpa",
         dtype=torch.float64,
@@ -50,7 +51,6 @@ def _build(model_type, **rope):
         max_position_embeddings=64 if rope["rope_type"] == "longrope" else 8,
         original_max_position_embeddings=8,
     )
-    return model
 
 
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
@@ -60,35 +60,30 @@ def build(request):
 
 def _alone(build, ids, *rows):
     """Each document in a model of its own: dynamic NTK remembers the longest sequence that it has seen."""
-    starts = [[sum(row[:i]) for i in range(len(row))] for row in rows]
-    return torch.cat([
-        torch.cat([alone(build(), r[None, s : s + n], (n,)) for s, n in zip(starts[i], rows[i], strict=True)], dim=1)
-        for i, r in enumerate(ids)
-    ])  # fmt: skip
+    found = [[build()(part[None]).logits for part in each.split(row)] for each, row in zip(ids, rows, strict=True)]
+    return torch.cat([torch.cat(row, dim=1) for row in found])
 
 
-def test_packed_rows_with_short_and_long_documents_are_exact(build):
-    model, expected = build(), _alone(build, IDS, *ROWS)
+@pytest.mark.parametrize("rows", [ROWS, [(16, 9, 12)]], ids=["short and long", "all long"])
+def test_packed_rows_with_short_and_long_documents_are_exact(build, rows):
+    """Dynamic NTK keeps the frequencies of the longest document of a row until it sees a short one."""
+    ids = token_ids(len(rows), sum(rows[0]))
+    model, expected = build(), _alone(build, ids, *rows)
     with autopack.enable(model):
         for _ in range(2):
-            assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
-        seq_idx = torch.tensor([[i for i, n in enumerate(row) for _ in range(n)] for row in ROWS])
-        assert error(model(input_ids=IDS, seq_idx=seq_idx).logits, expected) <= FLOAT64
-
-
-def test_without_the_rotary_hook_documents_couple(build, monkeypatch):
-    model, expected = build(), _alone(build, IDS, *ROWS)
-    with autopack.enable(model, check_every=0), monkeypatch.context() as patched:
-        patched.setattr(PerDocumentRotary, "__call__", lambda *_: None)
-        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) > LEAK
+            assert error(model(input_ids=ids, position_ids=positions(*rows)).logits, expected) <= FLOAT64
+        numbers = torch.cat([numbered(row) for row in rows])
+        assert error(model(input_ids=ids, seq_idx=numbers).logits, expected) <= FLOAT64
 
 
 def test_a_rotary_hook_that_was_taken_off_is_put_on_again(build):
     model, expected = build(), _alone(build, IDS, *ROWS)
+    (rotary,) = row_dependent_rotaries(model)
+    before = dict(rotary._forward_hooks)
     with autopack.enable(model):
-        (rotary,) = row_dependent_rotaries(model)
         rotary._forward_hooks.clear()
         assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
+    assert rotary._forward_hooks == before
 
 
 def test_gradients_are_exact_under_checkpointing(build):
@@ -124,20 +119,6 @@ def test_a_row_that_starts_far_into_a_document_uses_that_document_s_frequencies(
     assert error(found[:, :5], stock(input_ids=ids[:, :5], position_ids=where[:, :5]).logits) <= FLOAT64
 
 
-def test_other_rotary_kinds_are_left_alone():
-    for model_type in ("llama", "mistral"):
-        assert row_dependent_rotaries(tiny.build(model_type)) == []
-    yarn = _build("llama", rope_type="yarn", factor=4.0)
-    assert row_dependent_rotaries(yarn) == []
-
-
-def test_disabling_takes_the_rotary_hooks_off(build):
-    model = build()
-    before = [(m, dict(m._forward_hooks)) for m in row_dependent_rotaries(model)]
-    autopack.enable(model).remove()
-    assert [(m, dict(m._forward_hooks)) for m, _ in before] == before
-
-
 @pytest.mark.parametrize("found", [True, False], ids=["positions reach the backbone", "positions are lost"])
 @pytest.mark.parametrize("lengths", [(13, 6), (3, 12, 4)])
 def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, monkeypatch):
@@ -169,27 +150,17 @@ def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
     assert error(Runner(model).stock(short).logits, expected) <= FLOAT64
 
 
-def test_documents_that_are_all_longer_than_the_model_was_trained_on():
-    """Dynamic NTK keeps the frequencies of the longest document of the row until it sees a short one: there is none."""
-    build, lengths = MODELS["llama dynamic NTK"], (16, 9, 12)
-    ids = token_ids(1, sum(lengths))
-    model, expected = build(), _alone(build, ids, lengths)
-    with autopack.enable(model):
-        assert error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected) <= FLOAT64
-
-
 def test_threads_that_share_a_model_have_frequencies_of_their_own():
     """A rotary module keeps what it has computed for the longest position; two calls at once would share it."""
     build, rows = MODELS["llama dynamic NTK"], ((16, 9, 12), (37,))
     ids = token_ids(1, 37)
-    model, expected = build(), [_alone(build, ids, row) for row in rows[:1]]
-    failed = []
+    model, expected, failed = build(), _alone(build, ids, rows[0]), []
 
     def work(number):
         for _ in range(40):
             logits = model(input_ids=ids, position_ids=positions(rows[number])).logits
-            if number == 0 and error(logits, expected[0]) > FLOAT64:
-                failed.append(error(logits, expected[0]))
+            if number == 0 and error(logits, expected) > FLOAT64:
+                failed.append(error(logits, expected))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -205,29 +176,13 @@ def test_threads_that_share_a_model_have_frequencies_of_their_own():
     assert failed == []
 
 
-def _left_padded_recurrence() -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    """Models that carry state along a row, with dynamic frequencies, and a batch of which one row is padded before."""
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    config = {"rope_parameters": rope, "max_position_embeddings": 8, "dtype": torch.float64}
-    ours, stock = (tiny.build("bailing_hybrid", **config) for _ in range(2))
-    for model in (ours, stock):
-        model.set_experts_implementation("eager")  # grouped matrix products take no float64
-    ids, mask = tiny.tokens(ours.config, 2, 14), torch.ones(2, 14, dtype=torch.long)
-    mask[0, 11:], mask[1, :6] = 0, 0
-    return ours, stock, {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-
-
 def test_documents_that_lose_the_columns_before_them_keep_their_padding():
     """A recurrence numbers them from their first tokens, and then the longest position is another one than in stock."""
-    ours, stock, batch = _left_padded_recurrence()
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    stock = build_exact("bailing_hybrid", rope_parameters=rope, max_position_embeddings=8)
+    ours, mask = copy.deepcopy(stock), torch.ones(2, 14, dtype=torch.long)
+    mask[0, 11:], mask[1, :6] = 0, 0
+    batch = {"input_ids": tiny.tokens(ours.config, 2, 14), "attention_mask": mask, "use_cache": False}
     expected, real = stock(**batch).logits, batch["attention_mask"].bool()
     with packs_at_once(ours):
         assert error(ours(**batch).logits[real], expected[real]) <= FLOAT64
-
-
-def test_without_that_they_get_frequencies_of_their_own(monkeypatch):
-    ours, stock, batch = _left_padded_recurrence()
-    expected, real = stock(**batch).logits, batch["attention_mask"].bool()
-    monkeypatch.setattr(padding_rules, "_reaches_the_end", lambda *_: True)
-    with packs_at_once(ours, verify=False):
-        assert error(ours(**batch).logits[real], expected[real]) > 1e-4

@@ -19,11 +19,10 @@ import autopack
 from autopack import tiny
 from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection import torches
-from autopack.inspection.masks import Pattern
-from autopack.layout.packed import PackedLayout
 from compat import signatures, standins, torch_flash
+from tests.attention.written_out import LAYOUT, PATTERNS, states
+from tests.conftest import positions
 
-LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
 OPERATORS = ("_flash_attention_forward", "_flash_attention_backward")
 FLASH = {name: signatures.signature(signatures.FLASH_2, name) for name in signatures.OF_FLASH}
 
@@ -48,11 +47,10 @@ def test_operators_are_called_with_what_their_schemas_take(monkeypatch, release)
             return operator
 
     monkeypatch.setattr(torch.ops, "aten", Operators())
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, heads, 15, 16, generator=generator).half() for heads in (4, 2, 2))
+    given = states(dtype=torch.float16)
     sinks = torch.linspace(-1, 2, 4).half().requires_grad_()
-    for pattern in (Pattern(causal=True), Pattern(causal=True, before=3), Pattern(causal=False)):
-        attend_varlen(LAYOUT, query.requires_grad_(), key, value, pattern, 0.3, sinks).float().sum().backward()
+    for name in ("causal", "window", "bidirectional"):
+        attend_varlen(LAYOUT, *given, PATTERNS[name], 0.3, sinks).float().sum().backward()
     assert called == [*OPERATORS] * 3
 
 
@@ -100,8 +98,7 @@ def test_flex_is_called_with_what_its_signatures_take(monkeypatch, release):
 
         monkeypatch.setattr(integration, site, flex_attention)
         autopack.enable(model, verify=False)
-        positions = torch.cat([torch.arange(n) for n in (5, 1, 9)])[None]
-        model(input_ids=tiny.tokens(model.config, 1, 15), position_ids=positions)
+        model(input_ids=tiny.tokens(model.config, 1, 15), position_ids=positions((5, 1, 9)))
         monkeypatch.undo()
     assert {*called} == {"create_block_mask", "flex_attention"}
 
@@ -117,9 +114,8 @@ def test_the_installed_torch_has_the_recorded_signatures():
     for function in (torches.varlen_attn, create_block_mask, flex_attention):
         recorded = signatures.signature(f"torch {release}", function.__name__)
         found = inspect.signature(function)
-        assert [(p.name, p.kind) for p in found.parameters.values()] == [
-            (p.name, p.kind) for p in recorded.parameters.values()
-        ]
+        one, other = ([(p.name, p.kind) for p in each.parameters.values()] for each in (found, recorded))
+        assert one == other
 
 
 @pytest.mark.parametrize("name", FLASH)

@@ -13,67 +13,29 @@ import torch
 from autopack import tiny
 from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection import torches
-from autopack.inspection.masks import Pattern
-from autopack.layout.packed import PackedLayout
 from compat import torch_flash
 from compat.standins import set_implementation
+from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
 from tests.gpu import test_models, test_varlen
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
-LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
-
-
-def _states(dtype=torch.float16, size=16, value_size=16):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(heads, width):
-        return torch.randn(2, heads, 15, width, generator=generator).to(dtype).requires_grad_()
-
-    return draw(4, size), draw(2, size), draw(2, value_size)
-
-
-def _alone(states, before, sinks):
-    """Each document alone, in float32."""
-    query, key, value = (t.float() for t in states)
-    key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
-    rows = [[], []]
-    for row, first, end in LAYOUT.spans:
-        q, k, v = (t[row, :, first:end] for t in (query, key, value))
-        distance = torch.arange(end - first)[:, None] - torch.arange(end - first)[None]
-        hidden = (distance < 0) | (distance > before)
-        scores = (q @ k.mT * 0.3).masked_fill(hidden, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, end - first, 1)], dim=-1)
-        rows[row].append((scores.softmax(-1)[..., : end - first] @ v).transpose(0, 1))
-    return torch.stack([torch.cat(row) for row in rows])
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
 @pytest.mark.parametrize("sizes", [(16, 16), (12, 10)], ids=str)
 def test_arguments_pass_torchs_own_dispatcher(sizes, sinks):
     """Through `varlen_attn` and the aten operators as they are; only what they compute on a GPU is stood in for."""
-    states = _states(torch.float16, *sizes)
+    given = states(*sizes, torch.float16)
     sink = torch.linspace(-1, 2, 4).half().requires_grad_() if sinks else None
-    inputs = [*states, sink] if sinks else list(states)
+    inputs = [*given, sink] if sinks else given
     with torch_flash.aten_on_cpu():
-        found = attend_varlen(LAYOUT, *states, Pattern(causal=True, before=3), 0.3, sink)
+        found = attend_varlen(LAYOUT, *given, PATTERNS["window"], 0.3, sink)
         gradients = torch.autograd.grad(found.float().square().sum(), inputs)
-    expected = _alone(states, 3, sink)
+    expected = attended(*(each.float() for each in given), PATTERNS["window"], 0.3, sink)
     wanted = torch.autograd.grad(expected.square().sum(), inputs)
     for f, w in zip((found, *gradients), (expected, *wanted), strict=True):
         # Roundings to 11 bits of inputs and outputs, in values of order 1 to 10.
         torch.testing.assert_close(f.float(), w.float(), atol=2e-2, rtol=2e-2)
-
-
-def test_stand_ins_have_the_arguments_of_torchs_schemas():
-    for name, function in (("forward", torch_flash.forward_on_cpu), ("backward", torch_flash.backward_on_cpu)):
-        schema = getattr(torch.ops.aten, f"_flash_attention_{name}").default._schema
-        parameters = inspect.signature(function).parameters.values()
-        found = [(p.name, p.kind is p.KEYWORD_ONLY, p.default is not p.empty) for p in parameters]
-        wanted = [(a.name, a.kwarg_only, a.has_default_value()) for a in schema.arguments]
-        # A later torch has more, all with defaults.
-        assert [each for each in found if each[0] in {w[0] for w in wanted}] == wanted
-        assert all(has_default for each, _, has_default in found if each not in {w[0] for w in wanted})
 
 
 def test_varlen_attn_is_given_what_its_signature_and_kernel_take(monkeypatch):
@@ -85,9 +47,9 @@ def test_varlen_attn_is_given_what_its_signature_and_kernel_take(monkeypatch):
 
     monkeypatch.setattr(torches, "varlen_attn", spy)
     with torch_flash.aten_on_cpu():
-        attend_varlen(LAYOUT, *_states(size=12, value_size=10), Pattern(causal=True), None)
+        attend_varlen(LAYOUT, *states(12, 10, torch.float16), PATTERNS["causal"], None)
         package = torch_flash._module()["flash_attn"]
-        q, k, v = (t.transpose(1, 2).flatten(0, 1).detach() for t in _states(size=12, value_size=12))
+        q, k, v = (t.transpose(1, 2).flatten(0, 1).detach() for t in states(12, dtype=torch.float16))
         bounds = LAYOUT.cu_seqlens
         package.flash_attn_varlen_func(q, k, v, bounds, bounds, 9, 9, causal=True, window_size=(3, 3))
         package.flash_attn_func(*(t.unflatten(0, (2, 15)) for t in (q, k, v)))
@@ -158,6 +120,7 @@ def test_tests_of_kernels_pass_on_stand_ins(monkeypatch):
             test_varlen.test_equals_each_document_alone(pattern, torch.float16)
         test_varlen.test_equals_each_document_alone(patterns["causal"], torch.bfloat16)
         test_varlen.test_head_sizes_of_query_and_value_may_differ((16, 12), torch.float16)
-        test_varlen.test_sinks_take_part_in_output_and_gradients(patterns["window"], torch.float16)
+        for name in ("causal", "window"):
+            test_varlen.test_sinks_take_part_in_output_and_gradients(patterns[name], torch.float16)
         test_varlen.test_without_the_sinks_the_same_test_fails(torch.float16)
         test_varlen.test_one_document_does_not_move_another(torch.float16)

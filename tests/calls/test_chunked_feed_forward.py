@@ -9,72 +9,52 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 
 import autopack
 from autopack import tiny
-from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, positions, weights_like
+from tests.conftest import LEAK, error, positions
+from tests.engine import Call, check, ids, leaks
+from tests.subjects import build
 from tests.support.refusals import refused, refused_by_its_first_call
 
 LENGTHS = (3, 9, 4)
 """None is a multiple of both sizes; the row is one of 2 and of 4."""
 
 
-def _twins(kind, size, task="masked-lm"):
-    build = {"task": task, "attn_implementation": "eager", "dtype": torch.float64}
-    model, stock = tiny.build(kind, chunk_size_feed_forward=size, **build), tiny.build(kind, **build)
-    return model.eval(), stock.eval()
+def _build(kind, size=0):
+    return build(kind, "masked-lm", attn_implementation="eager", chunk_size_feed_forward=size)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", ["bert", "electra", "roformer"])
 def test_packed_rows_are_those_of_the_documents_alone_unchunked(kind, size):
-    model, stock = _twins(kind, size)
-    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
-    documents = ids.split(LENGTHS, dim=1)
-    expected = torch.cat([stock(input_ids=each).logits for each in documents], 1)
-    (expected * weights_like(expected)).sum().backward()
-    row = {"input_ids": ids, "position_ids": positions(LENGTHS)}
-    assert error(stock(input_ids=ids).logits, expected) > LEAK
+    call, model, stock = Call(lengths=LENGTHS, shifts=False), _build(kind, size), _build(kind)
+    expected = call.alone(stock)
+    assert leaks(call.undeclared(stock), expected)
     with autopack.enable(model) as handle:
         assert "by a twin" in str(handle.verified)
-        found = model(**row).logits
-        assert error(found, expected) < FLOAT64
-        (found * weights_like(found)).sum().backward()
-        used = [(p, q) for p, q in zip(model.parameters(), stock.parameters(), strict=True) if q.grad is not None]
-        assert (
-            gradient_error(
-                [p.grad for p, q in used if q.grad.abs().max() > 1e-9],
-                [q.grad for _, q in used if q.grad.abs().max() > 1e-9],
-            )
-            < FLOAT64
-        )
+        check(call.packed(model), expected)
         with refused("does-not-fit"):
-            model(input_ids=ids[:, :-1], position_ids=positions(LENGTHS)[:, :-1])
+            Call(lengths=(*LENGTHS[:-1], 3)).packed(model)
 
 
-@pytest.mark.parametrize(("length", "kept"), [(8, False), (9, True)])
-def test_padded_batches_keep_their_padding_where_stock_alone_can_chunk_them(length, kept):
-    model, stock = _twins("bert", 4)
-    ids = tiny.tokens(model.config, 2, 12)
-    mask = torch.ones_like(ids)
-    mask[0, length:] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    call = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    with autopack.enable(model) as handle:
-        found, expected = model(**call), stock(**call)
-        assert error(found.logits[mask.bool()], expected.logits[mask.bool()]) < FLOAT64
-        assert float(found.loss.detach()) == pytest.approx(float(expected.loss.detach()), abs=1e-6)
-        found.loss.backward()
-        assert ("tokens at a time" in handle.explain(**call).reason) == kept
-    expected.loss.backward()
-    ours, theirs = (torch.cat([gradient.flatten() for gradient in gradients(which)]) for which in (model, stock))
-    assert error(ours, theirs) < 1e-5  # transformers has the loss in float32
+@pytest.mark.parametrize(("length", "kept", "when"), [(8, False, "before"), (9, True, "before"), (9, True, "after")])
+def test_padded_batches_keep_their_padding_where_stock_alone_can_chunk_them(length, kept, when):
+    """Stock asks of the columns of a batch that they are a multiple, and the tokens of a batch may be none."""
+    call, stock, model = (
+        Call(lengths=(length, 12), shifts=False),
+        _build("bert", 4),
+        _build("bert", 4 * (when == "before")),
+    )
+    with autopack.enable(model, verify=False) as handle:
+        for layer in model.bert.encoder.layer:
+            layer.chunk_size_feed_forward = 4
+        check(call.padded(model), call.padded(stock))
+        assert any("tokens at a time" in reason for reason in handle.tally.left) == kept
 
 
 def test_checks_of_calls_go_on_where_stock_cannot_run_a_document_alone():
-    model, _ = _twins("bert", 4)
-    model.train()
-    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
+    model = _build("bert", 4).train()
     with autopack.enable(model, check_every=1) as handle:
         for _ in range(3):
-            model(input_ids=ids, position_ids=positions(LENGTHS), labels=ids).loss.backward()
+            Call(lengths=LENGTHS).packed(model)
         assert (handle.checked.checks, handle.checked.leaks, handle.checked.worst) == (3, 0, 0.0)  # by replacement
 
 
@@ -98,9 +78,8 @@ def test_what_mixes_the_tokens_of_a_chunk_is_refused():
     config = tiny.config("bert", task="masked-lm", chunk_size_feed_forward=4)
     refused_by_its_first_call(Own(config), lengths=LENGTHS)
     model = Own(config).double().eval()  # the control: without a proof a document changes another one
-    ids = tiny.tokens(None, 1, sum(LENGTHS))
-    other = ids.clone()
-    other[:, LENGTHS[0]] = 99
+    rows = [ids(seed, LENGTHS) for seed in range(2)]
+    rows[1][:, : LENGTHS[0]] = rows[0][:, : LENGTHS[0]]
     with autopack.enable(model, verify=False), torch.no_grad():
-        first, second = (model(input_ids=each, position_ids=positions(LENGTHS)).logits for each in (ids, other))
+        first, second = (model(input_ids=each, position_ids=positions(LENGTHS)).logits for each in rows)
     assert error(first[:, : LENGTHS[0]], second[:, : LENGTHS[0]]) > LEAK

@@ -10,6 +10,8 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.calls import choose
+from tests.conftest import alone_loss, positions
+from tests.engine import numbered
 
 LENGTHS = (7, 12, 5)
 WARNING = "are kept apart"
@@ -21,28 +23,21 @@ def nothing_said_yet():
     choose._say_that_documents_are_kept_apart.cache_clear()
 
 
-def rows(pad: int = 0, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+def rows(pad=0, **more):
     """A row of documents, and `pad` tokens of padding that nothing marks but a position of 0 and a label of -100."""
-    ids = tiny.tokens(tiny.config("llama"), 1, sum(LENGTHS) + pad)
-    where = torch.cat([*(torch.arange(n) for n in LENGTHS), torch.zeros(pad, dtype=torch.long)])[None]
-    labels = ids.clone()
-    labels[0, sum(LENGTHS) :] = -100
+    ids = tiny.tokens(None, 1, sum(LENGTHS) + pad)
+    where = positions([*LENGTHS, *[1] * pad])
+    labels = ids.index_fill(1, torch.arange(sum(LENGTHS), ids.shape[1]), -100)
     return {"input_ids": ids, "position_ids": where, "labels": labels, **more}
 
 
-def ones(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def ones(batch):
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
-
-
-def alone(model) -> float:
-    ids = rows()["input_ids"].split(LENGTHS, 1)
-    losses = [float(model(input_ids=one, labels=one).loss.detach()) * (one.shape[1] - 1) for one in ids]
-    return sum(losses) / (sum(LENGTHS) - len(LENGTHS))
 
 
 def test_they_are_kept_apart_and_it_is_said_once(caplog):
     model = tiny.build("llama", attn_implementation="sdpa")
-    expected = alone(model)
+    expected = float(alone_loss(model, rows()["input_ids"], LENGTHS))
     assert abs(float(model(**ones(rows())).loss) - expected) > LEAK, "the control: stock lets them see each other"
     with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model):
         for _ in range(3):
@@ -50,19 +45,20 @@ def test_they_are_kept_apart_and_it_is_said_once(caplog):
     assert [WARNING in record.getMessage() for record in caplog.records] == [True]
 
 
-@pytest.mark.parametrize("batch", ["no mask", "segments", "padding", "seq_idx as well", "padded"])
-def test_nothing_is_said_of_other_rows(caplog, batch):
+NUMBERS = numbered(LENGTHS)
+MASK = (NUMBERS < 3).long()
+OTHERS = {
+    "no mask": rows(),
+    "segments": rows(attention_mask=NUMBERS),
+    "padding": rows(attention_mask=MASK),
+    "seq_idx as well": ones(rows(seq_idx=NUMBERS.int())),
+    "padded": {"input_ids": rows()["input_ids"], "attention_mask": MASK, "use_cache": False},
+}
+
+
+@pytest.mark.parametrize("given", OTHERS.values(), ids=[*OTHERS])
+def test_nothing_is_said_of_other_rows(caplog, given):
     model = tiny.build("llama", attn_implementation="sdpa")
-    numbers = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
-    mask = torch.ones_like(numbers)
-    mask[0, -2:] = 0
-    given = {
-        "no mask": rows(),
-        "segments": rows(attention_mask=numbers + 1),
-        "padding": rows(attention_mask=mask),
-        "seq_idx as well": ones(rows(seq_idx=numbers.int())),
-        "padded": {"input_ids": rows()["input_ids"], "attention_mask": mask, "use_cache": False},
-    }[batch]
     with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model):
         model(**given)
     assert WARNING not in caplog.text
@@ -75,8 +71,8 @@ def test_padding_that_nothing_marks_is_not_counted_as_documents(pad):
     model(**ones(rows(pad)))
     volume = handle.tally.training
     counted = pad if pad < 2 else 0  # one may be a document
-    assert (volume.columns, volume.tokens) == (sum(LENGTHS) + pad, sum(LENGTHS) + counted)
-    assert volume.documents == len(LENGTHS) + counted
+    found = (volume.columns, volume.tokens, volume.documents)
+    assert found == (sum(LENGTHS) + pad, sum(LENGTHS) + counted, len(LENGTHS) + counted)
 
 
 def test_documents_of_one_token_elsewhere_are_counted():

@@ -12,15 +12,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 import autopack
 from autopack import tiny
 from autopack.calls import choose
-from tests.conftest import FLOAT64, LENGTHS, alone, llama, positions, token_ids
+from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
+from tests.subjects import build
 from tests.support.refusals import refused
 
-TYPES = {
-    **dict.fromkeys(
-        ["llama", "gpt2", "opt", "mamba", "bloom", "gemma3_text", "bamba", "qwen3_moe", "falcon"], "causal-lm"
-    ),
-    **dict.fromkeys(["t5", "bart"], "seq2seq"),
-}
+DECODERS = ["llama", "gpt2", "opt", "mamba", "bloom", "gemma3_text", "bamba", "qwen3_moe", "falcon"]
+TASKS = dict.fromkeys(DECODERS, "causal-lm") | dict.fromkeys(["t5", "bart"], "seq2seq")
 WAYS = {
     "dynamic cache": {},
     "no cache": {"use_cache": False},
@@ -57,12 +54,9 @@ def _generated(model, prompts, **options):
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("unpad", [True, False])
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", TASKS)
 def test_the_same_tokens(model_type, unpad):
-    try:
-        stock = tiny.build(model_type, task=TYPES[model_type], attn_implementation="sdpa")
-    except ValueError:
-        stock = tiny.build(model_type, task=TYPES[model_type])
+    stock = build(model_type, TASKS[model_type], dtype=torch.float32)
     model, some = copy.deepcopy(stock), 0
     for side in PADDING if unpad else ("right",):
         prompts = _prompts(stock, side)
@@ -84,36 +78,22 @@ def test_positions_of_generation_would_be_taken_for_documents(monkeypatch):
         assert _generated(model, prompts, use_cache=False) != _generated(stock, prompts, use_cache=False)
 
 
-def test_a_continued_forward_with_a_mask_longer_than_its_tokens():
-    stock, model = llama(), llama()
-    prompts, found = _prompts(stock, "left"), []
-    with autopack.enable(model):
-        for which in (stock, model):
-            cache = which(**prompts, use_cache=True).past_key_values
-            mask = torch.cat([prompts["attention_mask"], torch.ones(3, 2, dtype=torch.long)], 1)
-            following = mask.cumsum(1)[:, -2:] - 1
-            ids = token_ids(3, 2)
-            arguments = {"attention_mask": mask, "position_ids": following, "past_key_values": cache}
-            found.append(which(input_ids=ids, **arguments).logits)
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("model_type", ["llama", "mamba2", "bamba", "qwen3_next", "gpt2", "lfm2"])
-def test_a_second_turn_with_padding_before_it(model_type):
+@pytest.mark.parametrize("first", [0, 5], ids=["before the first turn", "before the second"])
+def test_a_second_turn_with_padding(model_type, first):
     """Positions stand still at the padding, at what the first token of the row has; they declare nothing there."""
     stock = tiny.build(model_type).eval()
     model, found = copy.deepcopy(stock), []
     ids, mask = tiny.tokens(stock.config, 2, 9), torch.ones(2, 9, dtype=torch.long)
-    mask[1, 5:7] = 0
+    mask[1, first : first + 2] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
     with autopack.enable(model), torch.no_grad():
         for which in (stock, model):
-            first = which(ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True)
-            cache = {name: first[name] for name in ("past_key_values", "cache_params") if name in first}
-            second = {"attention_mask": mask, "position_ids": where[:, 5:], "use_cache": True, **cache}
-            if model_type in ("mamba2",):
-                second["attention_mask"] = mask[:, 5:]
-            found.append(which(ids[:, 5:], **second).logits)
+            turn = which(ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True)
+            cache = {name: turn[name] for name in ("past_key_values", "cache_params") if name in turn}
+            seen = mask[:, 5:] if model_type == "mamba2" else mask
+            following = {"attention_mask": seen, "position_ids": where[:, 5:], "use_cache": True}
+            found.append(which(ids[:, 5:], **following, **cache).logits)
     assert torch.equal(*found)
 
 
@@ -125,27 +105,20 @@ def test_evaluation_without_labels_returns_the_cache_that_it_returned(model_type
         assert {*model(**prompts)} == {*stock(**prompts)}
 
 
-class Judge(LogitsProcessor):
-    """Asks an enabled model about packed rows at every token that another model generates."""
-
-    def __init__(self, model):
-        self.model = model
-        self.found = []
-
-    def __call__(self, input_ids, scores):
-        ids = token_ids()
-        self.found.append(self.model(input_ids=ids, position_ids=positions(LENGTHS)).logits)
-        return scores
-
-
 def test_packed_rows_of_another_model_inside_generation_are_packed_rows():
-    writer, model = llama(seed=1), llama()
-    judge = Judge(model)
+    writer, model, found = llama(seed=1), llama(), []
+
+    class Judge(LogitsProcessor):
+        """Asks an enabled model about packed rows at every token that another model generates."""
+
+        def __call__(self, input_ids, scores):
+            found.append(model(input_ids=token_ids(), position_ids=positions(LENGTHS)).logits)
+            return scores
+
     with autopack.enable(writer), autopack.enable(model):
-        writer.generate(**_prompts(writer, "left"), max_new_tokens=2, logits_processor=LogitsProcessorList([judge]))
+        writer.generate(**_prompts(writer, "left"), max_new_tokens=2, logits_processor=LogitsProcessorList([Judge()]))
     expected = alone(llama(), token_ids(), LENGTHS)
-    assert all(float((found - expected).abs().max()) < FLOAT64 for found in judge.found)
-    assert len(judge.found) == 2
+    assert [error(each, expected) < FLOAT64 for each in found] == [True, True]
 
 
 @pytest.mark.skipif(
@@ -170,6 +143,5 @@ def test_continuous_batching_and_packed_rows_after_it():
     with autopack.enable(model):
         assert generated(model) == expected
         found = model(input_ids=token_ids(), position_ids=positions(LENGTHS)).logits
-    assert len(expected) == 3
-    assert all(len(tokens) == 4 for tokens in expected.values())
-    assert float((found - alone(llama(), token_ids(), LENGTHS)).detach().abs().max()) < FLOAT64
+    assert [len(tokens) for tokens in expected.values()] == [4, 4, 4]
+    assert error(found, alone(llama(), token_ids(), LENGTHS)) < FLOAT64

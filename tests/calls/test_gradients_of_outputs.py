@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import autopack
 from autopack import tiny
 from autopack.calls.outputs import restore
 from autopack.layout.token_map import TokenMap
-from tests.conftest import LEAK
+from tests.conftest import LEAK, positions
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -32,13 +33,17 @@ REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
 PADDING = TokenMap.of_real(REAL, torch.device("cpu"))
 
 
+def _twins(model_type, task="causal LM"):
+    """A stock model and one to be enabled, with the same parameters."""
+    stock = tiny.build(model_type, task="seq2seq") if task == "pair" else build(model_type, task, "eager")
+    if model_type == "qwen2_moe":
+        stock.config.output_router_logits = True  # a way from the parameters to the loss that passes no logits
+    return twins(stock)
+
+
 @pytest.fixture(params=KINDS)
 def pair(request):
-    """A stock model and an enabled one with the same parameters."""
-    stock, model = twins(build(request.param, attn_implementation="eager"))
-    if request.param == "qwen2_moe":
-        for which in (stock, model):
-            which.config.output_router_logits = True  # a way from the parameters to the loss that passes no logits
+    stock, model = _twins(request.param)
     with autopack.enable(model):
         yield stock, model
         assert tally_of(model).batches
@@ -54,19 +59,15 @@ def _call(model, **options):
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_states_beside_a_loss_do_not_stop_checkpoints(kind, reentrant):
     """A reentrant checkpoint runs in no pass that asks for single gradients, and nobody asks for those of states."""
-    stock, model = twins(build(kind, attn_implementation="eager"))
-    for which in (stock, model):
-        which.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    stock, model = pair = _twins(kind)
     with autopack.enable(model):
+        for which in pair:
+            which.gradient_checkpointing_enable({"use_reentrant": reentrant})
         for _ in range(3):
-            for which in (stock, model):
+            for which in pair:
                 _call(which).loss.backward()
             assert model_gradient_error(model, stock) < GRADIENT
         assert tally_of(model).batches
-
-
-def _gradient(output, loss, of):
-    return torch.autograd.grad(loss(output), of(output))[0]
 
 
 def _error(found, expected):
@@ -82,83 +83,85 @@ OF = {
 }
 
 
-@pytest.mark.parametrize("of", OF.values(), ids=list(OF))
-def test_a_gradient_that_is_asked_for(pair, of):
-    expected, found = (_gradient(_call(which), lambda o: o.loss, of) for which in pair)
-    assert _error(found, expected) < GRADIENT
+REAL_TOKENS = mask_of(PADDED)[..., None]
 
 
-@pytest.mark.parametrize("of", OF.values(), ids=list(OF))
-def test_a_gradient_that_is_retained_counts_once(pair, of):
-    shown = []
-    for which in pair:
-        output = _call(which)
-        of(output).retain_grad()
-        (2 * output.loss).backward()
-        shown.append(of(output).grad)
-    assert _error(shown[1], shown[0]) < GRADIENT
-    assert model_gradient_error(pair[1], pair[0]) < GRADIENT
+def _asked(output, of):
+    (gradient,) = torch.autograd.grad(output.loss, of(output), retain_graph=True)
+    output.loss.backward()
+    return gradient
 
 
-def test_a_gradient_that_a_hook_changes(pair):
-    for which in pair:
-        output = _call(which)
-        output.logits.register_hook(lambda gradient: gradient * 3)
-        output.loss.backward()
-    assert model_gradient_error(pair[1], pair[0]) < GRADIENT
+def _retained(output, of):
+    of(output).retain_grad()
+    (2 * output.loss).backward()
+    return of(output).grad
 
 
-def test_a_loss_of_ones_own_beside_that_of_the_model(pair):
-    real = mask_of(PADDED, "right")[..., None]
-    shown = []
-    for which in pair:
-        output = _call(which)
-        output.logits.retain_grad()
-        (output.loss + 0.1 * (output.logits * real).pow(2).mean()).backward()
-        shown.append(output.logits.grad)
-    assert _error(shown[1], shown[0]) < GRADIENT
-    assert model_gradient_error(pair[1], pair[0]) < GRADIENT
+def _changed_by_a_hook(output):
+    output.logits.register_hook(lambda gradient: gradient * 3)
+    output.loss.backward()
 
 
-def test_losses_that_go_backward_one_after_another(pair):
-    """What the first has sent to the logits is none of the second's."""
-    real = mask_of(PADDED, "right")[..., None]
-    for which in pair:
-        output = _call(which)
-        torch.autograd.grad(output.loss, output.logits, retain_graph=True)
-        (output.logits * real).pow(2).mean().backward(retain_graph=True)
-        output.loss.backward()
-    assert model_gradient_error(pair[1], pair[0]) < GRADIENT
+def _beside_a_loss_of_ones_own(output):
+    output.logits.retain_grad()
+    (output.loss + 0.1 * (output.logits * REAL_TOKENS).pow(2).mean()).backward()
+    return output.logits.grad
+
+
+def _one_after_another(output):
+    """What the first loss has sent to the logits is none of the second's."""
+    torch.autograd.grad(output.loss, output.logits, retain_graph=True)
+    (output.logits * REAL_TOKENS).pow(2).mean().backward(retain_graph=True)
+    output.loss.backward()
+
+
+def _changed_in_place(output):
+    output.loss.div_(2)
+    output.loss.backward()
+    output.logits.mul_(2)
+
+
+def _norm_of_a_gradient(output):
+    """A gradient of gradients."""
+    (slope,) = torch.autograd.grad(output.loss, output.logits, create_graph=True)
+    (output.loss + slope.pow(2).sum()).backward()
+
+
+USES = {f"{how.__name__} {name}": partial(how, of=of) for how in (_asked, _retained) for name, of in OF.items()} | {
+    how.__name__: how
+    for how in (
+        _changed_by_a_hook,
+        _beside_a_loss_of_ones_own,
+        _one_after_another,
+        _changed_in_place,
+        _norm_of_a_gradient,
+    )
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=[*USES])
+def test_gradients_however_outputs_are_used(pair, use):
+    expected, found = (use(_call(which)) for which in pair)
+    assert expected is None or _error(found, expected) < GRADIENT
+    assert model_gradient_error(*reversed(pair)) < GRADIENT
 
 
 def test_gradients_of_a_tuple(pair):
-    shape = pair[0].config.vocab_size
-    loss, logits = (lambda o: o[0]), (lambda o: next(part for part in o[1:] if part.shape[-1:] == (shape,)))
-    expected, found = (_gradient(_call(which, return_dict=False), loss, logits) for which in pair)
-    assert _error(found, expected) < GRADIENT
-
-
-def test_gradients_of_gradients():
-    """The norm of a gradient as a penalty."""
-    stock, model = twins(build("llama"))
-    stock.set_attn_implementation("eager")
-    model.set_attn_implementation("eager")
-    with autopack.enable(model):
-        for which in (stock, model):
-            output = _call(which)
-            (slope,) = torch.autograd.grad(output.loss, output.logits, create_graph=True)
-            (output.loss + slope.pow(2).sum()).backward()
-    assert model_gradient_error(model, stock) < GRADIENT
+    found = []
+    for which in pair:
+        loss, *others = _call(which, return_dict=False)
+        logits = next(part for part in others if part.shape[-1:] == (which.config.vocab_size,))
+        found += torch.autograd.grad(loss, logits)
+    assert _error(found[1], found[0]) < GRADIENT
 
 
 def test_without_being_taken_out_it_would_count_twice(monkeypatch):
-    stock, model = twins(build("llama"))
+    stock, model = _twins("llama")
     with autopack.enable(model):
         monkeypatch.setattr(torch._C, "_current_graph_task_id", iter(range(1000)).__next__)
         for which in (stock, model):
-            output = _call(which)
-            output.logits.retain_grad()
-            output.loss.backward()
+            _retained(_call(which), OF["logits"])
     assert model_gradient_error(model, stock) > LEAK
 
 
@@ -176,15 +179,6 @@ class TestCost:
         assert packed() is None
         loss.backward()
 
-    def test_what_nobody_reads_has_no_memory(self, monkeypatch):
-        restored = []
-        monkeypatch.setattr(TokenMap, "restore", lambda *a: restored.append(a))
-        states, output, _ = self._output()
-        assert not restored
-        output.loss.backward()
-        assert not restored
-        assert torch.equal(states.grad, torch.ones(1, 5, 6))
-
     def test_nothing_is_run_twice_for_what_is_read_and_not_differentiated(self, monkeypatch):
         states, output, _ = self._output()
         assert output.logits.requires_grad
@@ -198,15 +192,6 @@ def test_reading_gives_the_values_of_the_batch(pair):
     assert found.logits.stride() == expected.logits.stride()
     assert _error(found.logits, expected.logits) < FLOAT32
     assert found.logits.grad_fn is not None
-
-
-def test_loss_and_logits_that_are_changed_in_place(pair):
-    for which in pair:
-        output = _call(which)
-        output.loss.div_(2)
-        output.loss.backward()
-        output.logits.mul_(2)
-    assert model_gradient_error(pair[1], pair[0]) < GRADIENT
 
 
 TASKS = [
@@ -279,13 +264,7 @@ def _seen(model, inputs, hook):
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=list(HOOKS))
 @pytest.mark.parametrize(("model_type", "task"), TASKS, ids=[f"{name} {task}" for name, task in TASKS])
 def test_hooks_on_all_outputs_see_what_they_see_of_stock(model_type, task, hook, lengths, labels):
-    if task == "pair":
-        stock, model = twins(tiny.build(model_type, task="seq2seq"))
-    else:
-        stock, model = twins(build(model_type, task, "eager"))
-    if model_type == "qwen2_moe":
-        for which in (stock, model):
-            which.config.output_router_logits = True
+    stock, model = _twins(model_type, task)
     inputs = _inputs(task, lengths, labels)
     expected = _seen(stock, inputs, hook)
     with packs_at_once(model):
@@ -304,7 +283,7 @@ PACKED = {"llama": 1, "gpt2": 1, "deepseek_v4": 1, "reformer": 1, "cpmant": 0, "
 @pytest.mark.parametrize("labels", [True, False], ids=["labels", "own loss"])
 @pytest.mark.parametrize("model_type", PACKED)
 def test_gradients_of_logits_of_packed_rows_that_begin_alike(model_type, labels):
-    stock, model = twins(build(model_type, attn_implementation="eager"))
+    stock, model = _twins(model_type)
     ids = tiny.tokens(None, 1, sum(COMMON), seed=0).clamp_min(1)
     ends = np.cumsum(COMMON)
     for end, length in zip(ends, COMMON, strict=True):
@@ -317,9 +296,8 @@ def test_gradients_of_logits_of_packed_rows_that_begin_alike(model_type, labels)
         loss = output.loss * (count / counts.sum()) if labels else output.logits.pow(2).sum()
         loss.backward()
         expected.append(output.logits.grad)
-    positions = torch.cat([torch.arange(length) for length in COMMON])[None]
     with autopack.enable(model):
-        output = model(input_ids=ids, position_ids=positions, use_cache=False, labels=ids if labels else None)
+        output = model(input_ids=ids, position_ids=positions(COMMON), use_cache=False, labels=ids if labels else None)
         output.logits.retain_grad()
         (output.loss if labels else output.logits.pow(2).sum()).backward()
     wanted = torch.cat(expected, 1)

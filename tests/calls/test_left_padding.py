@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -22,11 +20,11 @@ BOUND = 1e-5
 
 
 class Mine(nn.Linear):
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return super().forward(states) * 1.0
 
 
-def build(own_layer: bool) -> Any:
+def build(own_layer=False):
     model = tiny.build("llama").train()
     if own_layer:
         held = model.model.layers[0].mlp
@@ -36,7 +34,7 @@ def build(own_layer: bool) -> Any:
     return model
 
 
-def batch(mask: torch.Tensor, scored: bool, shifted: bool) -> dict[str, torch.Tensor]:
+def batch(mask, scored, shifted):
     """A batch of which tokens behind padding are `scored`; labels are also given `shifted` by the caller."""
     ids = tiny.tokens(tiny.config("llama"), *mask.shape)
     labels = ids.masked_fill(mask == 0, -100)
@@ -52,8 +50,7 @@ def batch(mask: torch.Tensor, scored: bool, shifted: bool) -> dict[str, torch.Te
 @pytest.mark.parametrize("padding", MASKS)
 def test_the_loss_is_that_without_them_and_they_are_said_once(padding, scored, shifted, own_layer, caplog):
     mask, model = torch.tensor(MASKS[padding]), build(own_layer)
-    wanted = model(**batch(mask, False, shifted)).loss.detach()
-    stock = model(**batch(mask, scored, shifted)).loss.detach()
+    wanted, stock = (model(**batch(mask, given, shifted)).loss.detach() for given in (False, scored))
     differs = scored and padding != "right"
     assert (abs(stock - wanted) > 1e-3 * wanted) == differs, "control"
     with autopack.enable(model) as handle:
@@ -67,7 +64,7 @@ def test_the_loss_is_that_without_them_and_they_are_said_once(padding, scored, s
 
 
 def test_a_label_that_only_the_caller_shifted_into_padding_keeps_padding():
-    mask, model = torch.tensor(MASKS["right"]), build(False)
+    mask, model = torch.tensor(MASKS["right"]), build()
     given = batch(mask, True, True)
     given["shift_labels"] = nn.functional.pad(given["input_ids"][:, 1:], (0, 1), value=-100)
     wanted = model(**given).loss.detach()

@@ -27,10 +27,12 @@ INDEX = PADDING.where  # made here, and not by the first test, which may be in i
 TOKENS, VOCABULARY = 5, 4
 
 
-def output(**more) -> CausalLMOutputWithPast:
-    row = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
-    hidden = (row * 2, row * 3)
-    return restore(CausalLMOutputWithPast(loss=row.sum(), logits=row * 1, hidden_states=hidden, **more), PADDING)
+ROW = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
+
+
+def output():
+    hidden = (ROW * 2, ROW * 3)
+    return restore(CausalLMOutputWithPast(loss=ROW.sum(), logits=ROW * 1, hidden_states=hidden), PADDING)
 
 
 READERS = {
@@ -63,12 +65,10 @@ assert FIELDS[1:4:2] == ["logits", "hidden_states"]
 def test_every_way_of_reading_gives_the_batch(read):
     found = output()
     logits, hidden = read(found)
-    assert isinstance(logits, torch.Tensor)
-    assert logits.shape == (2, 3, VOCABULARY)
     assert isinstance(hidden, tuple)
-    assert [h.shape for h in hidden] == [(2, 3, VOCABULARY)] * 2
-    assert logits.requires_grad
-    assert not logits[~torch.from_numpy(REAL)].any()
+    for factor, tensor in enumerate((logits, *hidden), 1):
+        assert torch.equal(tensor, PADDING.restore(ROW * factor))
+        assert tensor.requires_grad
     assert type(logits) is torch.Tensor
     assert found.logits is logits
     assert found.hidden_states is hidden or read is READERS["leaves"]
@@ -103,20 +103,7 @@ class _Twice(torch.autograd.Function):
 
 @pytest.mark.parametrize("use", USERS.values(), ids=list(USERS))
 def test_logits_that_nobody_has_read_are_the_tensor_itself(use):
-    torch.manual_seed(0)
-    row = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
-    found = restore(CausalLMOutputWithPast(loss=row.sum(), logits=row * 1), PADDING)
-    expected = use(PADDING.restore(row * 1))
-    assert torch.equal(use(dict.__getitem__(found, "logits")), expected)
-
-
-def test_a_pickle_without_gradients_has_the_numbers():
-    with torch.no_grad():
-        row = torch.randn(1, TOKENS, VOCABULARY)
-        found = restore(CausalLMOutputWithPast(loss=row.sum(), logits=row), PADDING)
-    for again in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
-        assert type(again.logits) is torch.Tensor
-        assert torch.equal(again.logits, PADDING.restore(row))
+    assert torch.equal(use(dict.__getitem__(output(), "logits")), use(PADDING.restore(ROW * 1)))
 
 
 def test_it_is_an_instance_of_its_class_and_becomes_a_plain_one():
@@ -134,15 +121,17 @@ def test_it_is_an_instance_of_its_class_and_becomes_a_plain_one():
         output()["attentions"]
 
 
-def test_trees_and_pickles_hold_plain_tensors():
+def test_trees_pickles_and_copies_hold_plain_tensors():
     leaves, spec = pytree.tree_flatten(output())
     assert [leaf.shape for leaf in leaves[1:]] == [(2, 3, VOCABULARY)] * 3
     assert pytree.tree_unflatten(leaves, spec).logits is leaves[1]
     with torch.no_grad():
         row = torch.randn(1, TOKENS, VOCABULARY)
-        found = pickle.loads(pickle.dumps(restore(CausalLMOutputWithPast(logits=row), PADDING)))
-    assert type(found) is CausalLMOutputWithPast
-    assert torch.equal(found.logits, PADDING.restore(row))
+        found = restore(CausalLMOutputWithPast(loss=row.sum(), logits=row), PADDING)
+    for again in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        assert type(again) is CausalLMOutputWithPast
+        assert type(again.logits) is torch.Tensor
+        assert torch.equal(again.logits, PADDING.restore(row))
     assert "logits=" in repr(output())
 
 
@@ -166,17 +155,15 @@ def test_what_a_forward_without_gradients_gives_has_none(mode):
 
 
 def test_other_outputs():
-    row = torch.randn(1, TOKENS, VOCABULARY)
-    router = torch.randn(TOKENS, 7)
-    pooled = torch.randn(2, VOCABULARY)
-    assert torch.equal(restore(row, PADDING), PADDING.restore(row))
-    hidden, again = restore((row, pooled), PADDING)
+    router, pooled = torch.randn(TOKENS, 7), torch.randn(2, VOCABULARY)
+    assert torch.equal(restore(ROW, PADDING), PADDING.restore(ROW))
+    hidden, again = restore((ROW, pooled), PADDING)
     assert hidden.shape == (2, 3, VOCABULARY)
     assert again is pooled
-    found = restore({"x": row, "router_logits": (router, router), "none": None, "loss": torch.tensor(1.0)}, PADDING)
+    found = restore({"x": ROW, "router_logits": (router, router), "none": None, "loss": torch.tensor(1.0)}, PADDING)
     assert [r.shape for r in found["router_logits"]] == [(6, 7)] * 2
     assert found["none"] is None
-    found = restore(BaseModelOutputWithPooling(last_hidden_state=row, pooler_output=pooled), PADDING)
+    found = restore(BaseModelOutputWithPooling(last_hidden_state=ROW, pooler_output=pooled), PADDING)
     assert found.pooler_output is pooled
 
 
@@ -202,7 +189,7 @@ def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
 
 
 def test_an_output_that_has_no_place_in_the_batch_is_an_error():
-    with refused("unpad-refused", match=r"shape \(2, 3\) as one row of 5 tokens, and odd of shape"):
+    with refused("unpad-refused"):
         restore({"odd": torch.zeros(1, 3, 9)}, PADDING)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,23 +27,23 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 class Lstm(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.LSTM(64, 8, bidirectional=True, batch_first=True)
 
-    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, states, mask):
         return self.layer(states)[0][:, 0].square().sum()
 
 
-def late_interaction(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def late_interaction(states, mask):
     """ColBERT's score of the first row as a query that is expanded by its padding, and the others as documents."""
     query, found = F.normalize(states[:1], dim=-1), F.normalize(states[1:], dim=-1)
     scores = torch.einsum("qnd,bmd->bnm", query, found).masked_fill(mask[1:, None] == 0, -2.0)
     return scores.max(-1).values.sum()
 
 
-READERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+READERS: dict[str, Callable[..., torch.Tensor]] = {
     "the mean over all columns": lambda states, mask: states.mean(1).square().sum(),
     "the last column": lambda states, mask: states[:, -1].square().sum(),
     "the largest of all columns": lambda states, mask: states.max(1).values.sum(),
@@ -51,7 +51,7 @@ READERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "late interaction": lambda states, mask: late_interaction(states.flip(0), mask.flip(0)),
     "a recurrent layer": Lstm(),
 }
-OTHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+OTHERS: dict[str, Callable[..., torch.Tensor]] = {
     "the mean over tokens": lambda states, mask: (
         ((states * mask[..., None]).sum(1) / mask.sum(1)[:, None]).square().sum()
     ),
@@ -65,48 +65,71 @@ OTHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def step(model: Any, given: dict[str, torch.Tensor], reads: Callable[..., torch.Tensor]) -> float:
+ALL = READERS | OTHERS
+
+
+def step(model, given, reads):
     """The loss of one call; its gradients are added to those of the model."""
     loss = reads(model(**given)[0], given["attention_mask"])
     loss.backward()
     return float(loss)
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_who_reads_padding_gets_what_stock_gives(kind):
+class Trained(NamedTuple):
+    """An enabled model and stock, and a padded batch for both."""
+
+    handle: autopack.Handle
+    model: Any
+    stock: Any
+    given: dict[str, torch.Tensor]
+
+    def steps(self, kind, count=1):
+        """Whether each of some steps ran without padding; all have the loss of stock."""
+        ran = []
+        for _ in range(count):
+            before = self.handle.tally.batches
+            found, expected = (step(which, self.given, ALL[kind]) for which in (self.model, self.stock))
+            assert found == pytest.approx(expected, rel=EXACT), len(ran)
+            ran.append(self.handle.tally.batches > before)
+        assert same_gradients(self.model, self.stock)
+        return ran
+
+    def is_read(self):
+        """How many batches were left as they came because padding is read."""
+        return sum(count for reason, count in self.handle.tally.left.items() if IS_READ in reason)
+
+
+def enabled(*lengths):
     stock, model = twins(backbone())
-    given = batch(model)
-    handle = autopack.enable(model)
-    for number in range(6):
-        found, expected = step(model, given, READERS[kind]), step(stock, given, READERS[kind])
-        assert found == pytest.approx(expected, rel=EXACT), number
-    assert same_gradients(model, stock)
-    assert handle.tally.batches == 0
-    assert sum(count for reason, count in handle.tally.left.items() if IS_READ in reason) == 5
+    return Trained(autopack.enable(model), model, stock, batch(model, lengths or (11, 6, 4)))
+
+
+@pytest.fixture
+def trained():
+    found = enabled()
+    with found.handle:
+        yield found
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_who_reads_padding_gets_what_stock_gives(trained, kind):
+    _, model, stock, given = trained
+    assert not any(trained.steps(kind, 6))
+    assert trained.is_read() == 5
     with torch.no_grad():
-        states = model(**given)[0], stock(**given)[0]
-        assert torch.equal(*states), "in evaluation too, from then on"
-    autopack.disable(model)
+        assert torch.equal(model(**given)[0], stock(**given)[0]), "in evaluation too, from then on"
+    model = copy.deepcopy(stock)
     packs_at_once(model)
     assert step(model, given, READERS[kind]) != pytest.approx(step(stock, given, READERS[kind]), rel=WRONG)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_who_reads_tokens_alone_is_served_without_padding(kind):
+def test_who_reads_tokens_alone_is_served_without_padding(trained, kind):
     """The first batch, and the second, the fourth and the eighth, run as they came."""
-    stock, model = twins(backbone())
-    given = batch(model)
-    handle = autopack.enable(model)
-    served = []
-    for _ in range(9):
-        before = handle.tally.batches
-        assert step(model, given, OTHERS[kind]) == pytest.approx(step(stock, given, OTHERS[kind]), rel=EXACT)
-        served.append(handle.tally.batches > before)
-    assert served == [number not in (1, 2, 4, 8) for number in range(1, 10)]
-    assert same_gradients(model, stock)
+    assert trained.steps(kind, 9) == [number not in (1, 2, 4, 8) for number in range(1, 10)]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4).filter(lambda found: len(set(found)) > 1),
     column=st.integers(-12, 11),
@@ -114,26 +137,21 @@ def test_who_reads_tokens_alone_is_served_without_padding(kind):
 )
 def test_whichever_column_is_read(lengths, column, calls):
     """Of some rows it may be a token, of some padding: exact in each call, and in all calls of a step."""
-    stock, model = twins(backbone())
+    trained = enabled(*lengths)
     column = column % max(lengths)
-    given = batch(model, tuple(lengths))
-    with autopack.enable(model) as handle:
-        for _ in range(3):
-            losses = []
-            for which in (model, stock):
-                each = [which(**given)[0][:, column].square().sum() for _ in range(calls)]
-                torch.stack(each).sum().backward()
-                losses.append(float(sum(each)))
-            assert losses[0] == pytest.approx(losses[1], rel=EXACT)
-        is_read = any(IS_READ in reason for reason in handle.tally.left)
-    assert is_read == (column >= min(lengths))
+    for _ in range(3):
+        losses = []
+        for which in (trained.model, trained.stock):
+            each = [which(**trained.given)[0][:, column].square().sum() for _ in range(calls)]
+            torch.stack(each).sum().backward()
+            losses.append(float(sum(each)))
+        assert losses[0] == pytest.approx(losses[1], rel=EXACT)
+    assert bool(trained.is_read()) == (column >= min(lengths))
 
 
-def test_all_calls_before_the_first_gradient_run_as_they_came():
+def test_all_calls_before_the_first_gradient_run_as_they_came(trained):
     """A step of several calls, as contrastive trainers make them, learns from none of which that was not known."""
-    model = backbone()
-    given = batch(model)
-    handle = autopack.enable(model)
+    handle, model, _, given = trained
     states = [model(**given)[0] for _ in range(7)]
     assert handle.tally.batches == 0
     sum((each * given["attention_mask"][..., None]).sum() for each in states).backward()
@@ -142,67 +160,51 @@ def test_all_calls_before_the_first_gradient_run_as_they_came():
     assert handle.tally.batches == 6
 
 
-def test_a_reader_that_begins_later_is_found_at_the_next_power_of_two():
-    stock, model = twins(backbone())
-    given = batch(model)
-    autopack.enable(model)
-    for _ in range(3):
-        step(model, given, OTHERS["the mean over tokens"])
-    reads = READERS["the mean over all columns"]
-    for _ in range(4):
-        assert step(model, given, reads) == pytest.approx(step(stock, given, reads), rel=EXACT)
+def test_a_reader_that_begins_later_is_found_at_the_next_power_of_two(trained):
+    trained.steps("the mean over tokens", 3)
+    trained.steps("the mean over all columns", 4)
 
 
-def test_results_without_a_gradient_keep_their_padding():
+def test_results_without_a_gradient_keep_their_padding(trained):
     """Features of a frozen model: nothing says whether what is trained on them reads padding."""
-    stock, model = twins(backbone().requires_grad_(False))
-    given = batch(model)
-    handle = autopack.enable(model)
+    handle, model, stock, given = trained
+    for which in (model, stock):
+        which.requires_grad_(False)
     for _ in range(3):
         assert torch.equal(model(**given)[0], stock(**given)[0])
-    assert list(handle.tally.left) == ["nobody can tell whether its results at padding are read: they get no gradient"]
+    assert any("they get no gradient" in reason for reason in handle.tally.left)
     with torch.no_grad():
         model(**given)
     assert handle.tally.batches == 1
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_run_a_batch_again_as_it_was_run(reentrant):
-    stock, model = twins(backbone())
-    given = batch(model)
-    handle = autopack.enable(model)
+def test_checkpoints_run_a_batch_again_as_it_was_run(trained, reentrant):
+    handle, model, stock, given = trained
     embedded = model.get_input_embeddings()(given["input_ids"]).detach().requires_grad_()
+    call = {"attention_mask": given["attention_mask"]}
 
-    def run(which: Any) -> Any:
-        def call(states):
-            return which(inputs_embeds=states, attention_mask=given["attention_mask"])[0]
+    def checkpointed(which):
+        def run(states):
+            return which(inputs_embeds=states, **call)[0]
 
-        return checkpoint(call, embedded, use_reentrant=reentrant)
+        return lambda **_: [checkpoint(run, embedded, use_reentrant=reentrant)]
 
     for _ in range(6):
-        losses = []
-        for which in (model, stock):
-            loss = OTHERS["the mean over tokens"](run(which), given["attention_mask"])
-            loss.backward()
-            losses.append(float(loss))
-        assert losses[0] == pytest.approx(losses[1], rel=EXACT)
+        found, expected = (step(checkpointed(w), given, OTHERS["the mean over tokens"]) for w in (model, stock))
+        assert found == pytest.approx(expected, rel=EXACT)
     assert same_gradients(model, stock)
     assert handle.tally.batches > 0
 
 
-def test_what_a_mask_hides_and_is_no_padding_keeps_its_place():
+def test_what_a_mask_hides_and_is_no_padding_keeps_its_place(trained):
     """ColBERT's queries are expanded by mask tokens that attention does not see, and that are scored all the same."""
-    stock, model = twins(backbone())
-    given = batch(model)
-    expanded = given["input_ids"].masked_fill(given["attention_mask"] == 0, 5)
-    handle = autopack.enable(model.eval())
-    stock.eval()
+    handle, model, stock, given = trained
+    expanded = given | {"input_ids": given["input_ids"].masked_fill(given["attention_mask"] == 0, 5)}
     with torch.no_grad():
-        found, expected = (
-            which(input_ids=expanded, attention_mask=given["attention_mask"])[0] for which in (model, stock)
-        )
+        found, expected = (which.eval()(**expanded)[0] for which in (model, stock))
         assert torch.equal(found, expected)
-        assert list(handle.tally.left) == ["its mask hides tokens that are not the pad token (5), which may be read"]
+        assert any("not the pad token (5)" in reason for reason in handle.tally.left)
         model(**given)
     assert handle.tally.batches == 1
 
@@ -212,70 +214,56 @@ def test_answers_are_looked_for_in_all_columns_in_evaluation_too():
     stock, model = twins(tiny.build("bert", task="question-answering").eval())
     given = batch(model)
     with torch.no_grad(), autopack.enable(model):
-        found, expected = model(**given), stock(**given)
-    assert torch.equal(found.start_logits, expected.start_logits)
+        assert torch.equal(model(**given).start_logits, stock(**given).start_logits)
 
 
-def test_gradients_that_are_no_numbers_say_nothing():
+def test_gradients_that_are_no_numbers_say_nothing(trained):
     """A scaler of losses begins so high that the first steps overflow, and infinity times a mask is no number."""
-    model = backbone()
-    given = batch(model)
-    handle = autopack.enable(model)
+    handle, model, _, given = trained
     for scale in (float("inf"), float("inf"), 1.0, 1.0):
         loss = OTHERS["the mean over tokens"](model(**given)[0], given["attention_mask"])
         (loss * scale).backward()
-    assert not any(IS_READ in reason for reason in handle.tally.left)
+    assert not trained.is_read()
     for _ in range(3):
         model(**given)
     assert handle.tally.batches > 0
 
 
 @pytest.mark.parametrize("kind", ["the mean over all columns", "the mean over tokens"])
-def test_compiled_models(kind):
-    stock, model = twins(backbone())
-    given = batch(model)
-    handle = autopack.enable(model)
-    compiled = torch.compile(model, backend="eager")
-    for _ in range(3):
-        reads = {**READERS, **OTHERS}[kind]
-        assert step(compiled, given, reads) == pytest.approx(step(stock, given, reads), rel=EXACT)
-    assert handle.tally.batches == int(kind in OTHERS)
+def test_compiled_models(trained, kind):
+    compiled = trained._replace(model=torch.compile(trained.model, backend="eager"))
+    assert sum(compiled.steps(kind, 3)) == int(kind in OTHERS)
     torch.compiler.reset()
 
 
-def test_functional_gradients_keep_the_padding():
+def test_functional_gradients_keep_the_padding(trained):
     """No gradient of theirs can be looked at."""
-    stock, model = twins(backbone())
-    given = batch(model)
-    handle = autopack.enable(model)
+    handle, model, stock, given = trained
     parameters = dict(model.named_parameters())
 
-    def loss(which: Any, values: Any) -> torch.Tensor:
-        return torch.func.functional_call(which, values, kwargs=given)[0].mean(1).square().sum()
+    def gradient(which):
+        def loss(values):
+            return torch.func.functional_call(which, values, kwargs=given)[0].mean(1).square().sum()
+
+        return torch.func.grad(loss)(parameters)
 
     for _ in range(2):
-        found, wanted = (torch.func.grad(lambda values, w=w: loss(w, values))(parameters) for w in (model, stock))
+        found, wanted = gradient(model), gradient(stock)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
     assert handle.tally.batches == 0
 
 
-def test_a_copy_knows_what_its_model_knew():
-    model = backbone()
-    given = batch(model)
-    autopack.enable(model)
-    step(model, given, READERS["the last column"])
-    clone = copy.deepcopy(model)
-    handle = autopack.enable(clone)
-    step(clone, given, READERS["the last column"])
-    assert any(IS_READ in reason for reason in handle.tally.left)
+def test_a_copy_knows_what_its_model_knew(trained):
+    trained.steps("the last column")
+    copied = copy.deepcopy(trained.model)
+    other = trained._replace(model=copied, handle=autopack.enable(copied))
+    step(copied, trained.given, READERS["the last column"])
+    assert other.is_read()
 
 
-def test_an_audit_does_not_ask_and_does_not_count():
-    model = backbone()
-    handle = autopack.enable(model)
-    report = autopack.audit(model, modes=("right-padded", "right-padded, no labels"))
+def test_an_audit_does_not_ask_and_does_not_count(trained):
+    report = autopack.audit(trained.model, modes=("right-padded", "right-padded, no labels"))
     assert report.exact
     assert all(result.unpadded for result in report.results)
-    assert handle.enabled.padding_read.looks == 0
-    model(**batch(model))
-    assert any(FOUND_OUT in reason for reason in handle.tally.left)
+    trained.model(**trained.given)
+    assert any(FOUND_OUT in reason for reason in trained.handle.tally.left)

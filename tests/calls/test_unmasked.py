@@ -10,47 +10,52 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.packing import HostBatch
-from tests.conftest import token_ids
+from tests.conftest import positions, token_ids
+from tests.support.padded import tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 PAD = 0
 
 
-def tokens(*padding: int, left: bool = False) -> torch.Tensor:
+def tokens(*padding, left=False):
     """Rows of nine columns with so many padding tokens each."""
     ids = token_ids(len(padding), 9).clamp(min=1)
-    for row, pads in enumerate(padding):
-        ids[row, :pads] = PAD if left else ids[row, :pads]
-        ids[row, 9 - pads :] = ids[row, 9 - pads :] if left else PAD
+    for row, pads in zip(ids, padding, strict=True):
+        row[slice(pads) if left else slice(9 - pads, None)] = PAD
     return ids
 
 
-def warnings(caplog) -> list[str]:
+PADDED = tokens(0, 3, 2, 5)
+
+
+def warnings(caplog):
     return [record.getMessage() for record in caplog.records if "looks padded" in record.getMessage()]
+
+
+@pytest.fixture
+def llama(caplog):
+    model = tiny.build("llama", pad_token_id=PAD).train()
+    with autopack.enable(model), caplog.at_level(logging.WARNING):
+        yield model
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("trains", [False, True])
-def test_it_is_said_once_and_names_rows_and_token(caplog, left, trains):
-    model = tiny.build("llama", pad_token_id=PAD).train(trains)
-    with autopack.enable(model) as handle, caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            model(input_ids=tokens(0, 3, 2, 5, left=left))
-        (said,) = warnings(caplog)
-        assert "LlamaForCausalLM" in said
-        assert "3 of its 4 rows" in said
-        assert "pad_token_id (0)" in said
-        assert "without an attention_mask" in str(handle.tally)
+def test_it_is_said_once_and_names_rows_and_token(llama, caplog, left, trains):
+    for _ in range(2):
+        llama.train(trains)(input_ids=tokens(0, 3, 2, 5, left=left))
+    (said,) = warnings(caplog)
+    assert "3 of its 4 rows" in said
+    assert "pad_token_id (0)" in said
+    assert "without an attention_mask" in str(tally_of(llama))
 
 
-def test_of_many_calls_some_are_looked_at(caplog):
-    model = tiny.build("llama", pad_token_id=PAD).train()
-    with autopack.enable(model), caplog.at_level(logging.WARNING):
-        for _ in range(20):
-            model(input_ids=tokens(0, 0, 0, 0))
-        for number in range(20, 40):
-            model(input_ids=tokens(0, 3, 2, 5))
-            assert len(warnings(caplog)) == (number >= 32), number
+def test_of_many_calls_some_are_looked_at(llama, caplog):
+    for _ in range(20):
+        llama(input_ids=tokens(0, 0, 0, 0))
+    for number in range(20, 40):
+        llama(input_ids=PADDED)
+        assert len(warnings(caplog)) == (number >= 32), number
 
 
 @pytest.mark.parametrize(
@@ -60,31 +65,29 @@ def test_of_many_calls_some_are_looked_at(caplog):
         {"input_ids": tokens(1, 1, 1, 1)},  # every text ends with a token that is padding as well
         {"input_ids": tokens(0, 0, 0, 5)},  # the last row of a corpus that is cut into rows
         {"input_ids": tokens(5)},
-        {"input_ids": tokens(0, 3, 2, 5), "attention_mask": torch.ones(4, 9)},
-        {"input_ids": tokens(0, 3, 2, 5), "attention_mask": (tokens(0, 3, 2, 5) != PAD).long()},
-        {"input_ids": tokens(4, 4)[:1], "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])},
+        {"input_ids": PADDED, "attention_mask": torch.ones(4, 9)},
+        {"input_ids": PADDED, "attention_mask": (PADDED != PAD).long()},
+        {"input_ids": tokens(4, 4)[:1], "position_ids": positions((5, 4))},
     ],
 )
-def test_other_calls_are_not_pointed_out(caplog, call):
-    model = tiny.build("llama", pad_token_id=PAD).train()
-    with autopack.enable(model) as handle, caplog.at_level(logging.WARNING):
-        model(**call)
+def test_other_calls_are_not_pointed_out(llama, caplog, call):
+    llama(**call)
     assert not warnings(caplog)
-    assert not handle.tally.unmasked
+    assert not tally_of(llama).unmasked
 
 
-@pytest.mark.parametrize(("kind", "options"), [("llama", {"unpad": False}), ("llama", {})])
-def test_nor_where_there_is_no_padding_token_or_padding_stays_anyway(caplog, kind, options):
-    model = tiny.build(kind, pad_token_id=PAD if options else None).train()
+@pytest.mark.parametrize(("pad", "options"), [(PAD, {"unpad": False}), (None, {})])
+def test_nor_where_there_is_no_padding_token_or_padding_stays_anyway(caplog, pad, options):
+    model = tiny.build("llama", pad_token_id=pad).train()
     with autopack.enable(model, **options), caplog.at_level(logging.WARNING):
-        model(input_ids=tokens(0, 3, 2, 5))
+        model(input_ids=PADDED)
     assert not warnings(caplog)
 
 
 def test_an_encoder_decoder_is_looked_at_too(caplog):
     model = tiny.build("t5", task="seq2seq", pad_token_id=PAD).train()
     with autopack.enable(model), caplog.at_level(logging.WARNING):
-        model(input_ids=tokens(0, 3, 2, 5), labels=tokens(0, 0, 0, 0))
+        model(input_ids=PADDED, labels=tokens(0, 0, 0, 0))
     assert len(warnings(caplog)) == 1
 
 
@@ -92,15 +95,15 @@ def test_tokens_on_a_device_are_looked_at_only_where_the_host_knows_them(caplog)
     model = tiny.build("llama", pad_token_id=PAD, dtype=torch.bfloat16).train()
     with autopack.enable(model, verify=False), caplog.at_level(logging.WARNING):
         model.to("meta")
-        model(input_ids=tokens(0, 3, 2, 5).to("meta"))  # would raise where it read a value
+        model(input_ids=PADDED.to("meta"))  # would raise where it read a value
         assert not warnings(caplog)
-        model(**HostBatch(input_ids=tokens(0, 3, 2, 5)).to("meta"))
+        model(**HostBatch(input_ids=PADDED).to("meta"))
         assert len(warnings(caplog)) == 1
 
 
 def test_a_call_that_is_recorded_is_not_looked_at(caplog):
     model = tiny.build("llama", pad_token_id=PAD)
-    given, rows = tokens(0, 3, 2, 5), torch.export.Dim("rows", min=2, max=8)
+    given, rows = PADDED, torch.export.Dim("rows", min=2, max=8)
     with autopack.enable(model) as handle, caplog.at_level(logging.WARNING):
         shapes = {"input_ids": {0: rows}, "use_cache": None}
         kwargs = {"input_ids": given, "use_cache": False}

@@ -7,9 +7,7 @@ that these tests provoke moves them by more than 1e-2, so 1e-4 tells them apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -42,49 +40,49 @@ class Pairs:
     gives_starts: bool = False
 
     @classmethod
-    def draw(cls, sources: Sequence[int] = SOURCES, targets: Sequence[int] = TARGETS, seed: int = 0) -> Pairs:
+    def draw(cls, sources=SOURCES, targets=TARGETS, seed=0):
         generator = torch.Generator().manual_seed(seed)
 
-        def tokens(lengths: Sequence[int]) -> list[torch.Tensor]:
+        def tokens(lengths):
             return [torch.randint(8, 100, (n,), generator=generator) for n in lengths]
 
         return cls(tokens(sources), tokens(targets))
 
     @classmethod
-    def for_model(cls, model: Any) -> Pairs:
+    def for_model(cls, model):
         return replace(cls.draw(), gives_starts=model.config.model_type == "fsmt")
 
-    def starts(self) -> list[torch.Tensor]:
+    def starts(self):
         return [target.roll(1) for target in self.targets]
 
-    def each(self) -> Iterator[dict[str, torch.Tensor]]:
+    def each(self):
         """The call of each document by itself."""
         for source, target, start in zip(self.sources, self.targets, self.starts(), strict=True):
             own = {"decoder_input_ids": start[None]} if self.gives_starts else {}
             yield {"input_ids": source[None], "labels": target[None], **own}
 
-    def undeclared(self) -> dict[str, torch.Tensor]:
+    def undeclared(self):
         """All documents in a row of each half, of which nothing is said."""
         calls = [*self.each()]
         return {name: torch.cat([call[name] for call in calls], dim=1) for name in calls[0]}
 
-    def one_row(self) -> dict[str, torch.Tensor]:
+    def one_row(self):
         """The same, told by segment ids."""
         masks = {"attention_mask": self.sources, "decoder_attention_mask": self.targets}
         return self.undeclared() | {name: numbered([*map(len, half)]) for name, half in masks.items()}
 
-    def two_rows(self) -> dict[str, torch.Tensor]:
+    def two_rows(self):
         """The first document in a row of its own, padded, the others in a second."""
         cuts = (slice(1), slice(1, None))
         rows = [replace(self, sources=self.sources[cut], targets=self.targets[cut]).one_row() for cut in cuts]
         return _padded(rows)
 
-    def padded(self) -> dict[str, torch.Tensor]:
+    def padded(self):
         """One document per row, as collators for translation give them."""
         masks = {"attention_mask": pad([torch.ones_like(s) for s in self.sources], 0)}
         return _padded([*self.each()]) | masks
 
-    def of(self, form: str, logits: torch.Tensor) -> list[torch.Tensor]:
+    def of(self, form, logits):
         """The logits of each document in the output of a call of one of these forms."""
         lengths = [len(target) for target in self.targets]
         if form == "padded":
@@ -93,28 +91,21 @@ class Pairs:
             return [logits[0, : lengths[0]], *logits[1, : sum(lengths[1:])].split(lengths[1:])]
         return list(logits[0].split(lengths))
 
-    def changed(self, *halves: str) -> Pairs:
-        """The same but for these halves of the second document."""
-        turned = {half: [*getattr(self, half)] for half in halves}
-        for documents in turned.values():
-            documents[1] = documents[1].flip(0)
-        return replace(self, **turned)
 
-
-def _padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _padded(rows):
     fillers = {"labels": IGNORED, "decoder_input_ids": 1}
     return {name: pad([row[name][0] for row in rows], fillers.get(name, 0)) for name in rows[0]}
 
 
-def pad(rows: list[torch.Tensor], value: int) -> torch.Tensor:
+def pad(rows, value):
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
-def build(model_type: str, **options: Any) -> Any:
+def build(model_type, **options):
     return tiny.build(model_type, task="seq2seq", **options)
 
 
-def forms_of(model_type: str) -> tuple[str, ...]:
+def forms_of(model_type):
     """The forms in which a type gives what documents give alone.
 
     ProphetNet's streams of n-grams change with the number of columns, and NLLB-MoE's documents share places of
@@ -123,33 +114,33 @@ def forms_of(model_type: str) -> tuple[str, ...]:
     return ("one_row", "two_rows") if model_type in ("prophetnet", "nllb-moe") else ("one_row", "two_rows", "padded")
 
 
-def of_outputs(model: Any, outputs: Sequence[Any], pairs: Pairs) -> Result:
+def of_outputs(model, outputs, pairs):
     """What documents give by themselves, put together: logits, the loss over all targets, and its gradients."""
     loss = mean_loss([output.loss for output in outputs], [len(target) for target in pairs.targets])
     return Result.of(model, [output.logits[0] for output in outputs], loss, LIMITS)
 
 
-def alone(model: Any, pairs: Pairs, **options: Any) -> Result:
+def alone(model, pairs, **options):
     """What every document gives by itself."""
     options = options or ({} if pairs.gives_starts else {"use_cache": False})
     return of_outputs(model, [model(**call, **options) for call in pairs.each()], pairs)
 
 
-def result(model: Any, pairs: Pairs, form: str, output: Any) -> Result:
+def result(model, pairs, form, output):
     return Result.of(model, pairs.of(form, output.logits), output.loss, LIMITS)
 
 
-def hold(model: Any, pairs: Pairs, expected: Result, *forms: str, **given: Any) -> None:
+def hold(model, pairs, expected, *forms, **given):
     """Want what documents give alone of calls in these forms."""
     for form in forms:
         check(result(model, pairs, form, model(**{**getattr(pairs, form)(), **given})), expected, form)
 
 
-def worst(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+def worst(found, expected):
     """The largest error of logits or states of documents."""
     return errors(Result([*found]), Result([*expected]))["states"]
 
 
-def leaks(model: Any, pairs: Pairs, expected: Result, row: dict[str, Any]) -> bool:
+def leaks(model, pairs, expected, row):
     """The negative control: whether this row mixes documents."""
     return worst(pairs.of("one_row", model(**row).logits), expected.documents) > LEAK

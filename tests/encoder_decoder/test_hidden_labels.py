@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 import autopack
 from autopack import tiny
-from autopack.inspection import source
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -23,7 +21,7 @@ PAD, START, EXACT, WRONG = 0, 1, 1e-6, 1e-3
 """Of a deviation of the logits in float32; a token that is seen and should not be is worth 1e-2."""
 
 
-def build(start: int = START) -> tuple[Any, Any]:
+def build(start=START):
     words = tiny.config("bert", task="masked-lm").to_dict()
     encoder = BertConfig(**{**words, "is_decoder": False})
     decoder = BertConfig(**{**words, "is_decoder": True, "add_cross_attention": True})
@@ -34,7 +32,7 @@ def build(start: int = START) -> tuple[Any, Any]:
     return copy.deepcopy(model), model
 
 
-def batch() -> dict[str, torch.Tensor]:
+def batch():
     config = tiny.config("bert", task="masked-lm")
     ids, labels = tiny.tokens(config, 2, 9, seed=1), tiny.tokens(config, 2, 7, seed=2)
     mask = torch.ones_like(ids)
@@ -43,7 +41,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask, "labels": labels}
 
 
-def difference(found: Any, expected: Any, labels: torch.Tensor) -> float:
+def difference(found, expected, labels):
     errors = (found.logits - expected.logits).abs().amax(-1)[labels != -100]
     return float(errors.max() / expected.logits.std())
 
@@ -107,9 +105,3 @@ def test_packed_rows_with_such_a_label_are_refused():
     row["labels"][0, 1] = PAD
     with refused("decoder-tokens"):
         model(**row)
-
-
-def test_which_models_hide_them():
-    assert source.hides_pad_in_decoder(EncoderDecoderModel)
-    for model_type in ("t5", "bart", "marian"):
-        assert not source.hides_pad_in_decoder(type(tiny.build(model_type, task="seq2seq")))

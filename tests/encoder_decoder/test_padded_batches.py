@@ -24,20 +24,17 @@ def test_decoder_tokens_that_a_collator_made(model_type):
     assert "1 padded batch packed inside" in repr(handle)
 
 
+@torch.no_grad()
 def test_outputs_have_the_shape_of_the_batch():
     pairs, model = Pairs.draw(), build("t5")
     autopack.enable(model, verify=False)
     batch = pairs.padded()
-    with torch.no_grad():
-        output = model(**batch, output_hidden_states=True)
-    rows, sources, targets = len(SOURCES), max(SOURCES), max(TARGETS)
-    assert output.logits.shape[:2] == (rows, targets)
-    assert output.encoder_last_hidden_state.shape[:2] == (rows, sources)
-    assert {state.shape[:2] for state in output.decoder_hidden_states} == {(rows, targets)}
-    assert {state.shape[:2] for state in output.encoder_hidden_states} == {(rows, sources)}
-    assert not output.encoder_last_hidden_state[0, SOURCES[0] :].any()
-    with torch.no_grad():
-        as_tuple = model(**batch, return_dict=False)
+    output, as_tuple = model(**batch, output_hidden_states=True), model(**batch, return_dict=False)
+    of_sources, of_targets = ((len(lengths), max(lengths)) for lengths in (SOURCES, TARGETS))
+    encoded = output.encoder_last_hidden_state
+    assert {state.shape[:2] for state in (encoded, *output.encoder_hidden_states)} == {of_sources}
+    assert {state.shape[:2] for state in (output.logits, *output.decoder_hidden_states)} == {of_targets}
+    assert not encoded[0, SOURCES[0] :].any()
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[1], output.logits)
 

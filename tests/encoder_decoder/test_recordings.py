@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -22,12 +20,12 @@ _SIZES = {
 }  # fmt: skip
 
 
-def _recordings(*shape: int) -> list[torch.Tensor]:
+def _recordings(*shape):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(1, *shape, generator=generator) for _ in TARGETS]
 
 
-def _whisper() -> tuple[Any, str, list[torch.Tensor]]:
+def _whisper():
     config = transformers.WhisperConfig(
         **_SIZES, num_mel_bins=8, max_source_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         decoder_start_token_id=3,
@@ -35,7 +33,7 @@ def _whisper() -> tuple[Any, str, list[torch.Tensor]]:
     return transformers.WhisperForConditionalGeneration(config), "input_features", _recordings(8, 40)
 
 
-def _moonshine() -> tuple[Any, str, list[torch.Tensor]]:
+def _moonshine():
     config = transformers.MoonshineConfig(
         vocab_size=128, hidden_size=64, intermediate_size=96, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2,
         encoder_num_attention_heads=4, decoder_num_attention_heads=4, pad_token_id=0, decoder_start_token_id=1,
@@ -43,7 +41,7 @@ def _moonshine() -> tuple[Any, str, list[torch.Tensor]]:
     return transformers.MoonshineForConditionalGeneration(config), "input_values", _recordings(4000)
 
 
-def _speech_to_text() -> tuple[Any, str, list[torch.Tensor]]:
+def _speech_to_text():
     config = transformers.Speech2TextConfig(
         **_SIZES, input_feat_per_channel=8, conv_channels=32, dropout=0.0, max_source_positions=60, pad_token_id=1,
         decoder_start_token_id=2,
@@ -65,11 +63,11 @@ def test_recordings_with_packed_texts(build):
     for form in ("one_row", "two_rows", "padded"):
         output = model(**{name: batch}, **_texts(getattr(pairs, form)()))
         check(result(model, pairs, form, output), expected, form)
-    with refused("halves-disagree", match="found 3 of them and 4 documents"):
+    with refused("halves-disagree"):
         model(**{name: batch[:3]}, **_texts(pairs.one_row()))
 
 
-def _texts(call: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _texts(call):
     return {name: value for name, value in call.items() if name in ("labels", "decoder_attention_mask")}
 
 

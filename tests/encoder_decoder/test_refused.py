@@ -8,7 +8,6 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.runtime.scope import holds_marks
 from tests.encoder_decoder.pairs import Pairs, build, covered
 from tests.support.refusals import refused
@@ -22,21 +21,21 @@ def test_the_packing_collator_says_what_to_use():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "code"),
     [
-        ({"decoder_attention_mask": None}, InvalidPacking, r"found \[4\] documents .* encoder and \[1\]"),
-        ({"attention_mask": None}, InvalidPacking, r"found \[1\] documents .* encoder and \[4\]"),
-        ({"labels": None}, InvalidPacking, "decoder's are missing"),
-        ({"use_cache": True}, InvalidPacking, "use_cache=True"),
-        ({"output_attentions": True}, UnsupportedModel, "attention weights"),
-        ({"cu_seq_lens_q": torch.tensor([0, 7])}, InvalidPacking, "which half"),
-        ({"head_mask": torch.ones(2, 4)}, UnsupportedModel, "head_mask"),
+        ({"decoder_attention_mask": None}, "halves-disagree"),
+        ({"attention_mask": None}, "halves-disagree"),
+        ({"labels": None}, "halves-disagree"),
+        ({"use_cache": True}, "cache-given"),
+        ({"output_attentions": True}, "output-asked"),
+        ({"cu_seq_lens_q": torch.tensor([0, 7])}, "halves-disagree"),
+        ({"head_mask": torch.ones(2, 4)}, "argument-of-no-document"),
     ],
 )
-def test_packed_calls_that_are_refused(change, error, message):
+def test_packed_calls_that_are_refused(change, code):
     model = build("t5")
     autopack.enable(model, verify=False)
-    with pytest.raises(error, match=message):
+    with refused(code):
         model(**{**Pairs.draw().one_row(), **change})
     model(**Pairs.draw().one_row())  # nothing is left behind
 
@@ -53,7 +52,7 @@ def test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder():
 def test_a_head_of_another_kind_is_not_audited():
     model = tiny.build("t5gemma", task="token-classification")
     autopack.enable(model, verify=False)
-    with refused("nothing-to-audit", match="does not predict its decoder's tokens"):
+    with refused("nothing-to-audit"):
         autopack.audit(model)
 
 

@@ -26,16 +26,25 @@ from tests.engine import LEAK
 pytestmark = covered
 
 
-@pytest.mark.parametrize("model_type", WHOLE_HALVES)
-def test_without_their_half_alone_documents_see_each_other(model_type, monkeypatch):
-    """The negative control: each half as the other architectures have it."""
+ROUTER = encoder_decoders.NLLB_MOE.mixers["NllbMoeTop2Router"]
+
+
+def as_it_is(way, call):
+    """What the other architectures have: the row as it came."""
+    return call.changed(lambda name, value: None if name == "padding_mask" else value)
+
+
+@pytest.mark.parametrize("model_type", [*WHOLE_HALVES, "nllb-moe", "fsmt"])
+def test_without_what_runs_alone_documents_see_each_other(model_type, monkeypatch):
+    """The negative control; a proof sees it, too."""
     model = build(model_type)
-    ways = [*encoder_decoders.WHOLE_HALF.mixers.values(), *whole_model.WHOLE_MODEL.mixers.values()]
-    for way in {type(way) for way in ways if isinstance(way, OneByOne)}:
-        monkeypatch.setattr(way, "run", lambda self, call: call.changed(lambda name, value: value))
+    families = [getattr(encoder_decoders, name) for name in ("WHOLE_HALF", "FSMT", "NLLB_MOE")]
+    ways = [way for family in (*families, whole_model.WHOLE_MODEL) for way in family.mixers.values()]
+    for kind in {type(way) for way in ways if isinstance(way, (OneByOne, type(ROUTER)))}:
+        monkeypatch.setattr(kind, "run", as_it_is)
     own = type("Own", (type(model),), {})(model.config)
     with pytest.raises((autopack.AutopackError, RuntimeError)), autopack.enable(own):  # blocks of another row's length
-        own(**Pairs.draw().one_row())
+        own(**Pairs.for_model(model).one_row())
 
 
 def test_tokens_with_global_attention_are_global_to_their_document():
@@ -51,15 +60,16 @@ def test_tokens_with_global_attention_are_global_to_their_document():
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=12)
+@settings(max_examples=16, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 14), st.integers(1, 9)), min_size=2, max_size=5),
-    st.sampled_from(WHOLE_HALVES),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=6),
+    st.sampled_from(["t5", *WHOLE_HALVES]),
     st.integers(0, 99),
 )
 def test_any_lengths(lengths, model_type, seed):
     pairs = Pairs.draw(*zip(*lengths, strict=True), seed=seed)
-    model = build(model_type)
+    # In float32 the gradient of an embedding that many tokens share can be off by rounding alone.
+    model = build(model_type, **({"dtype": torch.float64} if model_type == "t5" else {}))
     expected, forms = alone(model, pairs), {*forms_of(model_type)}
     if len(lengths) == 2 and "padded" not in forms:  # two rows of one document each: a padded batch, left to stock
         forms.remove("two_rows")

@@ -11,7 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 import autopack
 from autopack import tiny
-from tests.support.padded import FLOAT32, GRADIENT, loss_error, model_gradient_error, tally_of
+from tests.calls.agreement import agree
+from tests.support.padded import loss_error, mask_of, tally_of
 from tests.support.refusals import refused
 
 STAYS = {
@@ -39,29 +40,20 @@ def pair(model_type, **options):
     return stock, copy.deepcopy(stock)
 
 
-def choices(config, lengths=((12, 6, 9), (4, 12, 7)), side="right"):
-    """Questions of three choices of these lengths."""
-    longest = max(map(max, lengths))
-    mask = torch.zeros(len(lengths), len(lengths[0]), longest, dtype=torch.long)
-    for question, row in enumerate(lengths):
-        for choice, length in enumerate(row):
-            mask[question, choice, slice(length) if side == "right" else slice(longest - length, None)] = 1
+def choices(config, side="right"):
+    """Two questions of three choices."""
+    mask = mask_of((12, 6, 9, 4, 12, 7), side).view(2, 3, -1)
     torch.manual_seed(3)
     ids = torch.randint(8, 60, mask.shape).masked_fill(mask == 0, config.pad_token_id or 0)
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 0][: len(lengths)])}
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 0])}
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("model_type", sorted(set(HEADS) - NOT_HERE))
 def test_every_type(model_type):
     stock, model = pair(model_type)
-    inputs = choices(stock.config)
     with autopack.enable(model):
-        found, expected = model(**inputs), stock(**inputs)
-        found.loss.backward(), expected.loss.backward()
-        assert loss_error(found.loss, expected.loss) < FLOAT32
-        assert torch.allclose(found.logits, expected.logits, rtol=FLOAT32, atol=1e-5)
-        assert model_gradient_error(model, stock) < GRADIENT
+        agree(model, stock, choices(stock.config))
         left = " ".join(tally_of(model).left)
         assert tally_of(model).batches == (model_type not in STAYS), left
         assert STAYS.get(model_type, "") in left
@@ -74,9 +66,8 @@ def test_every_type(model_type):
 )
 def test_what_reads_padding_keeps_it(model_type, options, side):
     stock, model = pair(model_type, **options)
-    inputs = choices(stock.config, side=side)
     with autopack.enable(model):
-        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        agree(model, stock, choices(stock.config, side))
         assert not tally_of(model).batches
 
 
@@ -95,23 +86,10 @@ def test_what_another_head_reads_keeps_its_padding():
     stock.__class__ = model.__class__ = Mean
     inputs = choices(stock.config)
     with autopack.enable(model):
-        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        agree(model, stock, inputs)
         assert not tally_of(model).batches
-    autopack.disable(model)
     with autopack.enable(model, verify=False):
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) > 1e-3
-
-
-def test_a_head_of_choices_and_of_all_tokens_keeps_the_padding():
-    torch.manual_seed(0)
-    stock = transformers.GPT2DoubleHeadsModel(tiny.config("gpt2", num_labels=1)).eval()
-    model, inputs = copy.deepcopy(stock), choices(stock.config)
-    del inputs["labels"]
-    inputs["mc_token_ids"] = inputs["attention_mask"].sum(-1) - 1
-    with autopack.enable(model), torch.no_grad():
-        found, expected = model(**inputs, use_cache=False), stock(**inputs, use_cache=False)
-        assert torch.equal(found.logits, expected.logits)
-        assert torch.equal(found.mc_logits, expected.mc_logits)
 
 
 def test_there_is_nothing_to_audit():

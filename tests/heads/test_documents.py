@@ -12,9 +12,8 @@ from torch import nn
 from transformers import PerceiverForSequenceClassification
 
 import autopack
-from autopack import tiny
-from autopack.layout.token_map import TokenMap
-from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
+from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
+from tests.engine import in_rows, mean_loss, numbered
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -58,15 +57,9 @@ def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task)
 def test_reformer_numbers_documents_itself(task):
     """In eval mode it pads documents to chunks, and raises where it is handed positions; alone they come without."""
     stock = with_head("reformer", task, local_attn_chunk_length=9)
-    model, labels = copy.deepcopy(stock), TASKS[task]
-    expected, loss = each_alone(stock, IDS[0].split(LENGTHS), labels)
     with pytest.raises(RuntimeError, match="expand"):
         stock(input_ids=IDS[:, :7], position_ids=torch.arange(7)[None])
-    with autopack.enable(model, verify=False):
-        output = packed(model, **labels)
-        for result, wanted in zip(results(output), expected, strict=True):
-            assert error(result[: len(wanted)] if len(result) > len(wanted) else result, wanted) <= FLOAT64
-        assert abs(output.loss - loss) <= FLOAT64
+    serves(stock, TASKS[task], verify=False)
 
 
 @pytest.mark.parametrize("wants_weights", [False, True])
@@ -96,34 +89,25 @@ def test_a_forward_of_ones_own_that_reads_padding_gets_documents_of_one_length()
     model = Reading(config).eval()
     documents = IDS[0].split(LENGTHS)
     expected = torch.cat([model(input_ids=document[None]).logits for document in documents])
-    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-    mask = (torch.arange(padded.shape[1]) < torch.tensor(LENGTHS)[:, None]).long()
-    assert error(model(input_ids=padded, attention_mask=mask).logits, expected) > LEAK
+    mask = in_rows([torch.ones_like(document) for document in documents])
+    assert error(model(input_ids=in_rows(documents), attention_mask=mask).logits, expected) > LEAK
     with autopack.enable(model):
         assert error(torch.stack(list(results(packed(model)))), expected) < FLOAT32
 
 
-def test_latents_read_padding_that_no_mask_hides(monkeypatch):
-    """The negative control: the same batch, and nothing that says where it is padding."""
-    stock = with_head("perceiver", "sequence-classification", torch.float32)
-    labels = TASKS["sequence-classification"]
-    expected, _ = each_alone(stock, IDS[0].split(LENGTHS), labels)
-    monkeypatch.setattr(TokenMap, "mask", property(lambda batch: torch.ones(batch.shape, dtype=torch.bool)))
-    with autopack.enable(stock, verify=False):
-        assert error(torch.stack(list(results(packed(stock, **labels)))), torch.stack(expected)) > LEAK
+PROBLEMS = {
+    "regression": torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    "multi_label_classification": torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]).double(),
+    "single_label_classification": torch.tensor([2, 0, -100, 1]),
+    None: torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64),  # one number for each document
+}
 
 
 @pytest.mark.parametrize("model_type", ["llama", "fnet"])
-@pytest.mark.parametrize(
-    ("problem_type", "labels"),
-    [
-        ("regression", torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))),
-        ("multi_label_classification", torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]).double()),
-        ("single_label_classification", torch.tensor([2, 0, -100, 1])),
-    ],
-)
-def test_problem_types(model_type, problem_type, labels):
-    stock = with_head(model_type, problem_type=problem_type)
+@pytest.mark.parametrize("problem_type", PROBLEMS)
+def test_problem_types(model_type, problem_type):
+    labels, classes = PROBLEMS[problem_type], 3 if problem_type else 1
+    stock = with_head(model_type, problem_type=problem_type, num_labels=classes)
     model = copy.deepcopy(stock)
     counted = [i for i in range(4) if labels.is_floating_point() or labels[i] != -100]
     with autopack.enable(model, verify=False):
@@ -131,45 +115,17 @@ def test_problem_types(model_type, problem_type, labels):
     documents = IDS[0].split(LENGTHS)
     _, loss = each_alone(stock, [documents[i] for i in counted], {"labels": labels[counted]})
     assert abs(output.loss - loss) < FLOAT64
-    assert model.config.problem_type == problem_type
-
-
-def test_one_target_per_document():
-    stock = tiny.build("qwen2", task="sequence-classification", dtype=torch.float64, num_labels=1)
-    serves(stock, {"labels": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)})
+    assert problem_type in (None, model.config.problem_type)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
 def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
+    """Llama's is that of the last document, since its mask is split."""
     model = with_head(model_type)
-    logits = packed(model, use_cache=False).logits
+    logits, documents = packed(model, use_cache=False).logits, IDS.split(LENGTHS, 1)
     assert logits.shape == (1, 3)
-    documents = IDS[0].split(LENGTHS)
-    reads = documents[-1] if model_type == "llama" else documents[0]
-    other = IDS.clone()
-    other[:, 7:12] = token_ids(1, 5, seed=5)
-    assert error(logits, model(input_ids=reads[None]).logits) > (LEAK if model_type == "bert" else -1)
-    changed = packed(model, ids=other, use_cache=False).logits
-    assert (error(changed, logits) > LEAK) == (model_type == "bert")  # Llama's mask is split, its result is the last's
-
-
-def test_calls_that_pack_nothing_go_through_untouched():
-    stock = with_head("llama")
-    model, batch = copy.deepcopy(stock), IDS[:, :32].reshape(4, 8)
-    with autopack.enable(model):
-        for ids in (IDS, batch):
-            assert torch.equal(model(input_ids=ids).logits, stock(input_ids=ids).logits)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
-def test_no_document_changes_another(model_type):
-    model = with_head(model_type)
-    changed = IDS.clone()
-    changed[:, 7:19] = token_ids(1, 12, seed=7)
-    with autopack.enable(model, verify=False):
-        before, after = packed(model).logits, packed(model, ids=changed).logits
-    assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]])
-    assert error(after[1], before[1]) > LEAK
+    read = documents[-1] if model_type == "llama" else documents[0]
+    assert (error(logits, model(input_ids=read).logits) > LEAK) == (model_type == "bert")
 
 
 @pytest.fixture(scope="module")
@@ -198,14 +154,9 @@ def test_any_lengths_rows_and_padding(drawn, rows, padding, seed, task):
     assume(max(map(max, rows)) > 1)  # one token has no other to choose, and no gradient
     if all(len(row) == 1 for row in rows):
         rows = [[*row, 1] for row in rows]  # else it is an ordinary batch
-    columns = max(map(sum, rows)) + padding
-    ids = token_ids(len(rows), columns, seed=seed)
-    segments = torch.zeros_like(ids)
-    documents = []
-    for number, row in enumerate(rows):
-        for i, (first, end) in enumerate(spans(row)):
-            segments[number, first:end] = i + 1
-            documents.append(ids[number, first:end])
+    segments = nn.functional.pad(in_rows([numbered(row)[0] for row in rows]), (0, padding))
+    ids = token_ids(*segments.shape, seed=seed)
+    documents = [part for each, row in zip(ids, rows, strict=True) for part in each[: sum(row)].split(row)]
     generator = torch.Generator().manual_seed(seed)
     if task == "sequence-classification":
         labels = {"labels": torch.randint(3, (len(documents),), generator=generator)}
@@ -235,9 +186,10 @@ def test_token_classification_has_labels_per_token(model_type):
     model, labels = copy.deepcopy(stock), IDS % 3
     with autopack.enable(model):
         output = packed(model, labels=labels)
-    parts = [(a, b, stock(input_ids=IDS[:, a:b], labels=labels[:, a:b])) for a, b in spans(LENGTHS)]
-    assert error(output.logits, torch.cat([part.logits for _, _, part in parts], dim=1)) < FLOAT64
-    loss = sum(part.loss * (b - a) for a, b, part in parts) / sum(LENGTHS)
+    pairs = zip(IDS.split(LENGTHS, 1), labels.split(LENGTHS, 1), strict=True)
+    parts = [stock(input_ids=ids, labels=own) for ids, own in pairs]
+    assert error(output.logits, torch.cat([part.logits for part in parts], dim=1)) < FLOAT64
+    loss = mean_loss([part.loss for part in parts], LENGTHS)
     assert abs(output.loss - loss) < 1e-6  # some heads make float32 of their logits
     output.loss.backward()
     loss.backward()
@@ -280,30 +232,34 @@ def test_documents_that_hold_and_end_with_the_padding_token(model_type):
 def test_embeddings_instead_of_tokens(model_type):
     stock = with_head(model_type)
     model, embeddings = copy.deepcopy(stock), stock.get_input_embeddings()(IDS).detach()
-    expected = [stock(inputs_embeds=embeddings[:, a:b]).logits for a, b in spans(LENGTHS)]
+    expected = [stock(inputs_embeds=part).logits for part in embeddings.split(LENGTHS, 1)]
     with autopack.enable(model):
         found = model(inputs_embeds=embeddings, position_ids=positions(LENGTHS)).logits
     assert error(found, torch.cat(expected)) < FLOAT64
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
-def test_states_and_tuples_are_by_documents(model_type):
+def test_states_weights_and_tuples_are_by_documents(model_type):
     stock = with_head(model_type)
     model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    wanted = {"output_hidden_states": True, "output_attentions": model_type == "llama"}
     with autopack.enable(model, verify=False):
-        states = packed(model, output_hidden_states=True).hidden_states
+        found = packed(model, **wanted)
         as_tuple = packed(model, return_dict=False, **labels)
         output = packed(model, **labels)
     assert isinstance(as_tuple, tuple)
     assert torch.equal(as_tuple[0], output.loss)
     assert torch.equal(as_tuple[1], output.logits)
     for i, document in enumerate(IDS[0].split(LENGTHS)):
-        expected = stock(input_ids=document[None], output_hidden_states=True).hidden_states
-        assert len(states) == len(expected)
-        for state, wanted in zip(states, expected, strict=True):
+        own, real = stock(input_ids=document[None], **wanted), slice(len(document))
+        for state, one in zip(found.hidden_states, own.hidden_states, strict=True):
             assert state.shape[:2] == (4, 12)
-            assert (state[i, : len(document)] - wanted[0]).abs().max() < FLOAT64
+            assert (state[i, real] - one[0]).abs().max() < FLOAT64
             assert not state[i, len(document) :].any()
+        for weights, one in zip(found.attentions or (), own.attentions or (), strict=True):
+            assert weights.shape == (4, 4, 12, 12)
+            assert (weights[i][:, real, real] - one[0]).abs().max() < FLOAT64
+            assert abs(weights[i].sum() - one.sum()) < FLOAT64
 
 
 def test_states_of_as_many_documents_as_tokens_but_one_are_no_leak():
@@ -315,20 +271,6 @@ def test_states_of_as_many_documents_as_tokens_but_one_are_no_leak():
         assert handle.checked.checks == 1
 
 
-def test_attention_weights_are_by_documents():
-    stock = with_head("llama")
-    model = copy.deepcopy(stock)
-    with autopack.enable(model):
-        output = packed(model, output_attentions=True)
-    assert output.attentions[0].shape == (4, 4, 12, 12)
-    for i, document in enumerate(IDS[0].split(LENGTHS)):
-        expected = stock(input_ids=document[None], output_attentions=True)
-        weights = output.attentions[1][i]
-        assert (weights[:, : len(document), : len(document)] - expected.attentions[1][0]).abs().max() < FLOAT64
-        assert abs(weights.sum() - expected.attentions[1].sum()) < FLOAT64
-        assert (output.logits[i] - expected.logits[0]).abs().max() < FLOAT64
-
-
 def test_token_types_and_positions_inside_a_document_go_along():
     stock = with_head("bert")
     model, types = copy.deepcopy(stock), (torch.arange(33) % 3 == 0).long()[None]
@@ -336,10 +278,8 @@ def test_token_types_and_positions_inside_a_document_go_along():
     at[:, :7] += 5
     with autopack.enable(model):
         found = model(input_ids=IDS, position_ids=at, token_type_ids=types).logits
-    expected = [
-        stock(input_ids=IDS[:, a:b], position_ids=at[:, a:b], token_type_ids=types[:, a:b]).logits
-        for a, b in spans(LENGTHS)
-    ]
+    parts = zip(*(each.split(LENGTHS, 1) for each in (IDS, at, types)), strict=True)
+    expected = [stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts]
     assert error(found, torch.cat(expected)) < FLOAT64
 
 

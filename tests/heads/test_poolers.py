@@ -55,7 +55,7 @@ def test_a_head_on_the_encoder_of_t5():
     model = T5EncoderForSequenceClassification(tiny.config("t5", num_labels=3)).eval()
     randomize(model, 0)
     stock, labels = copy.deepcopy(model), {"labels": CLASSES}
-    documents = [IDS[0, a:b] for a, b in spans(LENGTHS)]
+    documents = IDS[0].split(LENGTHS)
     row = model(input_ids=IDS, position_ids=positions(LENGTHS))
     assert len(row.logits) == 1  # stock: one result for all
     autopack.enable(model)
@@ -71,32 +71,10 @@ def of_pooler(model_type, kind):
     return getattr(transformers, f"{prefix}{kind}")(config).double().eval()
 
 
-@pytest.mark.parametrize("model_type", ["big_bird", "albert", "bert"])
-def test_a_pooler_that_is_handed_single_tokens(model_type):
-    model = of_pooler(model_type, "Model")
-    expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), "attention_mask": mask}
-    of_padded = model(**batch).pooler_output
-    autopack.enable(model, verify=False)
-    output = packed(model)
-    assert output.last_hidden_state.shape[:2] == (1, 33)
-    assert error(output.pooler_output, expected) < FLOAT64
-    assert error(packed(model, return_dict=False)[1], expected) < FLOAT64
-    with_padding = model(
-        input_ids=torch.cat([IDS, IDS[:, :3]], dim=1),
-        position_ids=positions((*LENGTHS, 3)),
-        attention_mask=(torch.arange(36) < 33).long()[None],
-    )
-    assert error(with_padding.pooler_output, expected) < FLOAT64
-    assert error(model(**batch).pooler_output, of_padded) < FLOAT64
-    assert model(input_ids=IDS).pooler_output.shape == (1, 64)
-
-
 @pytest.mark.parametrize("model_type", ["big_bird", "albert"])
 def test_pretraining_with_such_a_pooler(model_type):
     model = of_pooler(model_type, "ForPreTraining")
-    parts = [model(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
+    parts = [model(input_ids=part) for part in IDS.split(LENGTHS, 1)]
     autopack.enable(model, verify=False)
     found = packed(model)
     for name in ("prediction_logits", "sop_logits" if model_type == "albert" else "seq_relationship_logits"):
@@ -107,7 +85,7 @@ def test_pretraining_with_such_a_pooler(model_type):
 def test_a_head_of_ones_own_on_a_backbone():
     model, head = MambaModel(tiny.config("mamba")).double().eval(), nn.Linear(64, 3).double()
     last = torch.tensor([b - 1 for _, b in spans(LENGTHS)])
-    expected = torch.cat([head(model(IDS[:, a:b]).last_hidden_state[:, -1]) for a, b in spans(LENGTHS)])
+    expected = torch.cat([head(model(part).last_hidden_state[:, -1]) for part in IDS.split(LENGTHS, 1)])
     with autopack.enable(model):
         found = head(packed(model).last_hidden_state[0, last])
     assert error(found, expected) < FLOAT64
@@ -118,7 +96,7 @@ def test_pretraining_has_labels_per_token_and_per_document():
     model, next_sentence = copy.deepcopy(stock), torch.tensor([0, 1, 1, 0])
     with autopack.enable(model):
         output = packed(model, labels=IDS, next_sentence_label=next_sentence)
-    parts = [stock(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
+    parts = [stock(input_ids=part) for part in IDS.split(LENGTHS, 1)]
     logits = torch.cat([part.prediction_logits[0] for part in parts])
     relations = torch.cat([part.seq_relationship_logits for part in parts])
     assert error(output.prediction_logits[0], logits) < FLOAT64

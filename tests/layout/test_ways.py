@@ -10,7 +10,7 @@ import pytest
 
 from autopack.layout import ways
 
-LINE = '    Way("chapter", starts=changes, of_rows=True),\n'
+LINE = '    Declaration("chapter", starts=changes, of_rows=True),\n'
 BEFORE = f"""
 import sys, types
 source = open({str(Path(ways.__file__))!r}, encoding="utf-8").read()

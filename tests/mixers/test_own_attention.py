@@ -6,15 +6,10 @@ import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autopack
 from autopack import registry, tiny
-from autopack.layout.packed import PackedLayout
-from autopack.layout.token_map import Batches, equally_long
 from autopack.mixers import OneByOne
-from autopack.mixers.alone import square
 from autopack.registry import first_position
 from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions, spans
 from tests.engine import mean_loss
@@ -73,14 +68,15 @@ def test_disentangled_attention_and_its_convolution(model_type, options):
 
 IN_BLOCKS = [
     *((name, {}) for name in ("bloom", "gptj", "xlm", "rembert")),
+    ("gpt2", {"reorder_and_upcast_attn": True}),
     # Outputs of other forms: I-BERT gives tuples in a tuple, SqueezeBERT a dictionary.
     *((name, {"task": "masked-lm"}) for name in ("ibert", "squeezebert", "tapas")),
 ]
 
 
-@pytest.mark.parametrize(("model_type", "task"), IN_BLOCKS)
-def test_attention_weights_of_packed_rows_stand_in_blocks(model_type, task):
-    model = tiny.build(model_type, **task)
+@pytest.mark.parametrize(("model_type", "options"), IN_BLOCKS)
+def test_attention_weights_of_packed_rows_stand_in_blocks(model_type, options):
+    model, task = tiny.build(model_type, **options), "task" in options
     ids, layers = tiny.tokens(model.config, 2, 20), slice(-1 if task else 0, None)
     where, cached = positions(*ROWS, start=first_position(model.config)), {} if task else {"use_cache": False}
     with autopack.enable(model):
@@ -126,25 +122,9 @@ def test_at_most_thirteen_types_run_whole_four_by_one_half_and_one_by_both():
     assert counts["whole_half"] <= 4
 
 
-def test_labels_of_git_without_images_are_refused_and_its_logits_are_not():
-    model = tiny.build("git")
-    ids = tiny.tokens(model.config, 2, 20)
-    expected = alone(model, ids, *ROWS)
-    with autopack.enable(model):
-        with refused("argument-of-no-document", match="labels was given to GitForCausalLM"):
-            model(input_ids=ids, labels=ids, position_ids=positions(*ROWS))
-        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
-
-
 def test_falcon_with_alibi_is_refused():
-    with refused("cannot-be-packed", match="bfloat16"):
+    with refused("cannot-be-packed"):
         autopack.enable(tiny.build("falcon", alibi=True))
-
-
-def test_block_sparse_attention_is_refused():
-    model = tiny.build("big_bird", attention_type="block_sparse")
-    with refused("cannot-be-packed", match="attention_type='original_full'"):
-        autopack.enable(model)
 
 
 def test_codebooks_are_never_mixed_up():
@@ -153,22 +133,6 @@ def test_codebooks_are_never_mixed_up():
     ids = tiny.tokens(model.config, 2, 12)
     with autopack.enable(model, verify=False), refused("other-tokens"):
         model(input_ids=ids, position_ids=positions((5, 7), (5, 7)))
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3), st.integers(0, 1))
-def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows, more):
-    width = max(map(sum, rows))
-    rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
-    layout = PackedLayout.from_lengths(rows)
-    mask = torch.randn(len(rows), 2, width, width + more)  # up to 4.57 some models have one key more
-    found = Batches.grouped(layout, equally_long).maps
-    for part in found:
-        for own, where in zip(square(part, mask), part.where, strict=True):
-            row, start = int(where[0]) // width, int(where[0]) % width
-            end = start + len(where)
-            assert torch.equal(own, mask[row, :, start:end, start:end])
-    assert sum(part.where.numel() for part in found) == len(rows) * width
 
 
 @pytest.mark.parametrize(
@@ -180,7 +144,7 @@ def test_labels_at_padding_of_a_model_that_leaves_it_out(model_type, task):
     row = {"input_ids": tiny.tokens(model.config, 1, 18), "attention_mask": torch.tensor([[1] * 7 + [2] * 9 + [0] * 2])}
     labels = row["input_ids"].clone()
     with autopack.enable(model):
-        with refused("wrong-labels", match="Give padding the label -100"):
+        with refused("wrong-labels"):
             model(**row, labels=labels)
         labels[:, 16:] = -100
         assert model(**row, labels=labels).loss.isfinite()

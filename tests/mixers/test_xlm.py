@@ -7,12 +7,13 @@ import torch
 
 import autopack
 from autopack import tiny
+from tests.engine import Result, check
 from tests.support.refusals import refused
 
 DOCUMENTS = ([9, 20, 31, 42], [53, 64, 75])
 
 
-def packed(model: torch.nn.Module, row: list[list[int]]) -> dict[str, torch.Tensor]:
+def packed(model, row):
     """One row of documents, of which an empty one stands for two columns of padding."""
     pad = model.config.pad_index
     ids = [token for document in row for token in document or [pad, pad]]
@@ -22,9 +23,13 @@ def packed(model: torch.nn.Module, row: list[list[int]]) -> dict[str, torch.Tens
     return {name: torch.tensor([values]) for name, values in found.items()}
 
 
-def built(model_type: str) -> torch.nn.Module:
+def built(model_type):
     task = "causal-lm" if model_type == "xlm" else "masked-lm"
     return tiny.build(model_type, task=task, dtype=torch.float64)
+
+
+def squared(model, documents):
+    return Result.of(model, documents, sum(logits.square().sum() for logits in documents))
 
 
 ROWS = [[[], *DOCUMENTS], [DOCUMENTS[0], [], DOCUMENTS[1]], [*DOCUMENTS, []]]
@@ -35,15 +40,11 @@ ROWS = [[[], *DOCUMENTS], [DOCUMENTS[0], [], DOCUMENTS[1]], [*DOCUMENTS, []]]
 def test_padding_tokens_anywhere_in_the_row(model_type, row):
     model = built(model_type)
     alone = [model(input_ids=torch.tensor([document])).logits[0] for document in DOCUMENTS]
-    wanted = torch.autograd.grad(sum(logits.square().sum() for logits in alone), list(model.parameters()))
+    expected = squared(model, alone)
     autopack.enable(model)
     arguments = packed(model, row)
-    found = model(**arguments).logits[arguments["attention_mask"] == 1].split([len(d) for d in DOCUMENTS])
-    for logits, expected in zip(found, alone, strict=True):
-        torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
-    gradients = torch.autograd.grad(sum(logits.square().sum() for logits in found), list(model.parameters()))
-    for gradient, expected in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
+    logits = model(**arguments).logits[arguments["attention_mask"] == 1]
+    check(squared(model, logits.split([len(d) for d in DOCUMENTS])), expected)
 
 
 @pytest.mark.parametrize("model_type", ["xlm", "flaubert"])
@@ -52,7 +53,7 @@ def test_a_document_that_holds_the_padding_token_is_refused(model_type):
     autopack.enable(model)
     arguments = packed(model, [*DOCUMENTS])
     arguments["input_ids"][0, 1] = model.config.pad_index
-    with refused("pad-token", match=r"hold \[7\] tokens, but the model counts \[6\]"):
+    with refused("pad-token"):
         model(**arguments)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,16 +17,16 @@ GRADIENT = 1e-3
 """Largest error of an entry of a gradient in float32, of itself: sums over all tokens and media cancel in it."""
 
 
-def with_images(model_type: str, attn_implementation: str = "sdpa", **others: Any) -> Any:
+def with_images(model_type, attn_implementation="sdpa", **others):
     return tiny.build(model_type, task="image-text-to-text", attn_implementation=attn_implementation, **others)
 
 
-def twins_with_images(model_type: str, **others: Any) -> tuple[Any, Any]:
+def twins_with_images(model_type, **others):
     """A stock model and one to enable, with the same parameters."""
     return with_images(model_type, **others), with_images(model_type, **others)
 
 
-def opened(model_type: str, **others: Any) -> tuple[Any, Any]:
+def opened(model_type, **others):
     """Twins whose gates, which begin near zero, let through what attention across gives."""
     twins = twins_with_images(model_type, **others)
     for model in twins:
@@ -39,45 +36,45 @@ def opened(model_type: str, **others: Any) -> tuple[Any, Any]:
     return twins
 
 
-def hold(measured: dict[str, float]) -> None:
+def hold(measured):
     """Want what `compat.images.compare` measures to be within the auditor's tolerances."""
     bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
     assert all(value <= bounds[name] for name, value in measured.items()), measured
 
 
-def worst(logits: torch.Tensor, stock: Any, rows: Sequence[Sequence[Document]]) -> float:
+def worst(logits, stock, rows):
     """The largest error of the documents of these rows, against what each gets alone."""
     return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans(rows))
 
 
-def serves(model: Any, stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> None:
+def serves(model, stock, rows, **options):
     """Want what documents get alone of packed rows of a model that is enabled for it."""
     with autopack.enable(model, **options):
         assert worst(model(**packed(model, rows)).logits, stock, rows) <= FLOAT32
 
 
-def agrees(model: Any, stock: Any, verify: bool = True, **options: Any) -> None:
+def agrees(model, stock, verify=True, **options):
     """Want all that `compare` measures of a model that is enabled for it."""
     with autopack.enable(model, verify=verify):
         hold(compare(model, stock, **options))
 
 
-def leaks(stock: Any, rows: Sequence[Sequence[Document]], **options: Any) -> bool:
+def leaks(stock, rows, **options):
     """The negative control: whether stock lets the documents of packed rows meet."""
     return worst(stock(**packed(stock, rows), **options).logits, stock, rows) > LEAK
 
 
-def same_gradients(model: Any, stock: Any, least: float = 1e-4) -> None:
+def same_gradients(model, stock, least=1e-4):
     """Want the same gradients; `least` is what rounding may leave of an entry that is zero otherwise."""
     for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
         assert (mine - theirs).abs().max() <= least + GRADIENT * theirs.abs().max()
 
 
-def same_loss(found: torch.Tensor, expected: torch.Tensor, within: float = 1e-4) -> None:
+def same_loss(found, expected, within=1e-4):
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=within)
 
 
-def as_alone(output: Any, model: Any, stock: Any, rows: Sequence[Sequence[Document]]) -> None:
+def as_alone(output, model, stock, rows):
     """Want the mean loss of documents alone, and its gradients."""
     output.loss.backward()
     expected = alone_loss(stock, rows)
@@ -86,23 +83,31 @@ def as_alone(output: Any, model: Any, stock: Any, rows: Sequence[Sequence[Docume
     same_gradients(model, stock)
 
 
-def as_stock(found: Any, expected: Any, real: torch.Tensor, model: Any, stock: Any) -> None:
-    """Want the logits of real tokens, the loss and the gradients of another output."""
+def unpadded_as_stock(model, stock, call, **options):
+    """Want what stock gives of a padded batch that runs without its padding; return the output."""
+    with autopack.enable(model, **options) as handle:
+        found = model(**call, use_cache=False)
+        assert (handle.tally.batches, {*handle.tally.left}) == (1, set())
+    expected = stock(**call, use_cache=False)
+    real = call.get("decoder_attention_mask", call.get("attention_mask")).bool()
     assert error(found.logits[real], expected.logits[real]) <= FLOAT32
+    if expected.get("image_hidden_states") is not None:
+        assert error(found.image_hidden_states, expected.image_hidden_states) <= FLOAT32
     same_loss(found.loss, expected.loss)
     found.loss.backward()
     expected.loss.backward()
     same_gradients(model, stock)
+    return found
 
 
-def padded(model: Any, found: Sequence[Document], side: str = "right") -> dict[str, Any]:
+def padded(model, found, side="right"):
     """A batch of one document per row with its mask.
 
     Placeholders and what would be predicted at padding have no label.
     """
     columns = max(map(len, found))
 
-    def pad(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def pad(values):
         spaces = {n: v.new_zeros(1, columns - v.shape[1], *v.shape[2:]) for n, v in values.items()}
         first = (spaces, values) if side == "left" else (values, spaces)
         return {name: torch.cat([part[name] for part in first], dim=1) for name in values}
@@ -117,7 +122,7 @@ def padded(model: Any, found: Sequence[Document], side: str = "right") -> dict[s
     return {**call, f"{half}attention_mask": mask, "labels": labels}
 
 
-def rows_with_padding(model: Any, rows: Sequence[Sequence[Document]]) -> dict[str, Any]:
+def rows_with_padding(model, rows):
     """Packed rows of several lengths, with padding behind them, and their labels."""
     call = media_rows.rows(model, [[d for each in rows for d in each]])
     for name in rows[0][0].tokens:
@@ -128,7 +133,15 @@ def rows_with_padding(model: Any, rows: Sequence[Sequence[Document]]) -> dict[st
     return {**call, "attention_mask": mask, "labels": labels}
 
 
-def rows_as_alone(model: Any, stock: Any, found: Sequence[Document], side: str) -> Any:
+def rows_with_padding_agree(model, stock, rows, **options):
+    """Want what documents get alone, in packed rows of several lengths."""
+    with autopack.enable(model, **options):
+        output = model(**rows_with_padding(stock, rows))
+    assert worst(output.logits, stock, rows) <= FLOAT32
+    as_alone(output, model, stock, rows)
+
+
+def rows_as_alone(model, stock, found, side):
     """Want of each row of a padded batch what its document gets alone, and not what stock gives; return the tally."""
     call = padded(stock, found, side)
     with autopack.enable(model) as handle:

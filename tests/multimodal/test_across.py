@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import autopack
 from autopack import PackingCollator
-from autopack.attention import cross
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
@@ -24,7 +21,7 @@ MASKS = {"mllama": "cross_attention_mask", "idefics": "image_attention_mask"}
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 
 
-def with_none(model: Any, found: list[Document]) -> list[Document]:
+def with_none(model, found):
     """The documents, those without images with an empty one that no token sees, where upstream wants pixels."""
     if not images.needs_images(model):
         return found
@@ -56,20 +53,6 @@ def test_stock_leaks_with_the_same_mask(model_type):
     assert leaks(stock, [found], use_cache=False)
 
 
-def test_a_mask_alone_keeps_no_images_apart(monkeypatch):
-    """Negative control: documents kept apart, their images by the mask alone, and tokens that see none see all."""
-    stock, model = opened("mllama")
-    found = documents(stock, [(3, IMAGE, 2), (2, IMAGE, 3)])
-
-    def by_mask(function: Any, module: Any, states: Any, mask: Any, options: Any, seen: Any) -> Any:
-        return function(module, *states, mask, **options)
-
-    monkeypatch.setattr(cross, "attend_to_images", by_mask)
-    with autopack.enable(model, verify=False):
-        logits = model(**packed(model, [found])).logits
-    assert error(logits[0, : len(found[0])], alone(stock, found[0]).logits[0]) > LEAK
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", MASKS)
 def test_rows_of_a_padded_batch_get_what_they_get_alone(model_type, side):
@@ -94,6 +77,12 @@ def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():
         assert torch.equal(model(**call, use_cache=False).logits, logits)
 
 
+def _showing_another(mask):
+    mask = mask.clone()
+    mask[:, -1, 0] = 1
+    return mask
+
+
 class TestMasks:
     @pytest.fixture(params=MASKS)
     def call(self, request):
@@ -105,23 +94,17 @@ class TestMasks:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            (lambda mask: None, r"_attention_mask says which document.*found none"),
+            (lambda mask: None, "found none"),
             (lambda mask: mask[:, 1:], None),
             (lambda mask: mask.flip(2), "leaves out images before it, or is not in their order"),
+            (_showing_another, "shows it images that other documents see"),
         ],
-        ids=["missing", "of another form", "in another order"],
+        ids=["missing", "of another form", "in another order", "that shows the image of another document"],
     )
     def test_that_is_not_of_these_documents(self, call, change, match):
         model, arguments, name = call
         with refused("media-of-others", match=match):
             model(**{**arguments, name: change(arguments[name])})
-
-    def test_that_shows_the_image_of_another_document(self, call):
-        model, arguments, name = call
-        mask = arguments[name].clone()
-        mask[:, -1, 0] = 1
-        with refused("media-of-others", match="shows it images that other documents see"):
-            model(**{**arguments, name: mask})
 
     def test_attention_weights(self, call):
         model, arguments, _ = call
@@ -135,7 +118,7 @@ def test_an_image_that_no_token_sees_is_of_no_document():
     call = packed(model, [found])
     call["cross_attention_mask"][:, len(found[0]) :] = 0
     with autopack.enable(model):
-        with refused("media-of-others", match="an image that no token sees"):
+        with refused("media-of-others"):
             model(**call)
         call["aspect_ratio_ids"][:, 1] = 0  # as processors write those that fill up a row
         logits = model(**call).logits
@@ -148,7 +131,7 @@ def test_states_that_came_without_images_are_refused():
     call = packed(model, [documents(model, [(7,), (5,)])])
     with (
         autopack.enable(model),
-        refused("argument-of-no-document", match="cross_attention_states was given.*which states are whose"),
+        refused("argument-of-no-document"),
     ):
         model(**call, cross_attention_states=torch.zeros(2, 17, 64))
 
@@ -168,7 +151,7 @@ class TestCollator:
     """What a processor has made of each document becomes packed rows, their masks along the diagonal."""
 
     @staticmethod
-    def example(model: Any, document: Document) -> dict[str, Any]:
+    def example(model, document):
         found = {name: value[0].tolist() for name, value in document.tokens.items()}
         return {**found, **media_rows.row(model, [document])}
 
@@ -200,7 +183,7 @@ class TestCollator:
         model = with_images(model_type)
         example = self.example(model, documents(model)[0])
         example[MASKS[model_type]] = example[MASKS[model_type]][:, 1:]
-        with refused("unusable-data", match=f"{MASKS[model_type]}.*wanted .1, tokens, images"):
+        with refused("unusable-data"):
             PackingCollator.for_model(model)([example])
 
     def test_padding_of_an_example_is_left_out_of_its_mask(self):

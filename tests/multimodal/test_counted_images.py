@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 
 
-def padded_with_images(model: Any, side: str) -> dict[str, Any]:
+def padded_with_images(model, side):
     return padded(model, documents(model, PARTS), side) | {"labels": None}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,9 +14,8 @@ from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.engine import mean_loss
 from tests.multimodal.models import (
     agrees,
-    as_alone,
     padded,
-    rows_with_padding,
+    rows_with_padding_agree,
     same_loss,
     twins_with_images,
     with_images,
@@ -31,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = ["blip", "git"]
 
 
-def twins(model_type: str) -> tuple[Any, Any]:
+def twins(model_type):
     return twins_with_images(model_type, attn_implementation="eager")
 
 
@@ -62,11 +59,7 @@ def test_rows_with_padding(model_type):
     """Padding at the end of rows has no image."""
     stock, model = twins(model_type)
     found = documents(stock, [(3, IMAGE), (IMAGE, 4), (5, IMAGE)])
-    rows = [found[:2], found[2:]]
-    with autopack.enable(model):
-        output = model(**rows_with_padding(stock, rows))
-    assert worst(output.logits, stock, rows) <= FLOAT32
-    as_alone(output, model, stock, rows)
+    rows_with_padding_agree(model, stock, [found[:2], found[2:]])
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -75,7 +68,7 @@ def test_as_many_images_as_documents(model_type, count):
     model = with_images(model_type, "eager")
     call = packed(model, [documents(model)])
     pixels = torch.cat([call["pixel_values"]] * 2)[:count]
-    with autopack.enable(model), refused("media-of-others", match=f"{count} images and 3 documents; each has one"):
+    with autopack.enable(model), refused("media-of-others"):
         model(**{**call, "pixel_values": pixels})
 
 
@@ -96,7 +89,7 @@ def test_padded_batches_give_what_they_gave(model_type, side):
 
 
 def test_frames_of_a_video_stand_before_a_document_of_git():
-    def build() -> Any:
+    def build():
         return tiny.build("git", num_image_with_embedding=2)
 
     stock, model = build(), build()
@@ -129,7 +122,7 @@ def test_labels_of_git_need_images():
     stock, model = twins("git")
     call = packed(model, [documents(model)])
     with autopack.enable(model):
-        with refused("argument-of-no-document", match="labels was given to GitForCausalLM.*as an image has"):
+        with refused("argument-of-no-document"):
             model(**{**call, "pixel_values": None}, labels=call["input_ids"])
         found = model(**call, labels=call["input_ids"]).loss
     rows = [media_rows.row(stock, [document]) for document in documents(stock)]

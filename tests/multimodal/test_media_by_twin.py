@@ -39,7 +39,7 @@ def mixed(output):
     return made
 
 
-def written(model_type: str, inner: type, name: str, mixes: bool, task: str = "image-text-to-text", beyond: int = 0):
+def written(model_type, inner, name, mixes, task="image-text-to-text", beyond=0):
     """A model of one's own class, whose inner model is one of one's own too."""
     base = tiny.build(model_type, task=task, pad_token_id=0)
 

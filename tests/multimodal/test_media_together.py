@@ -25,7 +25,7 @@ KINDS: tuple[tuple[str, ...], ...] = (("image", "sound"), ("sound", "video", "im
 """The media of four documents, in order, with text between them."""
 
 
-def piece(model: Any, kind: str, seed: int) -> Document:
+def piece(model, kind, seed):
     """Text and one of a kind of media; sounds of one length, which Qwen3-Omni wants."""
     if kind == "sound":
         return sounds.document(model, [2, SOUND, 1], seed=seed, frames=sounds.FRAMES)
@@ -33,7 +33,7 @@ def piece(model: Any, kind: str, seed: int) -> Document:
     return as_videos(model, found) if kind == "video" else found
 
 
-def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
+def joined(model, pieces):
     """The arguments of a row of pieces, with the media of each kind in order."""
     call: dict[str, Any] = {}
     for kind in ("pixel_values", "pixel_values_videos", "input_features"):
@@ -43,12 +43,12 @@ def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
     return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
 
 
-def alone(model: Any, pieces: list[Document], labels: Any = None) -> Any:
+def alone(model, pieces, labels=None):
     call = joined(model, pieces)
     return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, labels=labels)
 
 
-def documents(model: Any) -> list[list[Document]]:
+def documents(model):
     found = []
     for number, kinds in enumerate(KINDS):
         of_media = [piece(model, kind, 10 * number + place + 1) for place, kind in enumerate(kinds)]
@@ -56,7 +56,7 @@ def documents(model: Any) -> list[list[Document]]:
     return found
 
 
-def packed(model: Any, found: list[list[Document]]) -> dict[str, Any]:
+def packed(model, found):
     positions = counted([sum(map(len, pieces)) for pieces in found])
     return {**joined(model, [p for pieces in found for p in pieces]), "position_ids": positions}
 
@@ -68,11 +68,10 @@ TYPES = ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "dots3_note
 def test_documents_with_all_kinds_of_media(model_type):
     stock, model = twins_with_sounds(model_type)
     found = documents(stock)
-    labels = torch.cat([torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found], dim=1)
-    with autopack.enable(model, verify=False):
-        out = model(**packed(model, found), labels=labels)
-        out.loss.backward()
     own = [torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found]
+    with autopack.enable(model, verify=False):
+        out = model(**packed(model, found), labels=torch.cat(own, dim=1))
+        out.loss.backward()
     expected = [alone(stock, *each) for each in zip(found, own, strict=True)]
     for part, each in zip(out.logits[0].split([each.shape[1] for each in own]), expected, strict=True):
         assert error(part, each.logits[0]) <= FLOAT32
@@ -126,7 +125,7 @@ def test_the_sound_of_a_video(model_type):
         assert number == 0 or error(leaking[number], expected) > LEAK
 
 
-def joined_media(model: Any, pieces: list[Document]) -> dict[str, Any]:
+def joined_media(model, pieces):
     """The media of pieces without their tokens, those of each kind in order."""
     call: dict[str, Any] = {}
     for kind in ("pixel_values_videos", "input_features"):

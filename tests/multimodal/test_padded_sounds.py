@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import autopack
 from autopack.tiny import sounds
 from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32
-from tests.multimodal.models import as_stock, padded, worst
+from tests.multimodal.models import padded, unpadded_as_stock, worst
 from tests.multimodal.test_sounds import twins_with_sounds
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -29,10 +28,6 @@ qwen2_5_omni_thinker qwen2_audio qwen3_asr vibevoice_asr voxtral
 def test_padded_batches_with_sounds_give_what_they_gave(model_type, side):
     stock, model = twins_with_sounds(model_type)
     documents = [sounds.document(stock, each, seed=number + 1) for number, each in enumerate(PARTS)]
-    call = padded(stock, documents, side)
-    with autopack.enable(model, verify=False) as handle:
-        found = model(**call)
-        assert handle.enabled.tally.batches == 1
-    as_stock(found, stock(**call, use_cache=False), call["attention_mask"].bool(), model, stock)
+    found = unpadded_as_stock(model, stock, padded(stock, documents, side), verify=False)
     if side == "right" and model_type not in AS_ALONE:
         assert worst(found.logits, stock, [[document] for document in documents]) <= FLOAT32

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.calls import with_media
-from autopack.layout.packed import PackedLayout
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
-from tests.engine import numbered
+from tests.engine import declared, numbered
 from tests.multimodal.models import twins_with_images, with_images, worst
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -39,17 +36,7 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         assert torch.equal(model(**call).logits, expected)
 
 
-M_ROPE = [
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "glm4v",
-    "glm46v",
-    "glm4v_moe",
-    "glm_ocr",
-    "paddleocr_vl",
-]
+M_ROPE = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe glm4v glm46v glm4v_moe glm_ocr paddleocr_vl".split()
 
 
 @pytest.mark.sampled(3)
@@ -66,7 +53,7 @@ def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
         assert worst(model(**call).logits, stock, [found]) <= FLOAT32
 
 
-def _own_positions(model: Any, document: Any) -> torch.Tensor:
+def _own_positions(model, document):
     arguments = media_rows.row(model, [document])
     if model.config.model_type == "qwen3_omni_moe_thinker":
         given = {name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments}
@@ -74,19 +61,13 @@ def _own_positions(model: Any, document: Any) -> torch.Tensor:
     return model.model.get_rope_index(**{n: v for n, v in arguments.items() if n != "pixel_values"})[0]
 
 
-@pytest.mark.parametrize("declared", ["seq_idx", "segments", "cu_seq_lens"])
-def test_any_declaration_numbers_the_documents(declared):
+@pytest.mark.parametrize("form", ["seq_idx", "segments", "cu_seq_lens"])
+def test_any_declaration_numbers_the_documents(form):
     stock, model = twins_with_images("qwen3_vl")
     found = documents(stock)
-    number = numbered([*map(len, found)])
-    bounds = torch.tensor([0, *accumulate(map(len, found))])
-    said = {
-        "seq_idx": {"seq_idx": number},
-        "segments": {"attention_mask": number},
-        "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
-    }
+    said = declared(model, form, [*map(len, found)])
     with autopack.enable(model):
-        logits = model(**media_rows.row(model, found), **said[declared]).logits
+        logits = model(**media_rows.row(model, found), **said).logits
     assert worst(logits, stock, [found]) <= FLOAT32
 
 
@@ -97,29 +78,6 @@ def test_the_backbone_alone_numbers_the_documents():
         states = model.model(**packed(model, [found])).last_hidden_state
     for document, row, a, b in spans([found]):
         assert error(states[row, a:b], stock.model(**media_rows.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
-
-
-class Counting(torch.nn.Module):
-    """A model that numbers tokens itself, and keeps something of it for generation."""
-
-    def compute_3d_position_ids(self, input_ids, mm_token_type_ids, pixel_values, attention_mask=None):
-        self.rope_deltas = torch.zeros(len(input_ids))
-        return torch.arange(input_ids.shape[1]).expand(3, *input_ids.shape)
-
-
-@pytest.mark.parametrize("kept", [{}, {"rope_deltas": None}, {"rope_deltas": torch.ones(1)}])
-def test_what_the_model_kept_is_put_back_and_nothing_where_it_kept_nothing(kept):
-    model = Counting()
-    vars(model).update(kept)
-    kinds = torch.tensor([[0, 1, 0, 0]])
-    arguments = {"input_ids": torch.arange(4)[None], "mm_token_type_ids": kinds, "pixel_values": torch.zeros(1, 3)}
-    rows = with_media.positions_of_rows([model], arguments)
-    documents = with_media.positions_of_documents([model], arguments, PackedLayout.from_lengths([[2, 2]]))
-    assert rows[0].tolist() == [[0, 1, 2, 3]]
-    assert documents[0].tolist() == [[0, 1, 0, 1]]
-    found = {name: value for name, value in vars(model).items() if name == "rope_deltas"}
-    assert found.keys() == kept.keys()
-    assert all(found[name] is value for name, value in kept.items())
 
 
 def test_what_the_model_keeps_for_generation_stays_and_is_not_read():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+from functools import partial
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import autopack
+from autopack.enabling.trainer_logs import numbers
+from autopack.runtime.tally import Volume
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -41,32 +44,67 @@ def _shared(handle):
     return handle.tally.training.shared + handle.tally.evaluation.shared
 
 
-def _agree(stock, model, batch, tolerance=FLOAT32):
+def _agree(stock, model, batch):
+    """Logits without gradients, or the loss and gradients."""
+    if not torch.is_grad_enabled():
+        expected, found = (each(**batch, use_cache=False).logits for each in (stock, model))
+        assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+        return
     losses = []
     for each in (stock, model):
         each.zero_grad()
-        loss = loss_of_logits(each(**batch, use_cache=False).logits, batch)
-        loss.backward()
-        losses.append(loss)
-    assert loss_error(losses[1], losses[0]) < tolerance
-    assert model_gradient_error(model, stock) < 10 * tolerance
+        output = each(**batch, use_cache=False)
+        losses.append(loss_of_logits(output.logits, batch) if output.loss is None else output.loss)
+        losses[-1].backward()
+    assert loss_error(losses[1], losses[0]) < FLOAT32
+    assert model_gradient_error(model, stock) < GRADIENT
+
+
+def _dropping(model_type, **config):
+    """GPT-2 has modules of dropout, where Llama has a number."""
+    model = build(model_type, **config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    return model
+
+
+def _noisy():
+    model = build("llama")
+    model.get_input_embeddings().neftune_noise_alpha = 5.0
+    return model
+
+
+TREE = padded(tree(), labels=True)
+NEVER = {
+    "not asked for": (partial(build, "llama"), TREE, "share=False", {"share": False}),
+    "too little": (partial(build, "llama"), padded(group(8, (30, 22, 41, 25)), labels=True), "", {}),
+    "dropout": (partial(build, "llama", attention_dropout=0.5), TREE, "", {}),
+    "modules of dropout": (partial(_dropping, "gpt2", resid_pdrop=0.5), TREE, "", {}),
+    "noise on embeddings": (_noisy, TREE, "", {}),
+    "mamba": (partial(build, "mamba", attn_implementation="eager"), TREE, "hold nearly all of its weights", {}),
+    "llama4_text": (partial(build, "llama4_text", attn_implementation="eager"), TREE, "scaled by the columns", {}),
+    "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "may see later ones", {}),
+}
+RANDOM = {"dropout", "modules of dropout", "noise on embeddings"}
 
 
 class TestWhen:
-    def test_never(self, pair):
-        with autopack.enable(pair[1], share=False) as handle:
-            _scored(pair[1], padded(tree()))
+    @pytest.mark.parametrize("name", NEVER)
+    def test_never(self, name):
+        make, batch, why, options = NEVER[name]
+        model = make().train()
+        with autopack.enable(model, **options) as handle:
+            model(**batch, **({} if name == "bert" else {"use_cache": False})).loss.backward()
             assert _shared(handle) == 0
-            assert "share=False" in repr(handle)
+            assert why in repr(handle)
+            if name in RANDOM:
+                _scored(model.eval(), batch)
+                assert _shared(handle) > 0
 
     def test_no_such_choice(self, pair):
         with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
             autopack.enable(pair[1], share="sometimes")
-
-    def test_too_little(self, pair):
-        with autopack.enable(pair[1]) as handle:
-            _scored(pair[1], padded(group(8, (30, 22, 41, 25))))
-            assert _shared(handle) == 0
 
     def test_rows_without_padding(self, pair):
         batch = padded(group(32, (6, 6, 6)))
@@ -84,32 +122,6 @@ class TestWhen:
             for rows in (group(32, (6, 6, 6)), group()):
                 output = pair[1](**padded(rows))
                 assert output.past_key_values.get_seq_length() == max(map(len, rows))
-            assert _shared(handle) == 0
-
-    def test_dropout(self):
-        model = build("llama", attention_dropout=0.5).train()
-        with autopack.enable(model) as handle:
-            model(**padded(tree(), labels=True), use_cache=False).loss.backward()
-            assert _shared(handle) == 0
-            model.eval()
-            before = _shared(handle)
-            _scored(model, padded(tree()))
-            assert _shared(handle) > before
-
-    def test_modules_of_dropout(self):
-        """GPT-2 has modules of dropout, where Llama has a number."""
-        model = build("gpt2", resid_pdrop=0.5).train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.5
-        with autopack.enable(model) as handle:
-            model(**padded(tree(), labels=True), use_cache=False).loss.backward()
-            assert _shared(handle) == 0
-
-    def test_noise_on_embeddings(self, pair):
-        pair[1].train().get_input_embeddings().neftune_noise_alpha = 5.0
-        with autopack.enable(pair[1]) as handle:
-            pair[1](**padded(tree(), labels=True), use_cache=False)
             assert _shared(handle) == 0
 
     def test_something_else_comes_with_the_tokens(self, pair):
@@ -151,10 +163,8 @@ class TestWhen:
         factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
         rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 20, **factors}
         stock, model = twins(build("llama", max_position_embeddings=40, rope_parameters=rope, head_dim=16).eval())
-        batch = padded(tree())
-        with autopack.enable(model) as handle:
-            expected, found = (_scored(each, batch).logits for each in (stock, model))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+        with autopack.enable(model) as handle, torch.no_grad():
+            _agree(stock, model, padded(tree()))
             assert _shared(handle) > 40
 
     def test_losses_of_routers_count_tokens(self):
@@ -167,21 +177,6 @@ class TestWhen:
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
             assert _shared(handle) == 0
             assert "1 batch whose rows begin alike computed one by one: the losses of its routers" in repr(handle)
-
-    @pytest.mark.parametrize(
-        ("model_type", "why"),
-        [
-            ("mamba", "hold nearly all of its weights"),
-            ("llama4_text", "scaled by the columns"),
-            ("bert", "may see later ones"),
-        ],
-    )
-    def test_models_that_compute_every_row(self, model_type, why):
-        model = build(model_type, "masked LM" if model_type == "bert" else "causal LM", "eager").eval()
-        with autopack.enable(model) as handle:
-            assert why in repr(handle)
-            _scored(model, padded(tree()))
-            assert _shared(handle) == 0
 
 
 class TestSaid:
@@ -197,26 +192,51 @@ class TestSaid:
             assert handle.tally.evaluation.fill == 1.0
 
     def test_in_the_logs_of_a_trainer(self):
-        from autopack.enabling.trainer_logs import numbers
-        from autopack.runtime.tally import Volume
-
         found = numbers(Volume(1, 1, 57, 153, 4, 0, 96), 1.0)
         assert found["autopack/shared"] == round(96 / 153, 4)
         assert found["autopack/real_tokens_per_second"] == 153.0
         assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
 
 
+def _checkpointed(reentrant):
+    def change(model):
+        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        return model
+
+    return change
+
+
+def _with_lora(model):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, config)
+
+
+def _with_a_loss_of_ones_own(model):
+    model.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, label_smoothing=0.1
+    )
+    return model
+
+
+CHANGES = {
+    "checkpoints": (_checkpointed(False), False),
+    "reentrant checkpoints": (_checkpointed(True), False),
+    "LoRA": (_with_lora, False),
+    "a loss of one's own": (_with_a_loss_of_ones_own, True),
+}
+
+
 class TestHowever:
     """Wrapped, compiled, copied, checkpointed, lowered, subclassed, hooked, in threads."""
 
-    @pytest.mark.parametrize("reentrant", [True, False])
-    def test_gradient_checkpointing(self, pair, reentrant):
-        stock, model = pair
-        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
-        stock.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    @pytest.mark.parametrize(("change", "labels"), CHANGES.values(), ids=[*CHANGES])
+    def test_training(self, pair, change, labels):
+        stock, model = map(change, pair)
         with packs_at_once(model) as handle:
-            _agree(stock, model, padded(tree()))
-            assert _shared(handle) > 40
+            _agree(stock, model, padded(tree(), labels=labels))
+            assert labels or _shared(handle) > 40
 
     def test_autocast(self, pair):
         with autopack.enable(pair[1]) as handle, torch.autocast("cpu", torch.bfloat16):
@@ -224,26 +244,13 @@ class TestHowever:
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
             assert _shared(handle) > 40
 
-    def test_lora(self, pair):
-        peft = pytest.importorskip("peft")
-        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
-        torch.manual_seed(0)
-        stock = peft.get_peft_model(pair[0], config)
-        model = copy.deepcopy(stock)
-        with packs_at_once(model) as handle:
-            _agree(stock, model, padded(tree()))
-            assert _shared(handle) > 40
-
     def test_compiled(self, pair):
         stock, model = pair
-        handle = autopack.enable(model)
-        compiled = torch.compile(model, backend="eager")
-        for seed in range(2):
-            batch = padded(tree(seed))
-            expected, found = _scored(stock, batch).logits, _scored(compiled, batch).logits
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-        assert _shared(handle) > 80
-        handle.remove()
+        with autopack.enable(model) as handle, torch.no_grad():
+            compiled = torch.compile(model, backend="eager")
+            for seed in range(2):
+                _agree(stock, compiled, padded(tree(seed)))
+            assert _shared(handle) > 80
 
     def test_copies_and_threads(self, pair):
         stock, model = pair
@@ -284,11 +291,8 @@ class TestHowever:
 
             for each in pair:
                 each.model.layers[0].mlp = Columns(each.model.layers[0].mlp)
-            batch = padded(tree())
-            expected = _scored(stock, batch).logits
-            with contextlib.suppress(autopack.AutopackError):  # or it is refused
-                found = _scored(model, batch).logits
-                assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            with contextlib.suppress(autopack.AutopackError), torch.no_grad():  # or it is refused
+                _agree(stock, model, padded(tree()))
             assert _shared(handle) == before
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
@@ -306,17 +310,3 @@ class TestHowever:
             assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: function(*given) * 2
             assert handle.enabled.fingerprint.changed() == "the function _gradient_checkpointing_func"
-
-    def test_a_loss_of_ones_own_on_the_model(self, pair):
-        stock, model = pair
-        for each in pair:
-            each.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, label_smoothing=0.1
-            )
-        batch = padded(tree(), labels=True)
-        with autopack.enable(model):
-            expected, found = (each(**batch, use_cache=False) for each in pair)
-            for output in (expected, found):
-                output.loss.backward()
-            assert loss_error(found.loss, expected.loss) < FLOAT32
-            assert model_gradient_error(model, stock) < GRADIENT

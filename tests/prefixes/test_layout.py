@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 
 from autopack.calls import prefixes
 from autopack.layout.packed import rows_as_documents
-from autopack.layout.token_map import TokenMap
 
 CPU = torch.device("cpu")
 
 
+def numbered(real, positions):
+    """Positions; without any, a token has the number of its column."""
+    return np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+
+
 def find(tokens, real, positions, least, share):
-    """What the rows of a padded batch have in common; without positions, a token has the number of its column."""
-    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+    """What the rows of a padded batch have in common."""
+    numbers = numbered(real, positions)
     layout = partial(rows_as_documents, real, CPU, positions)
     return prefixes.find(tokens[real], numbers[real], real.sum(1), layout, least, share)
 
@@ -36,17 +40,13 @@ def batches(draw):
     return tokens.reshape(rows, columns), real, positions
 
 
-def _documents(tokens, real, positions):
-    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
-    return [list(zip(tokens[row, own], numbers[row, own], strict=True)) for row, own in enumerate(real)]
-
-
 @settings(max_examples=300, deadline=None)
 @given(batches(), st.integers(1, 4))
 def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
     tokens, real, positions = batch
     found = find(tokens, real, positions, least, 0.0)
-    documents = _documents(tokens, real, positions)
+    pairs = zip(tokens, numbered(real, positions), real, strict=True)
+    documents = [list(zip(ids[own], numbers[own], strict=True)) for ids, numbers, own in pairs]
     if found is None:
         if least == 1:  # no two of them begin with the same token at the same position
             assert len({document[0] for document in documents}) == len(documents)
@@ -61,35 +61,6 @@ def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
         assert found.tokens == len(beginnings)
     shared = [s for n, s in enumerate(found.stretches) if any(o.parent == n for o in found.stretches)]
     assert all(stretch.length >= least for stretch in shared)
-
-
-@settings(max_examples=150, deadline=None)
-@given(batches())
-def test_a_batch_goes_into_the_row_and_comes_back(batch):
-    tokens, real, positions = batch
-    found = find(tokens, real, positions, 1, 0.0)
-    if found is None:
-        return
-    padding = TokenMap.of_shared(real, found.columns, CPU)
-    values = torch.from_numpy(tokens).double()[..., None]
-    assert torch.equal(padding.restore(padding.gather(values)), values * torch.from_numpy(real)[..., None])
-
-
-def test_gradients_of_all_rows_come_to_what_they_share():
-    tokens, real = np.array([[7, 8, 1], [7, 8, 2], [7, 9, 0]]), np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0]]) > 0
-    padding = TokenMap.of_shared(real, find(tokens, real, None, 1, 0.0).columns, CPU)
-    row = torch.zeros(1, padding.tokens, 1, requires_grad=True)
-    padding.restore(row).sum().backward()
-    counts = dict(zip(padding.gather(torch.from_numpy(tokens))[0].tolist(), row.grad.flatten().tolist(), strict=True))
-    assert counts == {7: 3.0, 8: 2.0, 1: 1.0, 2: 1.0, 9: 1.0}
-
-
-def test_equal_tokens_at_other_positions_are_others():
-    tokens, real = np.array([[5, 6, 7], [5, 6, 7]]), np.ones((2, 3), dtype=bool)
-    apart = np.array([[0, 1, 2], [4, 5, 6]])
-    assert find(tokens, real, apart, 1, 0.0) is None
-    left = np.array([[1, 1, 1], [0, 1, 1]]) > 0  # without positions, a token has the number of its column
-    assert find(np.array([[5, 6, 7], [0, 5, 6]]), left, None, 1, 0.0) is None
 
 
 def test_too_little_in_common_is_nothing():
