@@ -62,6 +62,10 @@ def single_answers() -> list[dict[str, Any]]:
     return [row for number, row in enumerate(answers()) if number % 4 in (0, 3)]
 
 
+def texts() -> list[dict[str, Any]]:
+    return [{"text": pair["prompt"] + pair["chosen"]} for pair in pairs()]
+
+
 def even_words(completions: list[str], **_: Any) -> list[float]:
     """The reward of a text: how many of its words have an even number."""
     known = [[word for word in text.split() if word.startswith("w")] for text in completions]
@@ -105,11 +109,16 @@ CASES = {
     "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
     "KTO, one answer to a prompt": Case("KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}),
     "reward": Case("Reward", pairs, {"model": _HALF}),
+    "SFT": Case("SFT", texts, {"model": (0, 0)}),
 }
 USUAL = {"GRPO", "DPO", "KTO"}
 """Those that run by default."""
 WITH_KL = {"GRPO, reference, two iterations", "RLOO", "KTO"}
 """Those that log a KL other than 0; where KTO's would be below 0, it is 0."""
+
+
+REWARDS = {"DPO": "rewards/margins", "KTO": "rewards/margins", "Reward": "margin", "SFT": "mean_token_accuracy"}
+"""What is logged of rewards, or of how good answers are, other than `reward`."""
 
 
 class Run(NamedTuple):
@@ -219,7 +228,7 @@ def test_a_script_of_trl(tmp_path, name):
     assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
     assert len(losses) == STEPS
     assert drift(found, expected) < DRIFT
-    rewards = "rewards/margins" if case.kind in ("DPO", "KTO") else "margin" if case.kind == "Reward" else "reward"
+    rewards = REWARDS.get(case.kind, "reward")
     assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
     assert any(expected.series(rewards))
     assert any(expected.series("kl")) == (name in WITH_KL)
@@ -228,6 +237,7 @@ def test_a_script_of_trl(tmp_path, name):
     for model, (least, most) in case.shared.items():
         assert least <= found.shared[model] <= most, model
         assert not found.handles[model].tally.left
+        assert found.handles[model].tally.padding > 0
     logged = [entry for entry in found.logs if "loss" in entry]
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
 
