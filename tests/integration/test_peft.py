@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +44,7 @@ BEYOND_THE_TOKEN = {
     "activated LoRA": lambda: peft.LoraConfig(r=4, alora_invocation_tokens=[9, 8], **TARGETS),
     "VeLoRA": lambda: peft.LoraConfig(r=4, velora_config=peft.VeloraConfig(), **TARGETS),
 }
+REFUSED = {**PROMPTS, **BEYOND_THE_TOKEN}
 
 
 def _config(make: Callable[[], Any]) -> Any:
@@ -61,96 +64,72 @@ def _enable_before(config: Any) -> Any:
     return peft.get_peft_model(model, config)
 
 
-def _enable_after(config: Any) -> Any:
-    model = peft.get_peft_model(_llama(), config)
+def _enable_after(config: Any, **options: Any) -> Any:
+    model = peft.get_peft_model(_llama(), config, **options)
     autopack.enable(model)
     return model
 
 
-ORDERS = {"enabled before": _enable_before, "enabled after": _enable_after}
+def _put_on_by_transformers(config: Any) -> Any:
+    model = _llama()
+    autopack.enable(model)
+    model.add_adapter(config)
+    return model
 
 
-@pytest.fixture(params=ORDERS.values(), ids=ORDERS)
-def wrap(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return request.param
+def _loaded(config: Any) -> Any:
+    """An adapter from disk, onto an enabled model."""
+    model = _llama()
+    autopack.enable(model)
+    with tempfile.TemporaryDirectory() as folder:
+        peft.get_peft_model(_llama(), config).save_pretrained(folder)
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, wrap):
-    model = wrap(_config(METHODS[method]))
+def _mixed(config: Any) -> Any:
+    model = _enable_after(config, mixed=True)
+    model.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
+    model.set_adapter(["default", "other"])
+    return model
+
+
+def _checkpointed(model: Any, reentrant: bool) -> Any:
+    model.train().enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def _merged(model: Any) -> Any:
+    return model.merge_and_unload().requires_grad_(True)
+
+
+BOTH = [_enable_before, _enable_after]
+AFTERWARDS = [_merged, copy.deepcopy, *(partial(_checkpointed, reentrant=reentrant) for reentrant in (True, False))]
+EXACT: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    *((method, make, lambda model: model) for method in METHODS for make in BOTH),
+    *(("LoRA", make, change) for change in AFTERWARDS for make in BOTH),
+    *(("LoRA", make, lambda model: model) for make in (_put_on_by_transformers, _loaded, _mixed)),
+]
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("method", "make", "change"), EXACT)
+def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, make, change):
+    model = make(_config(METHODS[method]))
     perturb(model)
     texts = documents(model.config)
+    model = change(model)
+    assert autopack.is_enabled(model)
     found, wanted = run_packed(model, texts), run_alone(model, texts)
     assert wanted.gradients, "the adapter must be trained"
     assert found.error(wanted) < FLOAT32
 
 
 @pytest.mark.parametrize("method", ["LoRA", "AdaLoRA"])
-def test_without_autopack_they_leak(method):
-    model = peft.get_peft_model(_llama(), METHODS[method]())
-    perturb(model)
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
-
-
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-def test_lora_is_exact_with_gradient_checkpointing_switched_on_through_the_wrapper(wrap, reentrant):
-    model = wrap(METHODS["LoRA"]()).train()
-    perturb(model)
-    texts = documents(model.config)
-    wanted = run_alone(model, texts)
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert run_packed(model, texts).error(wanted) < FLOAT32
-
-
-def test_a_mixed_peft_model_is_exact():
-    mixed = peft.get_peft_model(_llama(), METHODS["LoRA"](), mixed=True)
-    mixed.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
-    mixed.set_adapter(["default", "other"])
-    perturb(mixed)
-    autopack.enable(mixed)
-    texts = documents(mixed.config)
-    assert run_packed(mixed, texts).error(run_alone(mixed, texts)) < FLOAT32
-
-
-def test_an_adapter_put_on_by_transformers_itself_is_exact():
-    model = _llama()
-    autopack.enable(model)
-    model.add_adapter(METHODS["LoRA"]())
-    perturb(model)
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32
-
-
-def test_an_adapter_loaded_from_disk_onto_an_enabled_model_is_exact(tmp_path):
-    trained = peft.get_peft_model(_llama(), METHODS["LoRA"]())
-    perturb(trained)
-    trained.save_pretrained(tmp_path)
-    model = _llama()
-    autopack.enable(model)
-    loaded = peft.PeftModel.from_pretrained(model, tmp_path, is_trainable=True)
-    texts = documents(model.config)
-    assert run_packed(loaded, texts).error(run_alone(trained, texts)) < FLOAT32
-
-
-def test_a_merged_model_stays_enabled_and_exact(wrap):
-    model = wrap(METHODS["LoRA"]())
-    perturb(model, 0.3)
-    texts = documents(model.config)
-    adapted = run_packed(model, texts)
-    merged = model.merge_and_unload().requires_grad_(True)
-    assert autopack.is_enabled(merged)
-    found = run_packed(merged, texts)
-    assert found.error(run_alone(merged, texts)) < FLOAT32
-    # Merging adds the adapter to the weights: another order of the same sums.
-    torch.testing.assert_close(found.logits, adapted.logits, atol=1e-4, rtol=1e-4)
-    autopack.disable(merged)
-    assert not autopack.is_enabled(merged)
-
-
-def test_disable_through_the_wrapper_takes_everything_back(wrap):
-    model = wrap(METHODS["LoRA"]())
+@pytest.mark.parametrize("wrap", BOTH)
+def test_disable_through_the_wrapper_takes_everything_back(method, wrap):
+    """It is the control, too: without autopack, documents of the packed row meet."""
+    model = wrap(METHODS[method]())
     perturb(model)
     assert autopack.is_enabled(model)
     autopack.disable(model)
@@ -160,14 +139,7 @@ def test_disable_through_the_wrapper_takes_everything_back(wrap):
     assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
 
 
-def test_a_copy_of_an_enabled_peft_model_is_exact(wrap):
-    model = wrap(METHODS["LoRA"]())
-    perturb(model)
-    texts = documents(model.config)
-    wanted = run_alone(model, texts)
-    assert run_packed(copy.deepcopy(model), texts).error(wanted) < FLOAT32
-
-
+@pytest.mark.parametrize("wrap", BOTH)
 def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_stock(wrap):
     model = wrap(METHODS["LoRA"]())
     perturb(model)
@@ -181,26 +153,25 @@ def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_sto
     assert all(map(torch.equal, enabled, call()))
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
-def test_enabling_a_model_with_a_learned_prompt_is_refused(kind):
-    model = peft.get_peft_model(_llama(), PROMPTS[kind]())
-    with refused("peft-method", match=r"adapter 'default' is P\w+: it prepends .* Use LoRA"):
+@pytest.mark.parametrize("kind", REFUSED)
+def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(kind):
+    model = peft.get_peft_model(_llama(), _config(REFUSED[kind]))
+    with refused("peft-method", match=r"adapter 'default' is \w+: "):
         autopack.enable(model)
     model(**packed(documents(model.config)))  # and it is left as it was
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
-def test_a_learned_prompt_on_an_enabled_model_is_refused_until_it_is_disabled(kind):
-    model = _llama()
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_until_it_is_disabled(kind):
+    config, model = _config(REFUSED[kind]), _llama()
     handle = autopack.enable(model)
-    with refused("peft-method", match=r"P\w+ was put on a model that autopack enabled: it prepends"):
-        peft.get_peft_model(model, PROMPTS[kind]())
+    with refused("peft-method"):
+        peft.get_peft_model(model, config)
     texts = documents(model.config)
     assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32, "the refusal left the model enabled"
     handle.remove()
-    for parameter in model.parameters():
-        parameter.requires_grad = True
-    assert peft.get_peft_model(model, PROMPTS[kind]())(input_ids=texts[0]).logits.isfinite().all()
+    model.requires_grad_(True)
+    assert peft.get_peft_model(model, config)(input_ids=texts[0]).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -219,24 +190,6 @@ def test_a_prompt_on_another_model_is_none_of_our_business():
     autopack.enable(enabled)
     model = peft.get_peft_model(other, PROMPTS["prompt tuning"]())
     assert model(input_ids=documents(other.config)[0]).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", BEYOND_THE_TOKEN)
-def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(kind):
-    model = peft.get_peft_model(_llama(), _config(BEYOND_THE_TOKEN[kind]))
-    with refused("peft-method", match=r"adapter 'default' is \w+: .* acts on every token alone"):
-        autopack.enable(model)
-
-
-@pytest.mark.parametrize("kind", BEYOND_THE_TOKEN)
-def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model(kind):
-    config, model = _config(BEYOND_THE_TOKEN[kind]), _llama()
-    with autopack.enable(model):
-        with refused("peft-method"):
-            peft.get_peft_model(model, config)
-        texts = documents(model.config)
-        assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32, "the model is left as it was"
-    peft.get_peft_model(model, config)
 
 
 def test_a_second_adapter_is_judged_like_the_first():

@@ -1,4 +1,4 @@
-"""Trainers of TRL and lm-eval as they are: what rows of their batches begin with is computed once, and nothing changes.
+"""Trainers of TRL as they are: what rows of their batches begin with is computed once, and nothing changes.
 
 TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which rounds away what is
 compared here, and a learning rate by which parameters move in a few steps. Prompts have 32 to 48 tokens, completions
@@ -283,62 +283,3 @@ def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
     expected, found = trained(tmp_path, case), trained(tmp_path, case, check_every=0)
     assert found.shared["model"] > CASES["DPO"].shared["model"][1]
     assert largest_difference(found, expected) > LEAK
-
-
-class TestHarness:
-    """lm-eval's `HFLM`, and multiple choice: each choice is a row that begins with its question."""
-
-    @pytest.fixture
-    def harness(self, tmp_path):
-        huggingface = pytest.importorskip("lm_eval.models.huggingface")
-
-        def make(model_type: str = "llama") -> Any:
-            save_model(tmp_path, model_type)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-            return huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, device="cpu", max_length=128)
-
-        return make
-
-    def requests(self, before: str, choices: int, least: int, most: int) -> list[Any]:
-        """Eight questions after the same text, with choices of so many words."""
-        from lm_eval.api.instance import Instance
-
-        draw, found = random.Random(0), []
-        for number in range(8):
-            question = before + words(draw, 32, 48)
-            answered = [f" {words(draw, least, most)}" for _ in range(choices)]
-            found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
-        return found
-
-    def compared(self, model: Any, requests: list[Any], **options: Any) -> Any:
-        """Scores of stock and of an enabled one are the same; what its calls held."""
-        expected = model.loglikelihood(requests, disable_tqdm=True)
-        with autopack.enable(model, **options) as handle:
-            found = model.loglikelihood(requests, disable_tqdm=True)
-            assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-            assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
-            assert not handle.tally.left
-            return handle.tally.evaluation
-
-    @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-    def test_choices_of_like_lengths(self, harness, model_type):
-        """They stand next to each other in what lm-eval sorts by length: two questions a batch, four choices each."""
-        ran = self.compared(harness(model_type), self.requests("", 4, 3, 3))
-        assert ran.shared > 0.6 * ran.tokens
-
-    def test_choices_of_unlike_lengths(self, harness):
-        """Those of one question may lie in several batches."""
-        ran = self.compared(harness(), self.requests("", 4, 2, 9))
-        assert ran.shared > 0.1 * ran.tokens
-
-    def test_examples_before_every_question(self, harness):
-        """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
-        examples = words(random.Random(1), 60, 60) + " "
-        ran = self.compared(harness(), self.requests(examples, 4, 1, 1))
-        assert ran.documents == 8
-        assert ran.shared == 7 * 60
-
-    def test_what_shares_nothing_gives_the_same(self, harness):
-        ran = self.compared(harness(), self.requests("", 4, 3, 3), share=False)
-        assert (ran.shared, ran.columns) == (0, ran.tokens)
