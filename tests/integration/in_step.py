@@ -17,10 +17,10 @@ import autopack
 from autopack import tiny
 from autopack.runtime.runs import Steps
 from tests.encoder_decoder.pairs import Pairs, alone
-from tests.integration.documents import documents, packed
+from tests.integration.documents import documents, packed, run_alone
+from tests.integration.ranks import SHARES, padded
 
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
-SHARES = (slice(0, 4), slice(4, 6))
 
 
 def sharded(kind: str, mesh: Any = None, by_linear_layer: bool = False, **options: Any) -> Any:
@@ -134,15 +134,11 @@ def _padded_beside_packed(rank: int) -> float:
     kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
     model, plain = sharded(kind).train(), tiny.build(kind).train()
     mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
-    lengths = [each.shape[1] for each in mine]
-    alone = [float(plain(input_ids=each, labels=each).loss) * (each.shape[1] - 1) for each in mine]
-    wanted = sum(alone) / sum(n - 1 for n in lengths)
-    given = packed(mine)
-    if rank:
-        rows = [torch.nn.functional.pad(each, (0, max(lengths) - each.shape[1])) for each in mine]
-        ids = torch.cat(rows)
-        mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths])
-        given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return _error_of_loss(model, plain, mine, padded(mine) if rank else packed(mine))
+
+
+def _error_of_loss(model: Any, plain: Any, mine: list[torch.Tensor], given: dict[str, torch.Tensor]) -> float:
+    wanted = run_alone(plain, mine).loss
     loss = model(**given).loss
     loss.backward()
     return abs(float(loss.detach()) - wanted) / wanted
@@ -155,14 +151,10 @@ def _hooked_on_one_rank(rank: int) -> float:
     """
     model, plain = sharded("llama").train(), tiny.build("llama").train()
     mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
-    alone = [float(plain(input_ids=each, labels=each).loss) * (each.shape[1] - 1) for each in mine]
-    wanted = sum(alone) / sum(each.shape[1] - 1 for each in mine)
     model(**packed(mine)).loss.backward()
     if rank == 0:
         model.model.layers[0].mlp.register_forward_hook(_look)
-    loss = model(**packed(mine)).loss
-    loss.backward()
-    return abs(float(loss.detach()) - wanted) / wanted
+    return _error_of_loss(model, plain, mine, packed(mine))
 
 
 def _look(module: Any, args: Any, output: Any) -> None:

@@ -61,7 +61,7 @@ def _from_before(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(before[:, :1]), before[:, 1:]], dim=1)
 
 
-def shifted_tokens() -> Any:
+def shifted_tokens(in_evaluation: bool = True) -> Any:
     """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
 
     Packed rows of it are exact on one process.
@@ -71,7 +71,8 @@ def shifted_tokens() -> Any:
         states = self.get_input_embeddings()(input_ids)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        states = states + _from_before(states, position_ids)
+        if self.training or in_evaluation:
+            states = states + _from_before(states, position_ids)
         return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
 
     return _with_forward("llama", forward)
@@ -94,20 +95,6 @@ def other_positions() -> Any:
     return _with_forward("llama", forward)
 
 
-def shifted_in_training() -> Any:
-    """The same, in training alone."""
-
-    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
-        states = self.get_input_embeddings()(input_ids)
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        if self.training:
-            states = states + _from_before(states, position_ids)
-        return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
-
-    return _with_forward("llama", forward)
-
-
 def hooked(model: Any) -> Any:
     """The model with a hook on its first layer that does the same."""
 
@@ -121,11 +108,12 @@ def hooked(model: Any) -> Any:
 
 
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
-REFUSED = {
-    "replaced layer": replaced_layer,
-    "tokens of before": shifted_tokens,
-    "tokens of before, in training": shifted_in_training,
-    "hook": lambda: hooked(model_of("llama")),
-    "own loss": loss_of_a_row,
-    "own positions": other_positions,
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "replaced layer": (replaced_layer, "it has no _Gated"),
+    "tokens of before": (shifted_tokens, "its twin gives another loss"),
+    "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "its twin gives another loss"),
+    "hook": (lambda: hooked(model_of("llama")), "it has no hook"),
+    "own loss": (loss_of_a_row, "its twin gives another loss"),
+    "own positions": (other_positions, "documents are not those of that call"),
 }
+"""With what the error has to say."""

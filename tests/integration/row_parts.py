@@ -63,16 +63,29 @@ def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = 
     return Run(whole.flatten(0, 1), float(total), gradients)
 
 
-def error(kind: str, batch_of: Callable[[Any], Any] = rows_of, change: Any = None, **options: Any) -> float:
-    """The error of rows that all ranks share against each document alone on one process."""
+def error(
+    kind: str,
+    batch_of: Callable[[Any], Any] = rows_of,
+    change: Any = None,
+    make: Callable[..., Any] = model_of,
+    group: Any = None,
+    enables: bool = True,
+    **options: Any,
+) -> float:
+    """The error of rows that ranks share against each document alone on one process.
+
+    `make` makes both models, and `change` changes the one that is shared once it is enabled.
+    """
     shifts = not kind.endswith("masked-lm")
-    model, plain = model_of(kind, **options), model_of(kind, **options)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    model, plain = make(kind, **options), make(kind, **options)
+    if enables:
+        handle = autopack.enable(model, sequence_parallel=group or dist.group.WORLD)
+        assert handle.enabled.proof.source in ("recorded", "twin", "part"), handle.enabled.proof
     if change is not None:
         model = change(model)
     texts, batch = batch_of(model.config)
     alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
-    found = shared(model, batch, shifts=shifts)
+    found = shared(model, batch, group, shifts=shifts)
     mask = batch.get("attention_mask")
     if mask is not None:
         found = dataclasses.replace(found, logits=found.logits[mask.flatten() != 0])

@@ -51,25 +51,13 @@ def _compiled(model: Any) -> Any:
     return model
 
 
-def _evaluated() -> float:
-    """The error of logits in evaluation mode, with a window."""
-    model, plain = model_of("mistral").eval(), model_of("mistral").eval()
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(model.config)
-    return shared(model, batch).error(run_alone(plain, texts))
-
-
-def _adapted() -> float:
-    """The error of a model with LoRA."""
+def _adapted(kind: str) -> Any:
+    """A model with LoRA."""
     peft = pytest.importorskip("peft")
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        adapter = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
-        models.append(peft.get_peft_model(model_of("llama"), adapter))
-    autopack.enable(models[0], sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(models[0].config)
-    return shared(models[0], batch).error(run_alone(models[1], texts))
+    torch.manual_seed(0)
+    return peft.get_peft_model(
+        model_of(kind), peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    )
 
 
 def declared_otherwise(config: Any) -> Any:
@@ -129,13 +117,10 @@ def stock_exchange(
     return rows.exchange(output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3), None
 
 
-def _without_autopack() -> float:
-    """The error of the same exchange where nobody keeps documents apart: the negative control."""
+def _exchanging(model: Any) -> Any:
     ALL_ATTENTION_FUNCTIONS["stock_exchange"] = stock_exchange
-    model, plain = model_of("llama"), model_of("llama")
     model.set_attn_implementation("stock_exchange")
-    texts, batch = rows_of(model.config)
-    return shared(model, batch).error(run_alone(plain, texts))
+    return model
 
 
 def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
@@ -180,12 +165,9 @@ def run_packed_rows(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _trained_beside_data_parallel() -> float:
-    """A copied model in a group of its own rank's alone shares nothing, and trains as ever."""
+    """A model in a group of its own rank's alone shares nothing, and trains as ever."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    model, plain = model_of("llama"), model_of("llama")
-    autopack.enable(model, sequence_parallel=alone)
-    texts, batch = rows_of(model.config, ((7, 12, 5),))
-    return shared(model, batch, group=alone).error(run_alone(plain, texts))
+    return error("llama", lambda config: rows_of(config, ((7, 12, 5),)), group=alone)
 
 
 def _error_of(call: Callable[[], Any]) -> str:
@@ -196,15 +178,17 @@ def _error_of(call: Callable[[], Any]) -> str:
     return "none"
 
 
-def _refused(kind: str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options: Any) -> str:
-    """What a call is refused for; `part` changes what this rank hands in."""
+def _called(
+    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options: Any
+) -> Callable[[], None]:
+    """A call of a model, or of one of a kind; `part` changes what this rank hands in."""
 
     def call() -> None:
-        model = model_of(kind, **options)
+        model = model_of(make, **options) if isinstance(make, str) else make()
         autopack.enable(model, sequence_parallel=dist.group.WORLD)
         _call(model, part)
 
-    return _error_of(call)
+    return call
 
 
 def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part) -> Any:
@@ -214,25 +198,10 @@ def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part)
     return model(**(given if found is None else found))
 
 
-def _unproven() -> dict[str, float]:
-    """Errors of models of somebody else's code: their twins have said yes."""
-    found: dict[str, float] = {}
-    for name, make in own_code.SERVED.items():
-        model, plain = make(), make()
-        handle = autopack.enable(model, sequence_parallel=dist.group.WORLD)
-        assert handle.enabled.proof.source in ("twin", "part"), handle.enabled.proof
-        texts, batch = rows_of(model.config)
-        found[f"exact own code: {name}"] = without_zeros(shared(model, batch), run_alone(plain, texts))
-    return found
-
-
-def _audited_after_a_hooked_one() -> float:
+def _after_a_hooked_one() -> float:
     """What a twin has said of a model with hooks is not kept for one without them."""
-    _refused_own_code(lambda: own_code.hooked(model_of("llama")))
-    model, plain = model_of("llama"), model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(model.config)
-    return without_zeros(shared(model, batch), run_alone(plain, texts))
+    _error_of(_called(lambda: own_code.hooked(model_of("llama"))))
+    return error("llama")
 
 
 def _hooked_later() -> None:
@@ -244,15 +213,6 @@ def _hooked_later() -> None:
     model(**part)
     own_code.hooked(model)
     model(**part)
-
-
-def _refused_own_code(make: Callable[[], Any]) -> str:
-    def call() -> None:
-        model = make()
-        autopack.enable(model, sequence_parallel=dist.group.WORLD)
-        _call(model)
-
-    return _error_of(call)
 
 
 def _pooled() -> None:
@@ -322,39 +282,46 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact checkpointing"] = error("llama", change=_checkpointed(False))
     found["exact copy"] = error("llama", change=copy.deepcopy)
     found["exact compiled"] = error("llama", change=_compiled)
-    found["exact evaluated"] = _evaluated()
-    found["exact adapted"] = _adapted()
-    found |= _unproven()
-    found["exact audited after a hooked one"] = _audited_after_a_hooked_one()
+    found["exact evaluated"] = error("mistral", change=lambda model: model.eval())
+    found["exact adapted"] = error("llama", make=_adapted)
+    for name, make in own_code.SERVED.items():
+        found[f"exact own code: {name}"] = error(name, make=lambda _, make=make: make())
+    found["exact audited after a hooked one"] = _after_a_hooked_one()
     found["exact layouts"] = _random_layouts()
     found["exact alone"] = _trained_beside_data_parallel()
     found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
     found["deepspeed windows"] = _by_deepspeed("after", "mistral")
     found["perturbed"] = _perturbed()
-    found["without autopack"] = _without_autopack()
+    found["without autopack"] = error("llama", change=_exchanging, enables=False)
     found["watched"] = _watched()
-    found |= {f"refused {name}": reason for name, reason in _refusals()}
-    return found
+    return found | {f"refused {name}": _error_of(call) for name, (call, _) in REFUSED.items()}
 
 
-def _refusals() -> Any:
-    yield "padded inside", _refused("longformer:masked-lm", lambda part: part, attention="eager")
-    yield "masks combined", _refused("qwen4_exp_text", attention="eager")
-    yield "whole model", _refused("reformer", attention="eager")
-    yield "scaled queries", _refused("llama4_text")
-    yield "own mask", _refused("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]})
-    yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})
-    yield "boundaries", _refused("llama", _counting_boundaries)
-    yield "floats", _refused("llama", lambda part: {**part, "position_ids": part["position_ids"].float()})
-    yield "columns", _refused("llama", _on_one_rank(_shorter))
-    yield "one rank", _refused("llama", _on_one_rank(lambda part: part.update(use_cache=True)))
-    yield "weights", _refused("llama", lambda part: part.update(output_attentions=True), attention="eager")
-    yield "routers", _refused("mixtral", lambda part: part.update(output_router_logits=True))
-    yield "last logits", _refused("llama", lambda part: part.update(logits_to_keep=1))
-    for name, make in own_code.REFUSED.items():
-        yield name, _refused_own_code(make)
-    yield "hook later", _error_of(_hooked_later)
-    yield "pooler", _error_of(_pooled)
-    yield "pickled", _error_of(_pickled)
-    yield "otherwise", _error_of(_otherwise_enabled)
-    yield "no group", _error_of(lambda: autopack.enable(model_of("llama"), sequence_parallel=2))
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
+    "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
+    "whole model": (_called("reformer", attention="eager"), "documents are run alone"),
+    "scaled queries": (_called("llama4_text"), "queries are scaled by the columns"),
+    "own mask": (_called("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]}), "a pooler reads"),
+    "labels": (_called("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"}), "shift_labels"),
+    "boundaries": (_called("llama", _counting_boundaries), "where a document ends"),
+    "floats": (
+        _called("llama", lambda part: {**part, "position_ids": part["position_ids"].float()}),
+        "of integers; found torch.float32",
+    ),
+    "columns": (_called("llama", _on_one_rank(_shorter)), "equally many columns"),
+    "one rank": (_called("llama", _on_one_rank(lambda part: part.update(use_cache=True))), ""),
+    "weights": (
+        _called("llama", lambda part: part.update(output_attentions=True), attention="eager"),
+        "attention weights",
+    ),
+    "routers": (_called("mixtral", lambda part: part.update(output_router_logits=True)), "routers"),
+    "last logits": (_called("llama", lambda part: part.update(logits_to_keep=1)), "last tokens"),
+    **{name: (_called(make), words) for name, (make, words) in own_code.REFUSED.items()},
+    "hook later": (_hooked_later, "it has no hook"),
+    "pooler": (_pooled, "pooler"),
+    "pickled": (_pickled, "process groups cannot be"),
+    "otherwise": (_otherwise_enabled, "sequence_parallel=None"),
+    "no group": (lambda: autopack.enable(model_of("llama"), sequence_parallel=2), "init_process_group"),
+}
+"""What is not exact, and what its error has to say."""

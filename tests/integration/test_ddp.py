@@ -13,9 +13,7 @@ from tests.integration.documents import FLOAT32, LEAK
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 
 LEAKING = [name for name in ranks.CASES if name.endswith("enabled never")]
-FOREIGN_CHECKPOINTS = [name for name in ranks.CASES if name.startswith("torch's checkpoint wrapper")]
-ADJUSTED = "fully_shard of adjusted attention"
-EXACT = [name for name in ranks.CASES if name not in (*LEAKING, *FOREIGN_CHECKPOINTS, ADJUSTED)]
+EXACT = [name for name in ranks.CASES if name not in LEAKING]
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +32,3 @@ def test_gradients_on_both_ranks_are_those_of_the_documents_alone(case, results)
 @pytest.mark.parametrize("case", LEAKING)
 def test_without_autopack_they_are_not(case, results):
     assert max(rank[case] for rank in results) > LEAK
-
-
-@pytest.mark.parametrize("case", FOREIGN_CHECKPOINTS)
-def test_a_checkpoint_wrapper_that_transformers_does_not_know_is_exact_or_refused(case, results):
-    for rank in results:
-        assert isinstance(rank[case], float) or rank[case].startswith("OutsideForward"), rank[case]
-        assert isinstance(rank[case], str) or rank[case] < FLOAT32
-
-
-@pytest.mark.skipif(ADJUSTED not in ranks.CASES, reason="this torch has no fully_shard")
-def test_attention_that_needs_an_adjustment_gets_it_under_the_class_name_that_fsdp_gives(results):
-    for rank in results:
-        assert rank[ADJUSTED] < FLOAT32

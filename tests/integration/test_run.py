@@ -60,13 +60,14 @@ def directory() -> Path:
 
 
 @functools.cache
-def start(*arguments: str, **variables: str) -> Result:
+def start(*arguments: str, stdin: str | None = None, **variables: str) -> Result:
     """Run a command of this Python in the directory of the scripts; the same command runs once."""
     kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory(),
         env={**kept, "OMP_NUM_THREADS": "1", **variables},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=600,
@@ -103,25 +104,18 @@ def same_losses(found: Result, expected: Result) -> bool:
 
 @pytest.mark.exhaustive
 def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
-    stock, packed = start("loop.py", "--backend", "x"), start(*RUN, "loop.py", "--backend", "x")
+    """It sees what it sees under Python; its model is enabled by the first call in training, its reference never."""
+    stock, packed = (start(*how, "loop.py", "--backend", "x") for how in ((), RUN))
     assert (stock.status, packed.status) == (0, 0), stock.err + packed.err
     assert same_losses(packed, stock)
-    assert packed.told[0]["padding"] > 0
-    assert packed.lines == [line_of(packed.told[0])]
+    (seen,), (expected,) = packed.told, stock.told
+    assert seen["padding"] > 0
+    assert packed.lines == [line_of(seen)]
     assert packed.untrained == [f"autopack: LlamaForCausalLM (llama) {UNTRAINED}"]  # the reference
-
-
-def test_a_model_is_enabled_by_its_first_call_in_training_and_a_reference_never():
-    told = start(*RUN, "loop.py", "--backend", "x").told[0]
-    assert told["first"] is True
-    assert told["reference"] == []
-
-
-def test_the_script_sees_what_it_sees_under_python():
-    stock, packed = (start(*how, "loop.py", "--backend", "x").told[0] for how in ((), RUN))
+    assert (seen["first"], seen["reference"]) == (True, [])
+    assert seen["argv"] == ["loop.py", "--backend", "x"]
     for name in ("argv", "path", "file", "name", "site", "signature"):
-        assert packed[name] == stock[name]
-    assert packed["argv"] == ["loop.py", "--backend", "x"]
+        assert seen[name] == expected[name]
 
 
 def test_a_trainer_has_its_losses():
@@ -145,22 +139,10 @@ def test_code_that_is_no_file_runs_as_python_runs_it(how):
     code = "import sys; from autopack.launch.session import current; print(sys.argv, __name__, file=sys.stderr); "
     code += "print(current is not None)"
     given, stdin = ([how, code], None) if how == "-c" else ([how], code)
-    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
-    found = [
-        subprocess.run(
-            [sys.executable, *command, *given, "one", "--two"],
-            cwd=directory(),
-            env={**kept, "OMP_NUM_THREADS": "1"},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        for command in ((), RUN)
-    ]
-    assert [done.returncode for done in found] == [0, 0], found[1].stderr
-    assert [done.stdout.strip() for done in found] == ["False", "True"]
-    assert found[0].stderr.splitlines()[0] == found[1].stderr.splitlines()[0]
+    stock, packed = (start(*command, *given, "one", "--two", stdin=stdin) for command in ((), RUN))
+    assert (stock.status, packed.status) == (0, 0), packed.err
+    assert [stock.out.strip(), packed.out.strip()] == ["False", "True"]
+    assert stock.err.splitlines()[0] == packed.err.splitlines()[0]
 
 
 def free_port() -> str:
