@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -21,31 +20,25 @@ LAYOUTS = ((7, 12, 5, 9), (20, 13))  # two layouts of one length
 
 
 @pytest.fixture
-def stock(model_type: str, mode: str) -> torch.nn.Module:
-    """A tiny random model that autopack has not touched."""
-    return autopack.tiny.build(model_type, attn_implementation=mode)
-
-
-@pytest.fixture
-def enabled(stock: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def enabled(stock):
     """An enabled copy of the stock model."""
     model = copy.deepcopy(stock)
     with autopack.enable(model):
         yield model
 
 
-def documents(model: torch.nn.Module, lengths: Sequence[int], seed: int) -> tuple[torch.Tensor, ...]:
+def documents(model, lengths, seed):
     """Random documents of these lengths, one row each."""
     return autopack.tiny.tokens(model.config, 1, sum(lengths), seed=seed).split(list(lengths), dim=1)
 
 
-def packed(parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def packed(parts):
     """The plain packed call: one row, positions that restart."""
     positions = [torch.arange(part.shape[1]).unsqueeze(0) for part in parts]
     return {"input_ids": torch.cat(list(parts), dim=1), "position_ids": torch.cat(positions, dim=1)}
 
 
-def padded(model: torch.nn.Module, lengths: Sequence[int], side: str) -> dict[str, torch.Tensor]:
+def padded(model, lengths, side):
     """A padded batch, one document per row, with labels where a real token predicts a real token."""
     mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for row, length in zip(mask, lengths, strict=True):
@@ -55,24 +48,24 @@ def padded(model: torch.nn.Module, lengths: Sequence[int], side: str) -> dict[st
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(predicted == 0, -100)}
 
 
-def loss_sum(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def loss_sum(logits, tokens):
     """The summed next-token loss of one document."""
     return F.cross_entropy(logits[0, :-1].float(), tokens[0, 1:], reduction="sum")
 
 
-def packed_loss(model: torch.nn.Module, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def packed_loss(model, parts):
     """The summed loss of a packed row; the targets never cross from one document to the next."""
     logits = model(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
     return torch.stack([loss_sum(own, part) for own, part in zip(logits, parts, strict=True)]).sum()
 
 
-def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def gradients(model):
     """The gradients by parameter name."""
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 @pytest.mark.sampled(3)
-def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+def test_audit(enabled, record_property):
     """No document sees another one, whatever else the call carries."""
     report = autopack.audit(enabled)
     record_property("worst", float(report.worst))
@@ -81,11 +74,11 @@ def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object]
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
 def test_gradients(
-    stock: torch.nn.Module,
-    enabled: torch.nn.Module,
-    reentrant: bool,
-    record_property: Callable[[str, object], None],
-) -> None:
+    stock,
+    enabled,
+    reentrant,
+    record_property,
+):
     """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate documents."""
     rows = [documents(stock, lengths, seed) for seed, lengths in enumerate(LAYOUTS)]
     stock.train()
@@ -112,9 +105,7 @@ def test_gradients(
     assert errors[worst] <= TOLERANCE, f"{worst}: the gradient is off by {errors[worst]:.1e} of its norm"
 
 
-def test_padded(
-    stock: torch.nn.Module, enabled: torch.nn.Module, record_property: Callable[[str, object], None]
-) -> None:
+def test_padded(stock, enabled, record_property):
     """A padded batch, unpadded inside, gives the logits, loss and gradients of the padded run."""
     errors = []
     for side in ("right", "left"):
@@ -140,22 +131,29 @@ def test_padded(
     assert (tally.batches, tally.left) == (2, {}), str(tally)
 
 
-def test_disable(stock: torch.nn.Module) -> None:
-    """After `disable` the model gives, bit for bit, what it gave before `enable`."""
+def test_disable(stock):
+    """After `disable` the model is what it was, attributes, hooks and forwards, and gives bit for bit what it gave."""
+
+    def state():
+        return [(set(vars(m)), list(m._forward_pre_hooks), list(m._forward_hooks)) for m in stock.modules()]
+
     row = packed(documents(stock, LAYOUTS[0], seed=2))
     calls = ({"input_ids": row["input_ids"]}, row)
-    before = [stock(**call).logits for call in calls]
+    stock(**row, output_hidden_states=True)  # some releases leave forwards on layers whose outputs they collect
+    before, found = [stock(**call).logits for call in calls], state()
     autopack.enable(stock)
     assert autopack.is_enabled(stock)
     stock(**row)
     autopack.disable(stock)
     assert not autopack.is_enabled(stock)
+    assert state() == found
     after = [stock(**call).logits for call in calls]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert state() == found
 
 
 @pytest.mark.sampled(3)
-def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+def test_control(stock, record_property):
     """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
     parts = documents(stock, LAYOUTS[0], seed=3)
     with torch.no_grad():

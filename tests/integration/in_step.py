@@ -23,7 +23,11 @@ from tests.integration.ranks import SHARES, padded
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
 
 
-def sharded(kind: str, mesh: Any = None, by_linear_layer: bool = False, **options: Any) -> Any:
+def _share(rank: int, model: Any) -> list[torch.Tensor]:
+    return documents(model.config, DOCUMENTS)[SHARES[rank]]
+
+
+def sharded(kind: str, mesh=None, by_linear_layer: bool = False, **options):
     """An enabled model of a type, by fully_shard."""
     model = tiny.build(kind, **options)
     autopack.enable(model)
@@ -44,7 +48,7 @@ def _without_idle_runs(rank: int) -> str:
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
     Steps.idle = lambda *_: iter(())  # type: ignore[method-assign]
     try:
-        model(**packed(documents(model.config, DOCUMENTS)[SHARES[rank]])).loss.backward()
+        model(**packed(_share(rank, model))).loss.backward()
     except RuntimeError as error:
         return str(error)
     return ""
@@ -73,7 +77,7 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
 def _evaluated(rank: int) -> float:
     """The error of logits without gradients."""
     model, plain = sharded("xlnet"), tiny.build("xlnet")
-    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    mine = _share(rank, model)
     with torch.no_grad():
         alone = torch.cat([plain(input_ids=each).logits[0] for each in mine])
         found = model(**packed(mine)).logits[0]
@@ -101,18 +105,18 @@ def _by_one_half(rank: int, kind: str) -> float:
 def _loss_of_tuple(rank: int) -> float:
     """The difference of the loss that is the first of a tuple, and that of an output by name."""
     model = sharded("xlnet").train()
-    given = packed(documents(model.config, DOCUMENTS)[SHARES[rank]])
+    given = packed(_share(rank, model))
     loss, *_ = model(**given, return_dict=False)
     loss.backward()
     return abs(float(loss.detach()) - float(model(**given).loss.detach()))
 
 
-def _left_behind(rank: int, **options: Any) -> list[str]:
+def _left_behind(rank: int, **options) -> list[str]:
     """What a call with dropout leaves otherwise than where nobody waits for it: random state, counts."""
     left = []
     for made in (sharded("xlnet", dropout=0.2, **options), tiny.build("xlnet", dropout=0.2, **options)):
         handle = autopack.enable(made)
-        given = packed(documents(made.config, DOCUMENTS)[SHARES[rank]])
+        given = packed(_share(rank, made))
         if options:
             given["labels"] = torch.arange(len(DOCUMENTS))[SHARES[rank]] % 2
         torch.manual_seed(rank)
@@ -124,7 +128,7 @@ def _left_behind(rank: int, **options: Any) -> list[str]:
 def _with_a_cache(rank: int) -> None:
     """One rank brings packed rows, the other a call with a cache."""
     model = sharded("bloom", by_linear_layer=True)
-    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    mine = _share(rank, model)
     with torch.no_grad():
         model(**({"input_ids": mine[0], "use_cache": True} if rank else packed(mine)))
 
@@ -133,11 +137,11 @@ def _padded_beside_packed(rank: int) -> float:
     """One rank brings packed rows, the other a batch with padding; the error of the loss against stock's."""
     kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
     model, plain = sharded(kind).train(), tiny.build(kind).train()
-    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    mine = _share(rank, model)
     return _error_of_loss(model, plain, mine, padded(mine) if rank else packed(mine))
 
 
-def _error_of_loss(model: Any, plain: Any, mine: list[torch.Tensor], given: dict[str, torch.Tensor]) -> float:
+def _error_of_loss(model, plain, mine: list[torch.Tensor], given: dict[str, torch.Tensor]) -> float:
     wanted = run_alone(plain, mine).loss
     loss = model(**given).loss
     loss.backward()
@@ -150,14 +154,14 @@ def _hooked_on_one_rank(rank: int) -> float:
     It is proven on that rank by itself: a run of the model there would wait for the other one.
     """
     model, plain = sharded("llama").train(), tiny.build("llama").train()
-    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    mine = _share(rank, model)
     model(**packed(mine)).loss.backward()
     if rank == 0:
         model.model.layers[0].mlp.register_forward_hook(_look)
     return _error_of_loss(model, plain, mine, packed(mine))
 
 
-def _look(module: Any, args: Any, output: Any) -> None:
+def _look(module, args, output) -> None:
     """What people log on the main process."""
 
 
@@ -170,7 +174,7 @@ def _within_context_parallel(rank: int) -> None:
         model(input_ids=ids, position_ids=positions, use_cache=False)
 
 
-def _attention_across_ranks(rank: int, function: Any) -> None:
+def _attention_across_ranks(rank: int, function) -> None:
     """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
     ALL_ATTENTION_FUNCTIONS[function.__name__] = function
     model = tiny.build("llama", attn_implementation="eager")
@@ -181,14 +185,14 @@ def _attention_across_ranks(rank: int, function: Any) -> None:
         model(input_ids=ids, position_ids=torch.arange(12)[None], use_cache=False)
 
 
-def across(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+def across(module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_, **__):
     """Attention to the keys of all ranks."""
     parts = [torch.empty_like(key) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, key.contiguous())
     raise AssertionError("it has been reached")
 
 
-def across_further_in(module: Any, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> Any:
+def across_further_in(module, query: torch.Tensor, key: torch.Tensor, *_, **__):
     """The same by a function of its own."""
 
     def gather(states: torch.Tensor) -> None:
@@ -198,7 +202,7 @@ def across_further_in(module: Any, query: torch.Tensor, key: torch.Tensor, *_: A
     raise AssertionError("it has been reached")
 
 
-def _error_of(call: Any) -> str:
+def _error_of(call) -> str:
     try:
         call()
     except (autopack.AutopackError, AssertionError) as error:

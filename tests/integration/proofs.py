@@ -20,7 +20,7 @@ from tests.integration.ranks import SHARDED, WORLD, Wrap, fsdp2
 from tests.proving.untouched import Doubled, Touched, built, collectives, left_alone
 
 
-def _tensor_parallel(model: Any) -> Any:
+def _tensor_parallel(model):
     mesh = init_device_mesh("cpu", (WORLD,))
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}

@@ -57,15 +57,15 @@ def _all_cases(rank: int, _: Path) -> dict[str, Any]:
     return results
 
 
-def _llama() -> Any:
+def _llama():
     return tiny.build("llama", attn_implementation="sdpa").train()
 
 
-def _ddp(model: Any) -> Any:
+def _ddp(model):
     return DistributedDataParallel(model)
 
 
-def fsdp2(model: Any) -> Any:
+def fsdp2(model):
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -73,7 +73,7 @@ def fsdp2(model: Any) -> Any:
     return model
 
 
-def _fsdp_attention(model: Any) -> Any:
+def _fsdp_attention(model):
     """fully_shard gives what it shards a class of its own, `FSDP...`."""
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in model.model.layers:
@@ -82,23 +82,23 @@ def _fsdp_attention(model: Any) -> Any:
     return model
 
 
-def fsdp1(model: Any) -> Any:
+def fsdp1(model):
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
-def fsdp1_by_layer(model: Any) -> Any:
+def fsdp1_by_layer(model):
     """Every layer is gathered by itself, as accelerate's plugin has it."""
     policy = ModuleWrapPolicy({type(model.model.layers[0])})
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True)
 
 
-def _accelerate(model: Any) -> Any:
+def _accelerate(model):
     from accelerate import Accelerator
 
     return Accelerator(cpu=True).prepare(model)
 
 
-def _lora(model: Any) -> Any:
+def _lora(model):
     import peft
 
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap
     return run_case
 
 
-def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
+def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
     wanted = _reference(model, texts)
     count = targets(texts)
     for row in rows:
@@ -137,7 +137,7 @@ def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[s
     return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
 
 
-def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gradients of a plain model with the same parameters, all documents alone."""
     base = unwrap(model)
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
@@ -146,7 +146,7 @@ def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]
     return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
 
 
-def _gradients(model: Any) -> dict[str, torch.Tensor]:
+def _gradients(model) -> dict[str, torch.Tensor]:
     """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
     whole = isinstance(model, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():

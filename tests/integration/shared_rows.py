@@ -18,8 +18,8 @@ import autopack
 from autopack.inspection import sharding
 from autopack.runtime.row_group import RowGroup
 from tests.integration import alst, own_code
-from tests.integration.documents import documents, run_alone
-from tests.integration.row_parts import error, model_of, rows_of, shared, without_zeros
+from tests.integration.documents import documents, run_alone, with_mask
+from tests.integration.row_parts import error, model_of, rows_of, shared
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
@@ -31,13 +31,17 @@ TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss",
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-def _of_any_length(config: Any) -> Any:
+def _share_out(model: Any) -> None:
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+
+
+def _of_any_length(config):
     """Rows with a document that is longer than the part of a rank."""
     return rows_of(config, ((7, 12, 5), (3, 19, 2)))
 
 
 def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
-    def change(model: Any) -> Any:
+    def change(model):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
         return model
@@ -45,13 +49,13 @@ def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
     return change
 
 
-def _compiled(model: Any) -> Any:
+def _compiled(model):
     for layer in model.model.layers:
         layer.compile(backend="eager")
     return model
 
 
-def _adapted(kind: str) -> Any:
+def _adapted(kind: str):
     """A model with LoRA."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -60,20 +64,20 @@ def _adapted(kind: str) -> Any:
     )
 
 
-def declared_otherwise(config: Any) -> Any:
+def declared_otherwise(config):
     """23 columns, which two ranks cannot share equally, declared by numbers of documents and without positions."""
     texts, batch = rows_of(config, ((7, 12, 4), (9, 11, 3)))
     starts = batch.pop("position_ids") == 0
     return texts, {**batch, "seq_idx": starts.cumsum(1).int()}
 
 
-def _segments(config: Any) -> Any:
+def _segments(config):
     """Segment ids, of rows that say no positions."""
     texts, batch = rows_of(config)
     return texts, {**batch, "attention_mask": (batch.pop("position_ids") == 0).cumsum(1)}
 
 
-def _whole_rows(config: Any) -> Any:
+def _whole_rows(config):
     """One document per row, which nothing declares."""
     texts, batch = rows_of(config, ((24,), (24,)))
     del batch["position_ids"]
@@ -94,7 +98,7 @@ def _random_layouts() -> float:
 def _perturbed() -> float:
     """How far the logits of other documents move when all tokens of one change."""
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config)
     before = shared(model, batch).logits.clone()
     batch["input_ids"] = batch["input_ids"].clone()
@@ -104,9 +108,7 @@ def _perturbed() -> float:
     return float(torch.cat([moved[:7], moved[19:]]).max())
 
 
-def stock_exchange(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
-) -> Any:
+def stock_exchange(module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask, **options):
     """Sequence parallelism as it is without autopack: whole rows, and every token sees all that come before it."""
     rows = RowGroup(dist.group.WORLD)
     whole = [
@@ -117,7 +119,7 @@ def stock_exchange(
     return rows.exchange(output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3), None
 
 
-def _exchanging(model: Any) -> Any:
+def _exchanging(model):
     ALL_ATTENTION_FUNCTIONS["stock_exchange"] = stock_exchange
     model.set_attn_implementation("stock_exchange")
     return model
@@ -130,7 +132,7 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
     try:
         if order == "stock":
             alst.register(dist.group.WORLD)
-            return {"error": without_zeros(shared(model, batch), run_alone(plain, texts))}
+            return {"error": shared(model, batch).error(run_alone(plain, texts))}
         if order == "before":
             standing = alst.register(dist.group.WORLD)
             autopack.enable(model)
@@ -153,11 +155,11 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
     alone = run_alone(plain, texts)
     evaluated = float((whole - alone.logits).abs().max() / alone.logits.std())
-    errors = [without_zeros(found, copy.deepcopy(alone)), without_zeros(after, copy.deepcopy(alone)), evaluated]
+    errors = [found.error(alone), after.error(alone), evaluated]
     return {"error": max(errors), "restored": restored}
 
 
-def run_packed_rows(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def run_packed_rows(model, batch: dict[str, Any]) -> torch.Tensor:
     """The logits of whole rows on this process alone: (tokens, vocabulary)."""
     with torch.no_grad():
         found: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
@@ -179,19 +181,19 @@ def _error_of(call: Callable[[], Any]) -> str:
 
 
 def _called(
-    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options: Any
+    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options
 ) -> Callable[[], None]:
     """A call of a model, or of one of a kind; `part` changes what this rank hands in."""
 
     def call() -> None:
         model = model_of(make, **options) if isinstance(make, str) else make()
-        autopack.enable(model, sequence_parallel=dist.group.WORLD)
+        _share_out(model)
         _call(model, part)
 
     return call
 
 
-def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part) -> Any:
+def _call(model, part: Callable[[dict[str, Any]], Any] = lambda part: part):
     _, batch = rows_of(model.config)
     given = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     found = part(given)
@@ -207,7 +209,7 @@ def _after_a_hooked_one() -> float:
 def _hooked_later() -> None:
     """A hook that comes before rows of which no part says that it holds several documents."""
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config, ((24,),))
     part = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     model(**part)
@@ -217,7 +219,7 @@ def _hooked_later() -> None:
 
 def _pooled() -> None:
     model = type(model_of("bert:masked-lm").bert)(model_of("bert:masked-lm").config)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config)
     del batch["labels"]
     model(**autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
@@ -225,14 +227,14 @@ def _pooled() -> None:
 
 def _pickled() -> None:
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _call(pickle.loads(pickle.dumps(model)))
 
 
 def _otherwise_enabled() -> None:
     model = model_of("llama")
     autopack.enable(model)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
 
 
 def _on_one_rank(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
@@ -256,14 +258,14 @@ def _watched() -> tuple[int, dict[str, int]]:
     return handle.checked.checks, dict(handle.checked.skipped)
 
 
-def _padded_on_the_left(config: Any) -> Any:
+def _padded_on_the_left(config):
     """Rows of one document each, of which nothing says positions: no label is compared with what padding predicts."""
     texts = documents(config, [24, 17], 0)
     short = torch.nn.functional.pad(texts[1], (7, 0))
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[1, :7] = 0
     ids = torch.cat([texts[0], short])
-    return texts, {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return texts, with_mask(ids, mask)
 
 
 def all_findings(rank: int, _: Path) -> dict[str, Any]:

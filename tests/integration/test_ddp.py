@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ EXACT = [name for name in ranks.CASES if name not in LEAKING]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory):
     """All cases share one pair of processes: starting them costs more than all the cases."""
     return ranks.run(tmp_path_factory.mktemp("ranks"))
 

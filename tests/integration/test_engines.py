@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def test_a_sample_of_engines():
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def findings(tmp_path_factory):
     return processes.run(in_step.all_findings, tmp_path_factory.mktemp("ranks"))
 
 

@@ -7,7 +7,6 @@ import gc
 import pickle
 import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from autopack.launch.session import Session
 from autopack.launch.settings import RunSettings
 from tests.conftest import FLOAT32, error
 from tests.integration.test_trainer_logs import trainer
+from tests.support import padded
 from tests.support.dpo import preferences
 from tests.support.refusals import refused
 
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(monkeypatch):
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
     found = Session(RunSettings.read({}), started=True)
     monkeypatch.setattr(sessions, "current", found)
     return found
 
 
-def waiting(model_type: str = "llama", **options: Any) -> Any:
+def waiting(model_type="llama", **options):
     """A model in training that waits as all models do that are made under `autopack run`."""
     model = tiny.build(model_type, attn_implementation="sdpa", **options).train()
     for part in reversed(list(model.modules())):
@@ -47,25 +47,22 @@ def waiting(model_type: str = "llama", **options: Any) -> Any:
     return model
 
 
-def batch(rows: int = 2, columns: int = 9) -> dict[str, torch.Tensor]:
-    ids = tiny.tokens(None, rows, columns, seed=0)
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def batch():
+    return padded.batch("causal LM", padded.mask_of((9, 5)))
 
 
-def hooks(model: nn.Module) -> list[FirstCall]:
+def hooks(model):
     return [
         hook for part in model.modules() for hook in part._forward_pre_hooks.values() if isinstance(hook, FirstCall)
     ]
 
 
-def packed(model: Any) -> int:
+def packed(model):
     """How many padded batches of an enabled model ran as packed rows."""
     return model._autopack_handle.tally.batches
 
 
-def report(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def report(session, capsys):
     capsys.readouterr()
     session.report()
     return capsys.readouterr().err.splitlines()
@@ -73,7 +70,7 @@ def report(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 CALLERS = {
     "the model": lambda model: model,
-    "its forward": lambda model: model.forward,
+    "its forward": lambda model: lambda **arguments: model.forward(**arguments),
     "compiled": lambda model: torch.compile(model, backend="eager"),
 }
 
@@ -192,7 +189,7 @@ def test_a_replica_of_data_parallel_is_left_alone(session, capsys):
 
 
 def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_strict(session, monkeypatch, capsys):
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise KeyError("some\nbug")
 
     monkeypatch.setattr("autopack.enabling.enable.enable", fail)

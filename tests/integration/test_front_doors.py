@@ -30,6 +30,7 @@ import autopack
 from autopack import tiny
 from autopack.runtime.padding_read import LOOKS
 from tests.integration.sentences import folder, sentences
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -38,7 +39,7 @@ Door = Callable[[Path], tuple[Any, Callable[[], Any]]]
 """What makes a thing that people hold, and a call of it."""
 
 
-def numbers(found: Any) -> torch.Tensor:
+def numbers(found):
     """All numbers of a result, in order."""
     if isinstance(found, dict):
         found = [value for value in found.values() if not isinstance(value, str)]
@@ -47,7 +48,7 @@ def numbers(found: Any) -> torch.Tensor:
     return torch.as_tensor(found, dtype=torch.float64).reshape(-1)
 
 
-def piped(path: Path, task: str, auto: Any, model_type: str, kind: str) -> Any:
+def piped(path, task, auto, model_type, kind):
     where = folder(path, model_type, kind)
     torch.manual_seed(0)  # of a head that the folder lacks
     return pipeline(
@@ -55,10 +56,10 @@ def piped(path: Path, task: str, auto: Any, model_type: str, kind: str) -> Any:
     )
 
 
-def classifying(task: str, model_type: str, kind: str) -> Door:
+def classifying(task, model_type, kind):
     """A pipeline that classifies texts or their tokens."""
 
-    def made(path: Path) -> tuple[Any, Callable[[], Any]]:
+    def made(path):
         heads = {"text": "SequenceClassification", "token": "TokenClassification"}
         auto = getattr(transformers, f"AutoModelFor{heads[task.partition('-')[0]]}")
         pipe = piped(path, task, auto, model_type, kind)
@@ -67,10 +68,10 @@ def classifying(task: str, model_type: str, kind: str) -> Door:
     return made
 
 
-def scorer(labels: int) -> Door:
+def scorer(labels):
     """A cross-encoder by a head with so many scores."""
 
-    def made(path: Path) -> tuple[Any, Callable[[], Any]]:
+    def made(path):
         kind = "qwen3" if labels == 1 else "bert"
         found = CrossEncoder(folder(path, kind, "sequence-classification", num_labels=labels), device="cpu")
         if labels == 1:
@@ -80,10 +81,10 @@ def scorer(labels: int) -> Door:
     return made
 
 
-def reranker(cache: bool) -> Door:
+def reranker(cache):
     """A cross-encoder by the logits of a language model, which pads on the left, and asks for the last ones alone."""
 
-    def made(path: Path) -> tuple[Any, Callable[[], Any]]:
+    def made(path):
         modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")  # since 6.0
         tower = modules.Transformer(folder(path, "qwen3", "causal-lm"), transformer_task="text-generation")
         found = CrossEncoder(modules=[tower, modules.LogitScore(true_token_id=7, false_token_id=9)], device="cpu")
@@ -93,25 +94,25 @@ def reranker(cache: bool) -> Door:
     return made
 
 
-def sparse(path: Path) -> tuple[Any, Callable[[], Any]]:
+def sparse(path):
     found = SparseEncoder(folder(path, "bert", "masked-lm"), device="cpu")
     return found, lambda: found.encode(sentences(16), batch_size=8).to_dense()
 
 
-def encoder(model_type: str, task: str, pooling: str, cache: bool = False) -> Door:
+def encoder(model_type, task, pooling, cache=False):
     """An encoder, and what it makes of sentences and of their tokens.
 
     sentence-transformers 5 leaves the cache of a decoder on, 6 turns it off.
     """
 
-    def made(path: Path) -> tuple[Any, Callable[[], Any]]:
+    def made(path):
         tower = Transformer(folder(path, model_type, task, backbone=True))
         found = SentenceTransformer(modules=[tower, Pooling(32, pooling_mode=pooling)], device="cpu")
         if cache:
             tower.auto_model.config.use_cache = True
         texts = sentences(24)
 
-        def call() -> Any:
+        def call():
             tokens = found.encode(texts[:6], output_value="token_embeddings")
             return [*tokens, found.encode(texts, batch_size=8, convert_to_tensor=True)]
 
@@ -198,29 +199,26 @@ def test_a_lightning_module_and_its_trainer():
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
-        def __init__(self, model: Any):
+        def __init__(self, model):
             super().__init__()
             self.model, self.losses = model, []
 
-        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        def training_step(self, batch, number):
             loss = self.model(**batch).loss
             self.losses.append(float(loss))
             return loss
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def batch(seed: int) -> dict[str, torch.Tensor]:
-        mask = (torch.arange(9) < torch.tensor([7, 3, 9])[:, None]).long()
-        ids = torch.randint(1, 90, (3, 9), generator=torch.Generator().manual_seed(seed)) * mask
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-    def trainer() -> Any:
+    def trainer():
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         return lightning.Trainer(max_steps=3, logger=False, accelerator="cpu", **quiet)
 
-    def fit(module: Any, subject: Any) -> None:
-        loader = torch.utils.data.DataLoader([batch(seed) for seed in range(3)], batch_size=None)
+    def fit(module, subject):
+        loader = torch.utils.data.DataLoader(
+            [batch("causal LM", mask_of((7, 3, 9)), seed) for seed in range(3)], batch_size=None
+        )
         subject.fit(module, loader)
 
     model = tiny.build("llama")
@@ -260,17 +258,17 @@ def test_a_setfit_model_and_its_trainer(tmp_path):
         assert autopack.is_enabled(model)
 
 
-def _losses(trainer: Any) -> torch.Tensor:
+def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     return torch.tensor([entry["loss"] for entry in map(_plain, trainer.state.log_history) if "loss" in entry])
 
 
-def _plain(entry: dict[str, Any]) -> dict[str, float]:
+def _plain(entry):
     return {name: float(value) for name, value in entry.items() if isinstance(value, int | float | str)}
 
 
-def _arguments(kind: Any, path: Path) -> Any:
+def _arguments(kind, path):
     return kind(
         output_dir=str(path),
         max_steps=6,
@@ -284,7 +282,7 @@ def _arguments(kind: Any, path: Path) -> Any:
     )
 
 
-def _bi_encoder(path: Path) -> Any:
+def _bi_encoder(path):
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     tower = Transformer(folder(path / "model", "bert", "masked-lm", backbone=True, **dropouts))
     encoder = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu")
@@ -294,7 +292,7 @@ def _bi_encoder(path: Path) -> Any:
     return SentenceTransformerTrainer(model=encoder, args=arguments, train_dataset=data, loss=loss)
 
 
-def _cross_encoder(path: Path) -> Any:
+def _cross_encoder(path):
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     where = folder(path / "model", "bert", "sequence-classification", num_labels=1, **dropouts)
     scorer = CrossEncoder(where, device="cpu")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ NEAR = 1e-6
 
 @pytest.fixture
 def harness(tmp_path):
-    def make(model_type: str = "llama", kind: str = "causal-lm", **options: Any) -> Any:
+    def make(model_type="llama", kind="causal-lm", **options):
         where = folder(tmp_path, model_type, kind)
         auto = transformers.AutoModelForSeq2SeqLM if kind == "seq2seq" else transformers.AutoModelForCausalLM
         tokenizer = transformers.AutoTokenizer.from_pretrained(where)
@@ -40,18 +39,18 @@ def harness(tmp_path):
     return make
 
 
-def requests(kind: str = "loglikelihood") -> list[Any]:
+def requests(kind="loglikelihood"):
     pairs = enumerate(zip(sentences(20), sentences(20, seed=1), strict=True))
     if kind == "loglikelihood_rolling":
         return [Instance(kind, {}, (f"{one} {other}",), number) for number, (one, other) in pairs]
     return [Instance(kind, {}, (one, f" {other}"), number) for number, (one, other) in pairs]
 
 
-def scored(model: Any, asked: list[Any] | None = None) -> list[tuple[float, bool]]:
+def scored(model, asked=None):
     return model.loglikelihood(requests() if asked is None else asked, disable_tqdm=True)
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
+def assert_same(found, expected):
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
 
@@ -131,11 +130,11 @@ def test_what_is_noted_is_forgotten_where_the_batch_is_written_to(harness):
         assert handle.tally.padding == 3
 
 
-def words(draw: random.Random, least: int, most: int) -> str:
+def words(draw, least, most):
     return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
 
-def choices(least: int, most: int, before: str = "") -> list[Any]:
+def choices(least, most, before=""):
     """Eight questions after the same text, with four choices of so many words each."""
     draw, found = random.Random(0), []
     for number in range(8):
@@ -145,7 +144,7 @@ def choices(least: int, most: int, before: str = "") -> list[Any]:
     return found
 
 
-def counted(model: Any, asked: list[Any], **options: Any) -> Any:
+def counted(model, asked, **options):
     """What the calls of an enabled model held, whose scores are those of stock."""
     expected = scored(model, asked)
     with autopack.enable(model, **options) as handle:

@@ -13,7 +13,8 @@ import torch
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import FLOAT32, LEAK, documents, packed, perturb, run_alone, run_packed
+from tests.integration.documents import FLOAT32, LEAK, documents, packed, packed_error, perturb
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 peft = pytest.importorskip("peft")
@@ -47,37 +48,37 @@ BEYOND_THE_TOKEN = {
 REFUSED = {**PROMPTS, **BEYOND_THE_TOKEN}
 
 
-def _config(make: Callable[[], Any]) -> Any:
+def _config(make):
     try:
         return make()
     except (AttributeError, TypeError) as error:
         pytest.skip(f"peft {peft.__version__} lacks it: {error}")
 
 
-def _llama(**options: Any) -> Any:
+def _llama(**options):
     return tiny.build("llama", attn_implementation="sdpa", **options)
 
 
-def _enable_before(config: Any) -> Any:
+def _enable_before(config):
     model = _llama()
     autopack.enable(model)
     return peft.get_peft_model(model, config)
 
 
-def _enable_after(config: Any, **options: Any) -> Any:
+def _enable_after(config, **options):
     model = peft.get_peft_model(_llama(), config, **options)
     autopack.enable(model)
     return model
 
 
-def _put_on_by_transformers(config: Any) -> Any:
+def _put_on_by_transformers(config):
     model = _llama()
     autopack.enable(model)
     model.add_adapter(config)
     return model
 
 
-def _loaded(config: Any) -> Any:
+def _loaded(config):
     """An adapter from disk, onto an enabled model."""
     model = _llama()
     autopack.enable(model)
@@ -86,20 +87,20 @@ def _loaded(config: Any) -> Any:
         return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
-def _mixed(config: Any) -> Any:
+def _mixed(config):
     model = _enable_after(config, mixed=True)
     model.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
     model.set_adapter(["default", "other"])
     return model
 
 
-def _checkpointed(model: Any, reentrant: bool) -> Any:
+def _checkpointed(model, reentrant):
     model.train().enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     return model
 
 
-def _merged(model: Any) -> Any:
+def _merged(model):
     return model.merge_and_unload().requires_grad_(True)
 
 
@@ -117,12 +118,10 @@ EXACT: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = [
 def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, make, change):
     model = make(_config(METHODS[method]))
     perturb(model)
-    texts = documents(model.config)
     model = change(model)
     assert autopack.is_enabled(model)
-    found, wanted = run_packed(model, texts), run_alone(model, texts)
-    assert wanted.gradients, "the adapter must be trained"
-    assert found.error(wanted) < FLOAT32
+    assert any(parameter.requires_grad for parameter in model.parameters()), "the adapter must be trained"
+    assert packed_error(model) < FLOAT32
 
 
 @pytest.mark.parametrize("method", ["LoRA", "AdaLoRA"])
@@ -135,8 +134,7 @@ def test_disable_through_the_wrapper_takes_everything_back(method, wrap):
     autopack.disable(model)
     assert not autopack.is_enabled(model)
     assert not autopack.is_enabled(model.get_base_model())
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
+    assert packed_error(model) > LEAK
 
 
 @pytest.mark.parametrize("wrap", BOTH)
@@ -145,7 +143,7 @@ def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_sto
     perturb(model)
     ids = tiny.tokens(model.config, 2, 9)
 
-    def call() -> list[torch.Tensor]:
+    def call():
         return [model(input_ids=ids).logits, model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)]
 
     enabled = call()
@@ -167,11 +165,10 @@ def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_unt
     handle = autopack.enable(model)
     with refused("peft-method"):
         peft.get_peft_model(model, config)
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32, "the refusal left the model enabled"
+    assert packed_error(model) < FLOAT32, "the refusal left the model enabled"
     handle.remove()
     model.requires_grad_(True)
-    assert peft.get_peft_model(model, config)(input_ids=texts[0]).logits.isfinite().all()
+    assert peft.get_peft_model(model, config)(input_ids=tiny.tokens(model.config, 1, 7)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -206,19 +203,17 @@ def test_a_refused_adapter_put_on_by_transformers_itself_is_refused_too():
         autopack.enable(model)
 
 
-def _rows() -> dict[str, torch.Tensor]:
-    ids, mask = tiny.tokens(_llama().config, 3, 9), torch.ones(3, 9, dtype=torch.long)
-    mask[1, 5:] = mask[2, 7:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def _rows():
+    return batch("causal LM", mask_of((9, 5, 7)))
 
 
-def _named() -> tuple[Any, dict[str, Any]]:
+def _named():
     model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 
 
-def _numbered() -> tuple[Any, dict[str, Any]]:
+def _numbered():
     config = peft.PolyConfig(r=4, n_tasks=3, n_skills=2, n_splits=2, init_weights=False, **TARGETS)
     return peft.get_peft_model(_llama(), config).eval(), {"task_ids": torch.tensor([0, 2, 1])}
 
@@ -256,7 +251,7 @@ def test_activated_lora_serves_the_last_invocation_of_a_row_only_which_is_why_it
     assert (model(input_ids=ids).logits[0, :10] - alone).abs().max() > 1e-3
 
 
-def _with_eva_weights(enables: bool) -> dict[str, torch.Tensor]:
+def _with_eva_weights(enables):
     """The adapters of a model whose EVA weights come of padded batches, enabled before or stock's."""
     torch.manual_seed(0)
     eva = peft.EvaConfig(rho=1.0)
@@ -264,11 +259,7 @@ def _with_eva_weights(enables: bool) -> dict[str, torch.Tensor]:
     model = peft.get_peft_model(_llama(), config, low_cpu_mem_usage=True)
     if enables:
         autopack.enable(model)
-    batches = []
-    for seed in range(4):
-        ids = torch.randint(3, 100, (4, 12), generator=torch.Generator().manual_seed(seed))
-        mask = (torch.arange(12) < torch.tensor([[12], [9], [7], [5]])).long()
-        batches.append({"input_ids": ids * mask, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)})
+    batches = [batch("causal LM", mask_of((12, 9, 7, 5)), seed) for seed in range(4)]
     peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
     return {name: value for name, value in model.state_dict().items() if "lora_A" in name}
 

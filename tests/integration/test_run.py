@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,17 +33,17 @@ class Result(NamedTuple):
     err: str
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         """What autopack says, but for models that are only evaluated, and for speeds."""
         said = [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
         return [re.sub(r"[\d,]+ (?=real tokens per second)", "N ", line) for line in said]
 
     @property
-    def untrained(self) -> list[str]:
+    def untrained(self):
         return [line for line in self.err.splitlines() if UNTRAINED in line]
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def told(self):
         # Anywhere, and not line by line: processes of torchrun share stdout, and write text and newline one by one.
         starts = [match.start() for match in re.finditer(re.escape('{"rank"'), self.out)]
         found = [json.JSONDecoder().raw_decode(self.out, start)[0] for start in starts]
@@ -52,7 +51,7 @@ class Result(NamedTuple):
 
 
 @functools.cache
-def directory() -> Path:
+def directory():
     path = Path(tempfile.mkdtemp())
     for name, text in SCRIPTS.items():
         (path / f"{name}.py").write_text(text, encoding="utf-8")
@@ -60,7 +59,7 @@ def directory() -> Path:
 
 
 @functools.cache
-def start(*arguments: str, stdin: str | None = None, **variables: str) -> Result:
+def start(*arguments, stdin=None, **variables):
     """Run a command of this Python in the directory of the scripts; the same command runs once."""
     kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
     done = subprocess.run(
@@ -76,13 +75,13 @@ def start(*arguments: str, stdin: str | None = None, **variables: str) -> Result
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tidy() -> Iterator[None]:
+def _tidy():
     yield
     shutil.rmtree(directory())
     directory.cache_clear()
 
 
-def line_of(*told: dict[str, Any]) -> str:
+def line_of(*told):
     """The line of one process, or the one of several."""
     rank = f"rank {told[0]['rank']}: " if told[0]["rank"] else ""
     rank = f"{len(told)} processes: " if len(told) > 1 else rank
@@ -97,7 +96,7 @@ def line_of(*told: dict[str, Any]) -> str:
     )
 
 
-def same_losses(found: Result, expected: Result) -> bool:
+def same_losses(found, expected):
     pairs = list(zip(found.told, expected.told, strict=True))
     return bool(pairs) and all(a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs)
 
@@ -145,7 +144,7 @@ def test_code_that_is_no_file_runs_as_python_runs_it(how):
     assert stock.err.splitlines()[0] == packed.err.splitlines()[0]
 
 
-def free_port() -> str:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
@@ -222,7 +221,7 @@ def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     assert (strict.status, strict.told, strict.lines) == (1, [], ["autopack.errors.UnsupportedModel: " + reason(line)])
 
 
-def reason(line: str) -> str:
+def reason(line):
     return line.partition("left as it is: ")[2]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def findings(tmp_path_factory):
     return processes.run(shared_rows.all_findings, tmp_path_factory.mktemp("ranks"))
 
 
@@ -64,7 +61,7 @@ def test_calls_of_shared_rows_are_checked(findings):
     assert all(tuple(rank["watched"]) == (1, {}) for rank in findings)
 
 
-def _four(rank: int, _: Path) -> dict[str, float]:
+def _four(rank, _):
     return {
         "llama": shared_rows.error("llama", num_key_value_heads=4),
         "columns to add": shared_rows.error("llama", shared_rows.declared_otherwise, num_key_value_heads=4),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,10 @@ import torch
 import autopack
 from autopack import tiny
 from tests.integration.documents import FLOAT32, documents
+from tests.integration.test_trainer_logs import pad
+from tests.subjects import subclass
+from tests.unfamiliar.test_losses import per_sequence
+from tests.unfamiliar.test_subclasses import names_some
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -20,7 +23,6 @@ TRAINED, HELD_OUT = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10, 26, 
 STEPS = 5
 
 Collate = Callable[[list[dict[str, Any]]], dict[str, Any]]
-IMPLEMENTATION = {"llama": "sdpa", "gpt_oss": "eager", "qwen3": "sdpa"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
@@ -34,41 +36,53 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _pad(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _pad(examples):
     """A padded batch. First labels are masked because up to 4.x Trainer counts them among the targets."""
-    width = max(len(example["input_ids"]) for example in examples)
-    batch: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
-    for ids in (example["input_ids"] for example in examples):
-        padding = width - len(ids)
-        batch["input_ids"].append([*ids, *[0] * padding])
-        batch["attention_mask"].append([1] * len(ids) + [0] * padding)
-        batch["labels"].append([-100, *ids[1:], *[-100] * padding])
-    return {name: torch.tensor(rows) for name, rows in batch.items()}
+    batch = pad(examples)
+    batch["labels"][:, 0] = -100
+    return batch
 
 
-def _build(model_type: str, **head: Any) -> Any:
-    return tiny.build(model_type, attn_implementation=IMPLEMENTATION[model_type], **head)
+def _build(model_type, **head):
+    return tiny.build(model_type, attn_implementation="sdpa" if model_type == "llama" else "eager", **head)
 
 
-def _own_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+def _own_loss(outputs, labels, num_items_in_batch=None):
     """Takes logits that are padded again, and gathers what it needs from them."""
     targets = labels[:, 1:]
     chosen = outputs.logits[:, :-1].log_softmax(-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
     return -(chosen * (targets != -100)).sum() / num_items_in_batch
 
 
-def _accuracy(predictions: Any) -> dict[str, float]:
+class _PerSequence(transformers.Trainer):
+    """Labels are given to the model, and its logits are read for another loss."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        output = model(**inputs)
+        loss = per_sequence(output.logits, inputs["labels"])
+        return (loss, output) if return_outputs else loss
+
+
+class _Penalised(transformers.Trainer):
+    """The model's loss, and something on top of it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss, output = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        mask = inputs["attention_mask"][..., None]
+        loss = loss + 0.01 * (output.logits.square() * mask).sum() / mask.sum()
+        return (loss, output) if return_outputs else loss
+
+
+def _accuracy(predictions):
     logits, labels = predictions
     return {"accuracy": float((logits.argmax(-1)[:, :-1] == labels[:, 1:])[labels[:, 1:] != -100].mean())}
 
 
-def _accuracy_of_classes(predictions: Any) -> dict[str, float]:
+def _accuracy_of_classes(predictions):
     return {"accuracy": float((predictions[0].argmax(-1) == predictions[1]).mean())}
 
 
-def _train(
-    model: Any, collate: Collate, directory: Path, **settings: Any
-) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+def _train(model, collate, directory, kind=transformers.Trainer, **settings):
     """Logged losses, losses (and accuracies) of evaluations before and after, and the parameters at the end."""
     given = {name: settings.pop(name) for name in ("compute_loss_func", "compute_metrics") if name in settings}
     arguments = transformers.TrainingArguments(
@@ -89,7 +103,7 @@ def _train(
         }
     )
     config = model.config
-    trainer = transformers.Trainer(
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=[{"input_ids": d[0].tolist()} for d in documents(config, TRAINED, seed=1)],
@@ -106,7 +120,7 @@ def _train(
     return losses, evaluated, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _assert_same_training(found: Any, wanted: Any) -> None:
+def _assert_same_training(found, wanted):
     assert len(found[0]) == len(wanted[0]) == STEPS
     assert found[0] == pytest.approx(wanted[0], rel=1e-4)  # Trainer may log four digits only
     assert found[1] == pytest.approx(wanted[1], rel=FLOAT32)
@@ -117,21 +131,27 @@ def _assert_same_training(found: Any, wanted: Any) -> None:
         torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
 
 
-def _with_classes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _with_classes(examples):
     return {**_pad(examples), "labels": torch.tensor([len(example["input_ids"]) % 3 for example in examples])}
 
 
-def _adapted(model_type: str) -> Any:
+def _adapted(model_type):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     return peft.get_peft_model(_build(model_type), peft.LoraConfig(r=4, target_modules="all-linear"))
 
 
-def _classifier(model_type: str) -> Any:
+def _classifier(model_type):
     return _build(model_type, task="sequence-classification", num_labels=3, pad_token_id=0)
 
 
-def _flattening(**options: Any) -> Collate:
+def _thin(model_type):
+    model = _build(model_type)
+    subclass(model, names_some)
+    return model
+
+
+def _flattening(**options):
     try:
         return transformers.DataCollatorWithFlattening(**options)
     except TypeError:
@@ -157,6 +177,12 @@ CASES: list[tuple[str, str, str, dict[str, Any], Callable[[str], Any]]] = [
     *(("gpt_oss", name, "plain", {}, _build) for name in COLLATORS if name.startswith("flattened")),
     *(("llama", "padded", name, settings, _build) for name, settings in PADDED.items()),
     ("llama", "padded, with classes", "plain", {"compute_metrics": _accuracy_of_classes}, _classifier),
+    ("gpt_neox", "padded", "a loss of each row", {"kind": _PerSequence}, _build),
+    ("bloom", "padded", "a penalty", {"kind": _Penalised}, _build),
+    ("opt", "padded", "a thin subclass", {}, _thin),
+    ("gpt2", "padded", "a thin subclass with a loss function", {"compute_loss_func": _own_loss}, _thin),
+    ("bloom", "padded", "a thin subclass with a loss of each row", {"kind": _PerSequence}, _thin),
+    ("llama", "padded", "a thin subclass with a penalty", {"kind": _Penalised}, _thin),
     ("llama", "packed", "LoRA", {"learning_rate": 1.0, **SETTINGS["accumulation"]}, _adapted),
 ]
 
@@ -168,8 +194,8 @@ CASES: list[tuple[str, str, str, dict[str, Any], Callable[[str], Any]]] = [
     ids=[", ".join(case[:3]) for case in CASES],
 )
 def test_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(model_type, rows, settings, build, tmp_path):
-    collate, pad = COLLATORS[rows](), _with_classes if build is _classifier else _pad
-    wanted = _train(build(model_type), pad, tmp_path, **settings)
+    collate, stock = COLLATORS[rows](), _with_classes if build is _classifier else _pad
+    wanted = _train(build(model_type), stock, tmp_path, **settings)
     model = build(model_type)
     handle = autopack.enable(model)
     _assert_same_training(_train(model, collate, tmp_path, **settings), wanted)

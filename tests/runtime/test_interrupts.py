@@ -30,13 +30,14 @@ from tests.conftest import (
     token_ids,
 )
 from tests.support.interrupted import Interrupter, events_of, spread
+from tests.support.one_llama import IDS, logits
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),
     # Python swallows what is raised while it ends a generator.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-IDS, TWO = token_ids(), token_ids(rows=2)
+TWO = token_ids(rows=2)
 MASK = torch.ones_like(TWO)
 MASK[1, 25:] = 0
 LABELS = TWO.masked_fill(MASK == 0, -100)
@@ -73,7 +74,7 @@ class Expected:
         """The largest error of three kinds of calls."""
         model.eval()
         found = model(input_ids=TWO, attention_mask=MASK).logits[MASK.bool()]
-        packed = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+        packed = logits(model, OTHER_LENGTHS)
         plain = model(input_ids=IDS, use_cache=False).logits
         return max(error(found, self.padded), error(packed, self.packed), error(plain, self.plain))
 
@@ -277,7 +278,7 @@ class TestRaisedBySomebody:
             with pytest.raises(kind):
                 model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS))
             armed.clear()
-            assert error(model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits, expected) <= FLOAT32
+            assert error(logits(model, OTHER_LENGTHS), expected) <= FLOAT32
             assert torch.equal(model(input_ids=IDS).logits, twin(input_ids=IDS).logits)
 
     def test_an_audit(self, kind):
