@@ -9,13 +9,11 @@ import autopack
 from autopack import tiny
 from compat import cells
 from compat.words import SOURCES, cell_of, source_of, status_of, usual_source, word_of
+from tests.subjects import rebuilt
 
 
 def of_class(cls):
-    plain = tiny.build("llama")
-    model = cls(plain.config)
-    model.load_state_dict(plain.state_dict())
-    return model
+    return rebuilt(tiny.build("llama"), cls)
 
 
 class Mixing(LlamaForCausalLM):

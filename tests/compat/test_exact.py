@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import autopack
-import autopack.tiny
+from tests.engine import Call, counted, errors, gradients, ids
+from tests.support.padded import batch, mask_of
 
 TOLERANCE = 1e-3  # of gradients, relative, in fp32; a leak is of the order of 1
 LEAK = 1e-3
@@ -27,25 +28,9 @@ def enabled(stock):
         yield model
 
 
-def documents(model, lengths, seed):
-    """Random documents of these lengths, one row each."""
-    return autopack.tiny.tokens(model.config, 1, sum(lengths), seed=seed).split(list(lengths), dim=1)
-
-
-def packed(parts):
+def packed(lengths, seed):
     """The plain packed call: one row, positions that restart."""
-    positions = [torch.arange(part.shape[1]).unsqueeze(0) for part in parts]
-    return {"input_ids": torch.cat(list(parts), dim=1), "position_ids": torch.cat(positions, dim=1)}
-
-
-def padded(model, lengths, side):
-    """A padded batch, one document per row, with labels where a real token predicts a real token."""
-    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    for row, length in zip(mask, lengths, strict=True):
-        row[slice(length) if side == "right" else slice(len(row) - length, None)] = 1
-    ids = autopack.tiny.tokens(model.config, *mask.shape, seed=5).masked_fill(mask == 0, 0)
-    predicted = F.pad(mask[:, :-1], (1, 0)) * mask
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(predicted == 0, -100)}
+    return {"input_ids": ids(seed, lengths), "position_ids": counted(lengths)}
 
 
 def loss_sum(logits, tokens):
@@ -53,15 +38,11 @@ def loss_sum(logits, tokens):
     return F.cross_entropy(logits[0, :-1].float(), tokens[0, 1:], reduction="sum")
 
 
-def packed_loss(model, parts):
+def packed_loss(model, lengths, seed):
     """The summed loss of a packed row; the targets never cross from one document to the next."""
-    logits = model(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
-    return torch.stack([loss_sum(own, part) for own, part in zip(logits, parts, strict=True)]).sum()
-
-
-def gradients(model):
-    """The gradients by parameter name."""
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    row = packed(lengths, seed)
+    parts = zip(model(**row).logits.split(lengths, dim=1), row["input_ids"].split(lengths, dim=1), strict=True)
+    return torch.stack([loss_sum(own, part) for own, part in parts]).sum()
 
 
 @pytest.mark.sampled(3)
@@ -80,17 +61,17 @@ def test_gradients(
     record_property,
 ):
     """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate documents."""
-    rows = [documents(stock, lengths, seed) for seed, lengths in enumerate(LAYOUTS)]
     stock.train()
-    for part in (part for row in rows for part in row):
-        loss_sum(stock(input_ids=part, use_cache=False).logits, part).backward()
+    for seed, lengths in enumerate(LAYOUTS):
+        for part in ids(seed, lengths).split(lengths, dim=1):
+            loss_sum(stock(input_ids=part, use_cache=False).logits, part).backward()
     wanted = gradients(stock)
 
     enabled.train()
     enabled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     # Reentrant checkpointing needs an input that requires a gradient.
     enabled.enable_input_require_grads()
-    torch.stack([packed_loss(enabled, row) for row in rows]).sum().backward()
+    sum(packed_loss(enabled, lengths, seed) for seed, lengths in enumerate(LAYOUTS)).backward()
     found = gradients(enabled)
 
     assert found.keys() == wanted.keys()
@@ -109,12 +90,11 @@ def test_padded(stock, enabled, record_property):
     """A padded batch, unpadded inside, gives the logits, loss and gradients of the padded run."""
     errors = []
     for side in ("right", "left"):
-        inputs = padded(stock, LAYOUTS[0], side)
+        inputs = batch("causal LM", mask_of(LAYOUTS[0], side), seed=5)
         real = inputs["attention_mask"].bool()
         outputs, grads = [], []
         for model in (stock, enabled):
             model.train()
-            model.zero_grad()
             outputs.append(model(**inputs))
             outputs[-1].loss.backward()
             grads.append(gradients(model))
@@ -137,7 +117,7 @@ def test_disable(stock):
     def state():
         return [(set(vars(m)), list(m._forward_pre_hooks), list(m._forward_hooks)) for m in stock.modules()]
 
-    row = packed(documents(stock, LAYOUTS[0], seed=2))
+    row = packed(LAYOUTS[0], seed=2)
     calls = ({"input_ids": row["input_ids"]}, row)
     stock(**row, output_hidden_states=True)  # some releases leave forwards on layers whose outputs they collect
     before, found = [stock(**call).logits for call in calls], state()
@@ -155,11 +135,9 @@ def test_disable(stock):
 @pytest.mark.sampled(3)
 def test_control(stock, record_property):
     """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
-    parts = documents(stock, LAYOUTS[0], seed=3)
+    call = Call(labels=None, lengths=LAYOUTS[0])
     with torch.no_grad():
-        together = stock(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
-        alone = [stock(input_ids=part).logits for part in parts]
-    leak = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(together, alone, strict=True))
+        leak = errors(call.packed(stock), call.alone(stock))["states"]
     record_property("worst", leak)
     if leak < 1e-5:
         pytest.skip(f"this transformers has become exact for a plain packed call ({leak:.0e})")

@@ -11,25 +11,7 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.demo import ENABLED, DemoSettings, compare
-
-LENGTHS = (17, 5, 9, 30, 3, 12, 8, 21)
-
-
-def texts(model):
-    """A small data set of documents of different lengths."""
-    return [{"input_ids": tiny.tokens(model.config, n, seed=n).tolist()} for n in LENGTHS]
-
-
-def pad(examples):
-    """What the usual collator for language modelling makes of examples, without its tokenizer."""
-    longest = max(len(example["input_ids"]) for example in examples)
-    rows: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
-    for example in examples:
-        ids, rest = example["input_ids"], longest - len(example["input_ids"])
-        rows["input_ids"].append(ids + [0] * rest)
-        rows["attention_mask"].append([1] * len(ids) + [0] * rest)
-        rows["labels"].append(ids + [-100] * rest)
-    return {name: torch.tensor(values) for name, values in rows.items()}
+from tests.integration.test_trainer_logs import trainer as trainer_of
 
 
 class Trainer(transformers.Trainer):
@@ -44,18 +26,8 @@ class Trainer(transformers.Trainer):
 
 def losses(model, directory, enabled, **options):
     """The losses of every step of a `transformers.Trainer` on padded batches."""
-    arguments = transformers.TrainingArguments(
-        output_dir=str(directory),
-        per_device_train_batch_size=4,
-        num_train_epochs=2,
-        learning_rate=1e-3,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        **options,
-    )
-    trainer = Trainer(model=model, args=arguments, train_dataset=texts(model), data_collator=pad)
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    trainer = trainer_of(directory, None, model, Trainer, **batches, **options)
     if enabled:
         autopack.enable(trainer)
     trainer.train()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 
 import pytest
@@ -20,6 +19,7 @@ from tests.conftest import (
     llama,
     same,
 )
+from tests.subjects import rebuilt
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 from tests.support.refusals import refused, refused_by_its_first_call
 
@@ -99,10 +99,9 @@ class MixingWithTheTokenBefore(LlamaMLP):
 
 
 def _leaky(model_type="llama"):
-    model = LeakyLlama(copy.deepcopy(llama().config))
-    model.load_state_dict(llama().state_dict())
+    model = rebuilt(llama(), LeakyLlama)
     model.config.model_type = model_type
-    return model.double().eval()
+    return model
 
 
 def _refused_as_it_was(model, code, match, **options):

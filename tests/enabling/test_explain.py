@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
-import transformers
 
 import autopack
 from autopack import tiny
 from tests.conftest import positions
+from tests.enabling.test_wrapping import trainer
 
 
 @pytest.fixture(autouse=True)
@@ -166,17 +166,14 @@ def test_a_table_in_notebooks():
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_a_trainer_explains_and_counts_calls_of_its_models(tmp_path, reference):
-    pytest.importorskip("accelerate")
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
-    trainer = transformers.Trainer(model=tiny.build("llama"), args=arguments)
-    trainer.ref_model = tiny.build("gpt2") if reference else None
+    subject = trainer(tmp_path, ref_model=tiny.build("gpt2") if reference else None)
     batch = {**PADDED, "labels": labels()}
-    with autopack.enable(trainer) as handle:
+    with autopack.enable(subject) as handle:
         found = handle.explain(**batch)
         assert str(handle.handles["model"].explain(**batch)) in str(found)
         assert found.what == "runs without its padding, as one packed row"
         assert [d.name.startswith("ref_model: GPT2") for d in found.decisions] == [True, False][1 - reference :]
-        trainer.model(**batch)
+        subject.model(**batch)
         if reference:
-            trainer.ref_model(**batch)
+            subject.ref_model(**batch)
         assert handle.tally.batches == 1 + reference

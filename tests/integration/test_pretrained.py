@@ -19,6 +19,7 @@ from autopack.demo import LOSS_TOLERANCE, collect_documents
 from examples.pretrained import language_model, sentences
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK
+from tests.engine import counted, in_rows
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,9 +73,7 @@ def model_in(name, dtype):
 
 def padded(texts):
     """A batch, a row each; made anew for each call, as loaders do."""
-    ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
-    return {"input_ids": ids, "attention_mask": real.long()}
+    return {"input_ids": in_rows(texts), "attention_mask": in_rows([torch.ones_like(text) for text in texts])}
 
 
 def outputs(way, model, texts, **more):
@@ -87,10 +86,8 @@ def outputs(way, model, texts, **more):
             more["use_cache"] = False  # an evaluation that may want the cache keeps its padding
         found = _of(model(**padded(texts), **more))
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    return list(
-        _of(model(input_ids=torch.cat(list(texts))[None], position_ids=positions[None], **more))[0].split(lengths)
-    )
+    row = {"input_ids": torch.cat(texts)[None], "position_ids": counted(lengths)}
+    return list(_of(model(**row, **more))[0].split(lengths))
 
 
 def _of(output):

@@ -10,8 +10,9 @@ import torch
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import FLOAT32, documents
+from tests.integration.documents import FLOAT32
 from tests.integration.test_trainer_logs import pad
+from tests.integration.test_trainer_logs import trainer as trainer_of
 from tests.subjects import subclass
 from tests.unfamiliar.test_losses import per_sequence
 from tests.unfamiliar.test_subclasses import names_some
@@ -19,7 +20,6 @@ from tests.unfamiliar.test_subclasses import names_some
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-TRAINED, HELD_OUT = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10, 26, 3, 12, 8), (9, 4, 16, 7, 5, 12, 3, 8)
 STEPS = 5
 
 Collate = Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -85,32 +85,8 @@ def _accuracy_of_classes(predictions):
 def _train(model, collate, directory, kind=transformers.Trainer, **settings):
     """Logged losses, losses (and accuracies) of evaluations before and after, and the parameters at the end."""
     given = {name: settings.pop(name) for name in ("compute_loss_func", "compute_metrics") if name in settings}
-    arguments = transformers.TrainingArguments(
-        **{
-            "output_dir": str(directory),
-            "max_steps": STEPS,
-            "per_device_train_batch_size": 4,
-            "per_device_eval_batch_size": 4,
-            "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
-            "learning_rate": 0.1,
-            "logging_steps": 1,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "dataloader_pin_memory": False,
-            **settings,
-        }
-    )
-    config = model.config
-    trainer = kind(
-        model=model,
-        args=arguments,
-        train_dataset=[{"input_ids": d[0].tolist()} for d in documents(config, TRAINED, seed=1)],
-        eval_dataset=[{"input_ids": d[0].tolist()} for d in documents(config, HELD_OUT, seed=2)],
-        data_collator=collate,
-        **given,
-    )
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "logging_steps": 1}
+    trainer = trainer_of(directory, None, model, kind, collate, given, max_steps=STEPS, **{**batches, **settings})
     before = trainer.evaluate()
     trainer.train()
     evaluated = [

@@ -47,7 +47,8 @@ def share_of_padding(lengths, size):
     return round(1 - sum(lengths) / columns, 4)
 
 
-def trainer(path, reporter=None, model=None, **settings):
+def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings):
+    """A Trainer of documents that are padded; `given` are arguments of its own, and settings those of its arguments."""
     model = model or tiny.build("llama")
     options: dict[str, Any] = {
         "output_dir": str(path),
@@ -57,7 +58,7 @@ def trainer(path, reporter=None, model=None, **settings):
         "per_device_eval_batch_size": 4,
         "logging_steps": 2,
         "learning_rate": 0.1,
-        "optim": "sgd",
+        "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
         "use_cpu": True,
         "report_to": [],
         "disable_tqdm": True,
@@ -67,15 +68,15 @@ def trainer(path, reporter=None, model=None, **settings):
     }
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:
         del options["train_sampling_strategy"]
-    found = transformers.Trainer(
+    return kind(
         model=model,
         args=transformers.TrainingArguments(**options),
         train_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)],
         eval_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)],
-        data_collator=pad,
+        data_collator=collate,
         callbacks=[] if reporter is None else [reporter],
+        **dict(given),
     )
-    return found
 
 
 def ours(logs, prefix=""):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from contextlib import contextmanager, suppress
 
@@ -29,6 +28,7 @@ from tests.conftest import (
     same,
     token_ids,
 )
+from tests.subjects import rebuilt
 from tests.support.interrupted import Interrupter, events_of, spread
 from tests.support.one_llama import IDS, logits
 
@@ -291,8 +291,7 @@ class TestRaisedBySomebody:
                 return super().forward(*args, **kwargs)
 
         armed = [True]
-        model = Fails(copy.deepcopy(build().config)).double().eval()
-        model.load_state_dict(build().state_dict())
+        model = rebuilt(build(), Fails)
         before = pictures(model)
         with pytest.raises((kind, autopack.UnsupportedModel)), autopack.enable(model):
             model(input_ids=IDS, position_ids=positions(LENGTHS))
