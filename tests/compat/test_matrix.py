@@ -49,6 +49,11 @@ def environment(tmp_path, monkeypatch):
     return found
 
 
+def of_new(*options):
+    """The command, of one release."""
+    return run.main(["--only", "5.0.0", *options])
+
+
 class TestMatrix:
     """matrix.toml as it is, and what the parser refuses."""
 
@@ -256,15 +261,15 @@ class TestRun:
 
     def test_a_whole_run_is_recorded_and_goes_on(self, offline, recorded, capsys):
         """All cells and scenarios; what is finished is not measured again."""
-        assert run.main(["--only", "5.0.0", "--jobs", "2"]) == 0
+        assert of_new("--jobs", "2") == 0
         assert "5.0.0         3 / 1 / 0 / 0" in capsys.readouterr().out
         result = json.loads((recorded / "releases" / "5.0.0.json").read_text(encoding="utf-8"))
         assert result["cells"]["causal-lm"]["llama"] == ["exact", "exact"]
         assert result["scenarios"]["passed"] == 5
         assert len(offline) == 2
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         assert len(offline) == 2
-        assert run.main(["--only", "5.0.0", "--fresh"]) == 0
+        assert of_new("--fresh") == 0
         assert len(offline) == 4
         assert run.main(["--check"]) == 0
         assert "Not recorded yet (1 of 2): 4.9.0" in capsys.readouterr().out
@@ -272,32 +277,32 @@ class TestRun:
     def test_a_stopped_run_goes_on_with_what_is_left(self, offline, environment):
         Finished(environment.cache, "5.0.0", finished.code_digest()).add([cell("gpt2", "eager"), cell("gpt2", "sdpa")])
         Finished(environment.cache, "5.0.0", "other code").add([cell("llama", "eager")])
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         assert offline == [Unit("causal-lm", "llama", MODES)]
-        assert run.main(["--only", "5.0.0", "--keep", "--types", "llama"]) == 0
+        assert of_new("--keep", "--types", "llama") == 0
         assert len(offline) == 1
 
     def test_a_leak_fails_the_command_and_is_named(self, offline, environment, capsys):
         digest = finished.code_digest()
         Finished(environment.cache, "5.0.0", digest).add([cell("llama", "sdpa", "LEAK", reason="off by 2")])
-        assert run.main(["--only", "5.0.0"]) == 1
+        assert of_new() == 1
         assert "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
         assert run.main(["--check"]) == 1
         assert run.main(["--only", "9.9.9"]) == 2
 
     def test_some_cells_are_printed_and_ci_records_nothing(self, offline, recorded, capsys):
-        assert run.main(["--only", "5.0.0", "--types", "gpt2"]) == 0
+        assert of_new("--types", "gpt2") == 0
         assert re.search(r"5\.0\.0 +causal-lm +gpt2 +exact +refused", capsys.readouterr().out)
         assert run.main(["--ci"]) == 0
         assert list((recorded / "releases").iterdir()) == []
-        assert run.main(["--only", "5.0.0", "--types", "llama", "--record"]) == 0
+        assert of_new("--types", "llama", "--record") == 0
         assert [path.name for path in (recorded / "releases").iterdir()] == ["5.0.0.json"]
 
     def test_a_sample_finds_a_falsified_record(self, offline, recorded, capsys):
         """A record that says what is measured passes whatever is drawn; one wrong status, proof or remark is found."""
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         asked = len(offline)
-        assert run.main(["--sample", "9", "--only", "5.0.0", "--seed", "a"]) == 0
+        assert of_new("--sample", "9", "--seed", "a") == 0
         assert len(offline) > asked, "finished cells were not measured anew"
         assert "4 cells of 1 releases, seed a" in capsys.readouterr().out
         path = recorded / "releases" / "5.0.0.json"
@@ -313,7 +318,7 @@ class TestRun:
         ):
             assert old in true
             path.write_text(true.replace(old, new), encoding="utf-8")
-            assert run.main(["--sample", "4", "--only", "5.0.0"]) == 1
+            assert of_new("--sample", "4") == 1
             out = capsys.readouterr().out
             assert "1 differ from the record" in out
             assert said in out

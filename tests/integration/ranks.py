@@ -134,6 +134,10 @@ def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, t
         (WORLD * model(**row, num_items_in_batch=count).loss).backward()
     found = _gradients(model)
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    return _largest_error(found, wanted)
+
+
+def _largest_error(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
     return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
 
 
@@ -248,20 +252,22 @@ def _checked(wrap: Wrap) -> Wrap:
     return run_case
 
 
-def _packed_beside_padded(rank: int) -> float:
-    """One rank's batch is packed, the other's is an ordinary padded one."""
+def _enabled_in_ddp() -> tuple[Any, list[torch.Tensor]]:
     model = _ddp(_llama())
     autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
+    return model, documents(model.module.config, DOCUMENTS)
+
+
+def _packed_beside_padded(rank: int) -> float:
+    """One rank's batch is packed, the other's is an ordinary padded one."""
+    model, texts = _enabled_in_ddp()
     batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
 
 def _uneven(rank: int) -> float:
     """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
-    model = _ddp(_llama())
-    autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
+    model, texts = _enabled_in_ddp()
     wanted, count = _reference(model, texts), targets(texts)
     rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
     found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
@@ -273,7 +279,7 @@ def _uneven(rank: int) -> float:
                 found[name] += gradient
     if rank:
         return 0.0  # it has left before the last step
-    return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
+    return _largest_error(found, wanted)
 
 
 def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -318,9 +324,7 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
 
 def _accumulated(rank: int) -> float:
     """Two packed rows before the gradients are averaged."""
-    model = _ddp(_llama())
-    autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
+    model, texts = _enabled_in_ddp()
     mine = texts[SHARES[rank]]
     with model.no_sync():
         (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()

@@ -69,7 +69,6 @@ def error(
     change=None,
     make: Callable[..., Any] = model_of,
     group=None,
-    enables: bool = True,
     **options,
 ) -> float:
     """The error of rows that ranks share against each document alone on one process.
@@ -78,9 +77,8 @@ def error(
     """
     shifts = not kind.endswith("masked-lm")
     model, plain = make(kind, **options), make(kind, **options)
-    if enables:
-        handle = autopack.enable(model, sequence_parallel=group or dist.group.WORLD)
-        assert handle.enabled.proof.source in ("recorded", "twin", "part"), handle.enabled.proof
+    handle = autopack.enable(model, sequence_parallel=group or dist.group.WORLD)
+    assert handle.enabled.proof.source in ("recorded", "twin", "part"), handle.enabled.proof
     if change is not None:
         model = change(model)
     texts, batch = batch_of(model.config)

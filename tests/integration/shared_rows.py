@@ -16,7 +16,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack.inspection import sharding
-from autopack.runtime.row_group import RowGroup
 from tests.integration import alst, own_code
 from tests.integration.documents import documents, run_alone, with_mask
 from tests.integration.row_parts import error, model_of, rows_of, shared
@@ -106,23 +105,6 @@ def _perturbed() -> float:
     moved = (shared(model, batch).logits - before).abs().amax(-1)
     assert moved[7:19].min() > 0
     return float(torch.cat([moved[:7], moved[19:]]).max())
-
-
-def stock_exchange(module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask, **options):
-    """Sequence parallelism as it is without autopack: whole rows, and every token sees all that come before it."""
-    rows = RowGroup(dist.group.WORLD)
-    whole = [
-        rows.exchange(states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3)
-        for states in (query, key, value)
-    ]
-    output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *whole, None, scaling=options["scaling"], is_causal=True)
-    return rows.exchange(output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3), None
-
-
-def _exchanging(model):
-    ALL_ATTENTION_FUNCTIONS["stock_exchange"] = stock_exchange
-    model.set_attn_implementation("stock_exchange")
-    return model
 
 
 def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
@@ -294,7 +276,6 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
     found["deepspeed windows"] = _by_deepspeed("after", "mistral")
     found["perturbed"] = _perturbed()
-    found["without autopack"] = error("llama", change=_exchanging, enables=False)
     found["watched"] = _watched()
     return found | {f"refused {name}": _error_of(call) for name, (call, _) in REFUSED.items()}
 

@@ -36,11 +36,16 @@ def wrapper(change, forward):
     return inner
 
 
+def class_of(model_type, where):
+    """The class of a part of the models of a type."""
+    return type(get(*place(build(model_type), where)))
+
+
 def of_class(patching, model_type, where, change, wraps):
     """Patch the class of a part of the models of a type."""
-    cls = type(get(*place(build(model_type), where)))
+    cls = class_of(model_type, where)
     if cls.__module__.startswith("torch."):
-        cls = type(get(*place(build(model_type), "layer")))  # torch's own classes are everybody's
+        cls = class_of(model_type, "layer")  # torch's own classes are everybody's
     forward = wrapper(change, cls.forward)
     patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
 
@@ -53,7 +58,7 @@ def own_attention(self, hidden_states, *args, **kwargs):
 
 
 def of_attention(patching, model_type):
-    patching.setattr(type(get(*place(build(model_type), "mixer"))), "forward", own_attention)
+    patching.setattr(class_of(model_type, "mixer"), "forward", own_attention)
 
 
 def of_whole(patching, model_type):
@@ -91,7 +96,7 @@ def with_fused_loss(patching, model_type):
 def of_module(patching, model_type, name):
     """Patch a name of the module in which the mixer's class is defined."""
     attribute, replacement, _ = FUNCTIONS[name]
-    module = sys.modules[type(get(*place(build(model_type), "mixer"))).__module__]
+    module = sys.modules[class_of(model_type, "mixer").__module__]
     patching.setattr(module, attribute, replacement(getattr(module, attribute)))
 
 
@@ -163,7 +168,7 @@ def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type,
         return model
 
     with pytest.MonkeyPatch.context() as patching:
-        module = sys.modules[type(get(*place(build(model_type), "layer"))).__module__]
+        module = sys.modules[class_of(model_type, "layer").__module__]
         patching.setattr(module, name, replacement(getattr(module, name)))
         verdict(make, CALL.both)
 
