@@ -31,7 +31,7 @@ from autopack.inspection.source import shifts_labels
 from autopack.registry import first_position
 from compat.tables import json_by_lines
 from tests.integration.documents import FLOAT32, run_alone
-from tests.integration.row_parts import _alone_unshifted, model_of, rows_of, shared, without_zeros
+from tests.integration.row_parts import model_of, rows_of, shared
 
 RESULTS = Path(__file__).parent / "results" / "shared_rows.json"
 NAMES = [f"{name}:{task}" for task in ("causal-lm", "masked-lm") for name in tiny.types_for(task)]
@@ -55,7 +55,7 @@ def measure(kind: str) -> dict[str, Any]:
     texts, batch = rows_of(model.config, LENGTHS)
     batch["position_ids"] = batch["position_ids"] + first_position(model.config)
     try:
-        alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
+        alone = run_alone(plain, texts, shifts)
     except Exception as error:
         return {"status": "upstream error", "reason": _line(error)}
     try:
@@ -63,7 +63,7 @@ def measure(kind: str) -> dict[str, Any]:
         found = shared(model, batch, shifts=shifts)
     except AutopackError as error:
         return {"status": "refused", "reason": _line(error)}
-    worst = without_zeros(found, alone)
+    worst = found.error(alone)
     return {"status": "exact" if worst < TOLERANCE else "WRONG", "error": worst}
 
 

@@ -134,6 +134,6 @@ SEAMS = (
         "calls.sequence_parallel:_why_not",
         skipped,
         "integration/test_sequence_parallel.py",
-        "test_what_is_not_exact_is_refused_on_every_rank[labels-UnsupportedModel-shift_labels]",
+        "test_what_is_not_exact_is_refused_on_every_rank[labels]",
     ),
 )

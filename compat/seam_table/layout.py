@@ -159,7 +159,6 @@ _RUNTIME = (
         "runtime/test_delivery.py",
         "test_checkpointing_that_is_switched_on_between_two_forwards_is_followed",
         "test_disabling_between_a_checkpointed_forward_and_its_backward_raises[reentrant]",
-        "test_torchs_checkpoint_wrapper_around_layers_is_exact[CheckpointImpl.REENTRANT-before]",
     ),
     seam(
         "buffers: later documents begin with those that earlier ones left",

@@ -134,7 +134,6 @@ SEAMS = (
         skipped,
         "enabling/test_enable.py",
         "TestRestoring::test_enable_changes_what_disable_restores[eager]",
-        "TestRestoring::test_calls_in_between_leave_nothing",
     ),
     seam(
         "disable: a handle disables nothing",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from compat.scenarios import FILES, TYPES_VARIABLE
 _NAMES = {Path(name).name for name in FILES}
 
 
-def cells() -> list[tuple[str, str]]:
+def cells():
     """The chosen types that the installed release has, each with eager and sdpa as far as its class declares them."""
     chosen = os.environ.get(TYPES_VARIABLE)
     types = load_matrix().deep if chosen is None else chosen.split(",")
@@ -34,7 +33,7 @@ def cells() -> list[tuple[str, str]]:
     ]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Every scenario that takes a model type and a mode is run for each cell."""
     if metafunc.definition.path.name in _NAMES and {"model_type", "mode"} <= set(metafunc.fixturenames):
         found = cells()
@@ -42,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+def labelled(request, record_property):
     """Records which check of which model type and mode this is."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     check = request.node.originalname.removeprefix("test_").replace("_", " ")
@@ -54,7 +53,13 @@ def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, obj
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stock(model_type, mode):
+    """A tiny random model that autopack has not touched."""
+    return tiny.build(model_type, attn_implementation=mode)
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
     """An empty directory in the place of compat/results."""
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "results" / "releases")

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import autopack
-import autopack.tiny
+from tests.engine import Call, counted, errors, gradients, ids
+from tests.support.padded import batch, mask_of
 
 TOLERANCE = 1e-3  # of gradients, relative, in fp32; a leak is of the order of 1
 LEAK = 1e-3
@@ -21,58 +21,32 @@ LAYOUTS = ((7, 12, 5, 9), (20, 13))  # two layouts of one length
 
 
 @pytest.fixture
-def stock(model_type: str, mode: str) -> torch.nn.Module:
-    """A tiny random model that autopack has not touched."""
-    return autopack.tiny.build(model_type, attn_implementation=mode)
-
-
-@pytest.fixture
-def enabled(stock: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def enabled(stock):
     """An enabled copy of the stock model."""
     model = copy.deepcopy(stock)
     with autopack.enable(model):
         yield model
 
 
-def documents(model: torch.nn.Module, lengths: Sequence[int], seed: int) -> tuple[torch.Tensor, ...]:
-    """Random documents of these lengths, one row each."""
-    return autopack.tiny.tokens(model.config, 1, sum(lengths), seed=seed).split(list(lengths), dim=1)
-
-
-def packed(parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def packed(lengths, seed):
     """The plain packed call: one row, positions that restart."""
-    positions = [torch.arange(part.shape[1]).unsqueeze(0) for part in parts]
-    return {"input_ids": torch.cat(list(parts), dim=1), "position_ids": torch.cat(positions, dim=1)}
+    return {"input_ids": ids(seed, lengths), "position_ids": counted(lengths)}
 
 
-def padded(model: torch.nn.Module, lengths: Sequence[int], side: str) -> dict[str, torch.Tensor]:
-    """A padded batch, one document per row, with labels where a real token predicts a real token."""
-    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    for row, length in zip(mask, lengths, strict=True):
-        row[slice(length) if side == "right" else slice(len(row) - length, None)] = 1
-    ids = autopack.tiny.tokens(model.config, *mask.shape, seed=5).masked_fill(mask == 0, 0)
-    predicted = F.pad(mask[:, :-1], (1, 0)) * mask
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(predicted == 0, -100)}
-
-
-def loss_sum(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def loss_sum(logits, tokens):
     """The summed next-token loss of one document."""
     return F.cross_entropy(logits[0, :-1].float(), tokens[0, 1:], reduction="sum")
 
 
-def packed_loss(model: torch.nn.Module, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def packed_loss(model, lengths, seed):
     """The summed loss of a packed row; the targets never cross from one document to the next."""
-    logits = model(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
-    return torch.stack([loss_sum(own, part) for own, part in zip(logits, parts, strict=True)]).sum()
-
-
-def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients by parameter name."""
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    row = packed(lengths, seed)
+    parts = zip(model(**row).logits.split(lengths, dim=1), row["input_ids"].split(lengths, dim=1), strict=True)
+    return torch.stack([loss_sum(own, part) for own, part in parts]).sum()
 
 
 @pytest.mark.sampled(3)
-def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+def test_audit(enabled, record_property):
     """No document sees another one, whatever else the call carries."""
     report = autopack.audit(enabled)
     record_property("worst", float(report.worst))
@@ -81,23 +55,23 @@ def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object]
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
 def test_gradients(
-    stock: torch.nn.Module,
-    enabled: torch.nn.Module,
-    reentrant: bool,
-    record_property: Callable[[str, object], None],
-) -> None:
+    stock,
+    enabled,
+    reentrant,
+    record_property,
+):
     """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate documents."""
-    rows = [documents(stock, lengths, seed) for seed, lengths in enumerate(LAYOUTS)]
     stock.train()
-    for part in (part for row in rows for part in row):
-        loss_sum(stock(input_ids=part, use_cache=False).logits, part).backward()
+    for seed, lengths in enumerate(LAYOUTS):
+        for part in ids(seed, lengths).split(lengths, dim=1):
+            loss_sum(stock(input_ids=part, use_cache=False).logits, part).backward()
     wanted = gradients(stock)
 
     enabled.train()
     enabled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     # Reentrant checkpointing needs an input that requires a gradient.
     enabled.enable_input_require_grads()
-    torch.stack([packed_loss(enabled, row) for row in rows]).sum().backward()
+    sum(packed_loss(enabled, lengths, seed) for seed, lengths in enumerate(LAYOUTS)).backward()
     found = gradients(enabled)
 
     assert found.keys() == wanted.keys()
@@ -112,18 +86,15 @@ def test_gradients(
     assert errors[worst] <= TOLERANCE, f"{worst}: the gradient is off by {errors[worst]:.1e} of its norm"
 
 
-def test_padded(
-    stock: torch.nn.Module, enabled: torch.nn.Module, record_property: Callable[[str, object], None]
-) -> None:
+def test_padded(stock, enabled, record_property):
     """A padded batch, unpadded inside, gives the logits, loss and gradients of the padded run."""
     errors = []
     for side in ("right", "left"):
-        inputs = padded(stock, LAYOUTS[0], side)
+        inputs = batch("causal LM", mask_of(LAYOUTS[0], side), seed=5)
         real = inputs["attention_mask"].bool()
         outputs, grads = [], []
         for model in (stock, enabled):
             model.train()
-            model.zero_grad()
             outputs.append(model(**inputs))
             outputs[-1].loss.backward()
             grads.append(gradients(model))
@@ -140,28 +111,33 @@ def test_padded(
     assert (tally.batches, tally.left) == (2, {}), str(tally)
 
 
-def test_disable(stock: torch.nn.Module) -> None:
-    """After `disable` the model gives, bit for bit, what it gave before `enable`."""
-    row = packed(documents(stock, LAYOUTS[0], seed=2))
+def test_disable(stock):
+    """After `disable` the model is what it was, attributes, hooks and forwards, and gives bit for bit what it gave."""
+
+    def state():
+        return [(set(vars(m)), list(m._forward_pre_hooks), list(m._forward_hooks)) for m in stock.modules()]
+
+    row = packed(LAYOUTS[0], seed=2)
     calls = ({"input_ids": row["input_ids"]}, row)
-    before = [stock(**call).logits for call in calls]
+    stock(**row, output_hidden_states=True)  # some releases leave forwards on layers whose outputs they collect
+    before, found = [stock(**call).logits for call in calls], state()
     autopack.enable(stock)
     assert autopack.is_enabled(stock)
     stock(**row)
     autopack.disable(stock)
     assert not autopack.is_enabled(stock)
+    assert state() == found
     after = [stock(**call).logits for call in calls]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert state() == found
 
 
 @pytest.mark.sampled(3)
-def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+def test_control(stock, record_property):
     """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
-    parts = documents(stock, LAYOUTS[0], seed=3)
+    call = Call(labels=None, lengths=LAYOUTS[0])
     with torch.no_grad():
-        together = stock(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
-        alone = [stock(input_ids=part).logits for part in parts]
-    leak = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(together, alone, strict=True))
+        leak = errors(call.packed(stock), call.alone(stock))["states"]
     record_property("worst", leak)
     if leak < 1e-5:
         pytest.skip(f"this transformers has become exact for a plain packed call ({leak:.0e})")

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -75,13 +74,13 @@ def with_first_labels(monkeypatch):
 
 
 def without_restart(monkeypatch):
-    def running_on(layout: PackedLayout, first_position: int = 0) -> torch.Tensor:
+    def running_on(layout, first_position=0):
         return torch.arange(first_position, first_position + layout.columns).expand(layout.rows, -1).contiguous()
 
     monkeypatch.setattr(PackedLayout, "position_ids", running_on)
 
 
-def raising(monkeypatch, error: Any = KeyError, documents: int | None = None):
+def raising(monkeypatch, error=KeyError, documents=None):
     eager = choose.BACKENDS["eager"]
 
     def attend(call):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -38,11 +36,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+def environment(tmp_path, monkeypatch):
     """An environment whose workers are the script above."""
     plain = workers.Worker.__init__
 
-    def start(self: workers.Worker, environ: dict[str, str], log: Path, command: Sequence[str] = ()) -> None:
+    def start(self, environ, log, command=()):
         plain(self, environ, log, [sys.executable, "-c", WORKER % ABOUT])
 
     monkeypatch.setattr(workers.Worker, "__init__", start)
@@ -51,13 +49,18 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     return found
 
 
+def of_new(*options):
+    """The command, of one release."""
+    return run.main(["--only", "5.0.0", *options])
+
+
 class TestMatrix:
     """matrix.toml as it is, and what the parser refuses."""
 
-    def test_the_newest_release_is_in_ci(self) -> None:
+    def test_the_newest_release_is_in_ci(self):
         assert load_matrix().releases[-1].ci
 
-    def test_releases_lie_within_the_declared_dependencies(self) -> None:
+    def test_releases_lie_within_the_declared_dependencies(self):
         """What CI tests can be installed beside autopack, and the README pins the same torch."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         bounds = {(found := Requirement(line)).name: found.specifier for line in project["dependencies"]}
@@ -67,7 +70,7 @@ class TestMatrix:
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
         assert set(re.findall(r"torch==([\d.]+)", readme)) == {matrix.torch}
 
-    def test_the_tests_are_installed_with_a_listed_release(self) -> None:
+    def test_the_tests_are_installed_with_a_listed_release(self):
         """A release that comes out must not change what a newcomer's first run of the tests says."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         lines = project["optional-dependencies"]["test"]
@@ -76,14 +79,14 @@ class TestMatrix:
         before = [each for each in load_matrix().releases if number(each.transformers) < number(end)]
         assert number(before[-1].minor)[:2] == (number(end)[0], number(end)[1] - 1)
 
-    def test_no_minor_release_is_left_out(self) -> None:
+    def test_no_minor_release_is_left_out(self):
         """From 4.44 to 4.57 and from 5.0 on, every line."""
         lines = [number(release.minor) for release in load_matrix().releases]
         newest_line = max(lines)
         wanted = [(4, minor) for minor in range(44, 58)] + [(5, minor) for minor in range(newest_line[1] + 1)]
         assert lines == wanted
 
-    def test_selecting(self) -> None:
+    def test_selecting(self):
         """A release goes by its name or its line; a typing error does not run nothing."""
         assert MATRIX.select(["5.0.0"]) == MATRIX.select(["5.0"]) == [NEW]
         with pytest.raises(CompatError, match=r"9\.9\.9 .*lists 4\.9\.0, 5\.0\.0"):
@@ -101,7 +104,7 @@ class TestMatrix:
             ('"4.44.2" =', '"4.99.2" =', "have to ascend"),
         ],
     )
-    def test_mistakes_are_named(self, tmp_path: Path, old: str, new: str, message: str) -> None:
+    def test_mistakes_are_named(self, tmp_path, old, new, message):
         """Every mistake in the file is an error that says where it is."""
         text = (ROOT / "compat" / "matrix.toml").read_text(encoding="utf-8")
         assert old in text
@@ -111,7 +114,7 @@ class TestMatrix:
             load_matrix(path)
 
     @pytest.mark.parametrize(("found", "fits"), [((3, 9), False), ((3, 10), True), ((3, 13), True), ((3, 14), False)])
-    def test_python_bounds(self, found: tuple[int, int], fits: bool) -> None:
+    def test_python_bounds(self, found, fits):
         assert python_in_range(">=3.10, <3.14", found) is fits
 
 
@@ -119,11 +122,11 @@ class TestEnvironment:
     """Directories are keyed by their pins and complete or absent."""
 
     @pytest.fixture
-    def installs(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def installs(self, monkeypatch):
         """Records what pip would install, and makes the metadata of it."""
         asked: list[str] = []
 
-        def install(self: Environment, target: Path, requirements: Sequence[str]) -> None:
+        def install(self, target, requirements):
             asked.extend(requirements)
             for requirement in requirements:
                 name, _, version = requirement.partition("==")
@@ -135,10 +138,10 @@ class TestEnvironment:
         monkeypatch.setattr(Environment, "_install", install)
         return asked
 
-    def supported(self, version: str) -> Matrix:
+    def supported(self, version):
         return Matrix(**{**vars(MATRIX), "support": {"autopack-needs": version}})
 
-    def test_what_is_missing_is_installed_too_and_once(self, tmp_path: Path, installs: list[str]) -> None:
+    def test_what_is_missing_is_installed_too_and_once(self, tmp_path, installs):
         """The pins, and what they need and the interpreter lacks; a second build does nothing, another pin does all."""
         environment = Environment(self.supported("3.1"), NEW, tmp_path)
         environment.build()
@@ -152,7 +155,7 @@ class TestEnvironment:
         assert len(installs) == 8
         assert [path for path in tmp_path.iterdir() if path.is_dir()] == [again.path]
 
-    def test_what_nothing_pins_is_an_error_and_leaves_nothing(self, tmp_path: Path, installs: list[str]) -> None:
+    def test_what_nothing_pins_is_an_error_and_leaves_nothing(self, tmp_path, installs):
         """An interrupted build is not taken for ready."""
         environment = Environment(MATRIX, NEW, tmp_path)
         with pytest.raises(CompatError, match=r"needs autopack-needs, .* Pin it in \[support\]"):
@@ -160,14 +163,14 @@ class TestEnvironment:
         assert not environment.ready
         assert not any(path.is_dir() for path in tmp_path.iterdir())
 
-    def test_failing_command_shows_the_end_of_its_log(self, tmp_path: Path) -> None:
+    def test_failing_command_shows_the_end_of_its_log(self, tmp_path):
         """The error names the command, its status and the log."""
         with pytest.raises(CompatError, match=r"status 3[\s\S]*no such wheel"):
             Environment(MATRIX, OLD, tmp_path)._logged(
                 [sys.executable, "-c", "print('no such wheel'); raise SystemExit(3)"]
             )
 
-    def test_python_and_torch_out_of_range_are_refused(self, tmp_path: Path, installs: list[str]) -> None:
+    def test_python_and_torch_out_of_range_are_refused(self, tmp_path, installs):
         unfit = Release("4.0.0", "0.1", "0.3", ">=2.7,<3.3")
         with pytest.raises(CompatError, match=r"is listed for Python >=2\.7,<3\.3"):
             Environment(MATRIX, unfit, tmp_path).build()
@@ -175,7 +178,7 @@ class TestEnvironment:
             environments.check_interpreter(Matrix(**{**vars(MATRIX), "torch": "0.1"}))
         assert installs == []
 
-    def test_environ(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environ(self, tmp_path, monkeypatch):
         """The release comes first, and nothing of the caller's shadows it; $AUTOPACK_COMPAT_CACHE moves the cache."""
         monkeypatch.setenv("PYTHONPATH", "elsewhere")
         environment = Environment(MATRIX, NEW, tmp_path)
@@ -188,7 +191,7 @@ class TestWorkers:
     """Processes that measure, and what becomes of a run when they do not."""
 
     @pytest.mark.exhaustive
-    def test_a_worker_that_dies_or_hangs_is_a_crash_and_the_run_goes_on(self, environment: Environment) -> None:
+    def test_a_worker_that_dies_or_hangs_is_a_crash_and_the_run_goes_on(self, environment):
         units = [Unit("causal-lm", name, MODES) for name in ("gpt2", "mamba", "t5")]
         found = [(c["type"], c["mode"], c["status"], c.get("reason")) for c in workers.measure(environment, units, 2)]
         assert found == [
@@ -200,18 +203,18 @@ class TestWorkers:
             ("t5", "sdpa", "exact", None),
         ]
 
-    def test_a_worker_that_does_not_start_shows_its_log(self, tmp_path: Path) -> None:
+    def test_a_worker_that_does_not_start_shows_its_log(self, tmp_path):
         log = tmp_path / "log"
         with pytest.raises(CompatError, match=r"it ended with status 1[\s\S]*no such module"):
             workers.Worker({}, log, [sys.executable, "-c", "raise SystemExit('no such module')"])
 
-    def test_types_are_asked_for_once(self, environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_types_are_asked_for_once(self, environment, monkeypatch):
         about = workers.introduction(environment)
         assert about["types"]["causal-lm"][0] == "gpt2"
         monkeypatch.setattr(workers, "Worker", lambda *args: pytest.fail("a worker was started"))
         assert workers.introduction(environment) == about
 
-    def test_finished_cells(self, tmp_path: Path) -> None:
+    def test_finished_cells(self, tmp_path):
         """The last line of a cell counts, of this code alone unless asked; a line cut short is no cell."""
         old, new = Finished(tmp_path, "5.0.0", "before"), Finished(tmp_path, "5.0.0", "now")
         old.add([cell("llama", "eager"), cell("gpt2", "eager")])
@@ -225,7 +228,7 @@ class TestWorkers:
         }
         assert len(new.load(of_older_code=True)) == 3
 
-    def test_the_digest_follows_the_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_digest_follows_the_code(self, monkeypatch):
         before = finished.code_digest()
         assert before == finished.code_digest()
         monkeypatch.setattr(finished, "_MEASURING", ("cells.py",))
@@ -236,12 +239,12 @@ class TestRun:
     """The command line, with environments and workers that need no network."""
 
     @pytest.fixture
-    def offline(self, environment: Environment, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
+    def offline(self, environment, recorded, monkeypatch):
         """What the workers are asked for; the release is one of three quick types."""
         asked: list[Unit] = []
         ask = workers.Worker.ask
 
-        def note(self: workers.Worker, unit: Unit) -> None:
+        def note(self, unit):
             asked.append(unit)
             ask(self, unit)
 
@@ -256,58 +259,50 @@ class TestRun:
         monkeypatch.setattr(scenarios, "run", lambda *args: passed)
         return asked
 
-    def test_a_whole_run_is_recorded_and_goes_on(
-        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_whole_run_is_recorded_and_goes_on(self, offline, recorded, capsys):
         """All cells and scenarios; what is finished is not measured again."""
-        assert run.main(["--only", "5.0.0", "--jobs", "2"]) == 0
+        assert of_new("--jobs", "2") == 0
         assert "5.0.0         3 / 1 / 0 / 0" in capsys.readouterr().out
         result = json.loads((recorded / "releases" / "5.0.0.json").read_text(encoding="utf-8"))
         assert result["cells"]["causal-lm"]["llama"] == ["exact", "exact"]
         assert result["scenarios"]["passed"] == 5
         assert len(offline) == 2
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         assert len(offline) == 2
-        assert run.main(["--only", "5.0.0", "--fresh"]) == 0
+        assert of_new("--fresh") == 0
         assert len(offline) == 4
         assert run.main(["--check"]) == 0
         assert "Not recorded yet (1 of 2): 4.9.0" in capsys.readouterr().out
 
-    def test_a_stopped_run_goes_on_with_what_is_left(self, offline: list[Unit], environment: Environment) -> None:
+    def test_a_stopped_run_goes_on_with_what_is_left(self, offline, environment):
         Finished(environment.cache, "5.0.0", finished.code_digest()).add([cell("gpt2", "eager"), cell("gpt2", "sdpa")])
         Finished(environment.cache, "5.0.0", "other code").add([cell("llama", "eager")])
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         assert offline == [Unit("causal-lm", "llama", MODES)]
-        assert run.main(["--only", "5.0.0", "--keep", "--types", "llama"]) == 0
+        assert of_new("--keep", "--types", "llama") == 0
         assert len(offline) == 1
 
-    def test_a_leak_fails_the_command_and_is_named(
-        self, offline: list[Unit], environment: Environment, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_leak_fails_the_command_and_is_named(self, offline, environment, capsys):
         digest = finished.code_digest()
         Finished(environment.cache, "5.0.0", digest).add([cell("llama", "sdpa", "LEAK", reason="off by 2")])
-        assert run.main(["--only", "5.0.0"]) == 1
+        assert of_new() == 1
         assert "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
         assert run.main(["--check"]) == 1
         assert run.main(["--only", "9.9.9"]) == 2
 
-    def test_some_cells_are_printed_and_ci_records_nothing(
-        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert run.main(["--only", "5.0.0", "--types", "gpt2"]) == 0
+    def test_some_cells_are_printed_and_ci_records_nothing(self, offline, recorded, capsys):
+        assert of_new("--types", "gpt2") == 0
         assert re.search(r"5\.0\.0 +causal-lm +gpt2 +exact +refused", capsys.readouterr().out)
         assert run.main(["--ci"]) == 0
         assert list((recorded / "releases").iterdir()) == []
-        assert run.main(["--only", "5.0.0", "--types", "llama", "--record"]) == 0
+        assert of_new("--types", "llama", "--record") == 0
         assert [path.name for path in (recorded / "releases").iterdir()] == ["5.0.0.json"]
 
-    def test_a_sample_finds_a_falsified_record(
-        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_sample_finds_a_falsified_record(self, offline, recorded, capsys):
         """A record that says what is measured passes whatever is drawn; one wrong status, proof or remark is found."""
-        assert run.main(["--only", "5.0.0"]) == 0
+        assert of_new() == 0
         asked = len(offline)
-        assert run.main(["--sample", "9", "--only", "5.0.0", "--seed", "a"]) == 0
+        assert of_new("--sample", "9", "--seed", "a") == 0
         assert len(offline) > asked, "finished cells were not measured anew"
         assert "4 cells of 1 releases, seed a" in capsys.readouterr().out
         path = recorded / "releases" / "5.0.0.json"
@@ -323,14 +318,14 @@ class TestRun:
         ):
             assert old in true
             path.write_text(true.replace(old, new), encoding="utf-8")
-            assert run.main(["--sample", "4", "--only", "5.0.0"]) == 1
+            assert of_new("--sample", "4") == 1
             out = capsys.readouterr().out
             assert "1 differ from the record" in out
             assert said in out
         path.write_text(true, encoding="utf-8")
         assert run.main(["--sample", "4"]) == 0, "without --only it is the releases of CI"
 
-    def test_samples_differ_and_can_be_drawn_again(self, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_samples_differ_and_can_be_drawn_again(self, recorded, monkeypatch):
         """Each release has its share; absent cells are not drawn; what has no proofs recorded is an error."""
         found = [cell(f"t{n}", mode, proof="twin") for n in range(50) for mode in MODES]
         for release in (OLD, NEW):
@@ -347,13 +342,11 @@ class TestRun:
         monkeypatch.setenv("GITHUB_RUN_ID", "77")
         assert sample.new_seed() == "77"
 
-    def test_list(self, offline: list[Unit], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_list(self, offline, capsys):
         assert run.main(["--list"]) == 0
         assert re.search(r"4\.9\.0 +0\.1 +0\.3 +no +not made +no", capsys.readouterr().out)
 
-    def test_newest_says_what_has_changed(
-        self, offline: list[Unit], recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_newest_says_what_has_changed(self, offline, recorded, monkeypatch, capsys):
         """New types in all modes, the others with their control; what was exact and is no more is a failure."""
         tables.record(OLD, result_of(OLD, cell("llama", "eager"), cell("t5", "eager")))
         monkeypatch.setattr(newest, "find", lambda name, pre: NEW)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable
 from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -25,7 +23,7 @@ MATRIX = Matrix("2.13.0", ("masked-lm",), ("eager",), ("llama",), Selection(("ma
 
 
 @pytest.fixture
-def fabricated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+def fabricated(tmp_path, monkeypatch):
     """A copy of the installed release under another number, which the index has; returns what changes its code."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
@@ -40,7 +38,7 @@ def fabricated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     (about / "METADATA").write_text(text.replace(f"\nVersion: {HERE.transformers}", f"\nVersion: {NAME}", 1))
     environment.stamp.write_text("{}")
 
-    def change(where: str, old: str, new: str) -> None:
+    def change(where, old, new):
         path = package / where
         found = path.read_text()
         assert old in found
@@ -61,9 +59,7 @@ def fabricated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 
 @pytest.mark.exhaustive
-def test_what_is_proven_and_refused_is_in_the_table(
-    fabricated: Callable[[str, str, str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_proven_and_refused_is_in_the_table(fabricated, capsys):
     """Nothing but the number changed in BERT, nothing that matters in DistilBERT; ELECTRA now mixes tokens."""
     modeling = "models/distilbert/modeling_distilbert.py"
     fabricated(
@@ -84,27 +80,25 @@ def test_what_is_proven_and_refused_is_in_the_table(
     assert "standard deviation" in lost
 
 
-def _row(out: str, task: str) -> dict[str, int]:
+def _row(out, task):
     """The numbers of a task in the table that was printed, by the names above them."""
     lines = [line for line in out.splitlines() if line.startswith(("task  ", f"{task}  "))]
     head, row = ([cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[:2])
     return {name: int(value) for name, value in zip(head[1:], row[1:], strict=True)}
 
 
-def test_nothing_beyond_what_is_listed_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_beyond_what_is_listed_is_said(monkeypatch, capsys):
     monkeypatch.setattr(newest, "find", lambda name, pre: HERE)
     monkeypatch.setattr(Environment, "build", lambda self, rebuild=False: pytest.fail("nothing has to be measured"))
     assert newest.run(MATRIX, MATRIX.ci, None, pre=True, jobs=1, limit=60.0) == 0
     assert f"no release beyond {HERE.transformers}" in capsys.readouterr().out
 
 
-def test_the_newest_is_what_pip_would_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_is_what_pip_would_install(monkeypatch):
     """With the newest tokenizers and hub that its metadata allows; pre-releases count where they are asked for."""
     asked: list[tuple[str, bool]] = []
 
-    def report(requirement: str, pre: bool = False) -> dict[str, Any]:
+    def report(requirement, pre=False):
         asked.append((requirement, pre))
         name = Requirement(requirement).name
         needs = ["tokenizers>=0.22,<0.24", "huggingface-hub>=2.0", "torch>=2.6; extra == 'torch'"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from compat import readme
 
 
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> int:
+def run(monkeypatch, path, *arguments):
     monkeypatch.setattr(readme, "README", path)
     monkeypatch.setattr("sys.argv", ["readme", *arguments])
     return readme.main()

@@ -157,7 +157,7 @@ def test_the_tests_of_a_seam_notice(seam):
 
 
 @functools.cache
-def _mapped() -> list[list[str]]:
+def _mapped():
     table = seams.ROOT / "compat" / "results" / "mutants_to_seams.tsv"
     return [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
 

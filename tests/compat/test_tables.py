@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from compat import scenarios, tables
 from tests.support.matrix import ABOUT, MATRIX, NEW, OLD, cell, result_of
 
@@ -11,7 +9,7 @@ from tests.support.matrix import ABOUT, MATRIX, NEW, OLD, cell, result_of
 class TestTables:
     """From cells to what is recorded and shown."""
 
-    def test_a_result_has_a_line_per_type_and_reasons_once(self, recorded: Path) -> None:
+    def test_a_result_has_a_line_per_type_and_reasons_once(self, recorded):
         refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
         left = cell("gpt2", "eager", proof="audit", padded="stock reads padding", worst=3e-6)
         result = result_of(NEW, left, *refusals, cell("bert", "eager", "absent", reason="not declared"))
@@ -27,7 +25,7 @@ class TestTables:
         assert f'"bert": ["-", "refused {number_of_refusal}"]' in text
         assert tables.load_results(MATRIX) == {"5.0.0": result}
 
-    def test_some_cells_are_merged(self, recorded: Path) -> None:
+    def test_some_cells_are_merged(self, recorded):
         """Types that were measured replace theirs; reasons that nobody names any more go; scenarios stay."""
         first = result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("llama", "eager"))
         tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
@@ -41,7 +39,7 @@ class TestTables:
         tables.record(NEW, result_of(NEW))
         assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
-    def test_merged_cells_keep_their_proofs_and_the_code_of_both(self, recorded: Path) -> None:
+    def test_merged_cells_keep_their_proofs_and_the_code_of_both(self, recorded):
         """What is usual may change with what is merged; every cell says what it said before."""
         first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
         tables.record(NEW, tables.compact(NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"))
@@ -54,7 +52,7 @@ class TestTables:
         assert said["t5", "eager"] == ("audit", "no")
         assert said["t5", "sdpa"] == ("twin", None)
 
-    def test_records_of_before_proofs_are_read_and_stand_apart(self, recorded: Path) -> None:
+    def test_records_of_before_proofs_are_read_and_stand_apart(self, recorded):
         """They say nothing of proofs, so they are none of what the default call gives, and have to be made anew."""
         result = result_of(NEW)
         older = {name: value for name, value in result.items() if name not in ("code", "usual", "proven")}
@@ -66,7 +64,7 @@ class TestTables:
         assert "| 5.0.0 |" not in text
         assert "`verify=False`" in text
 
-    def test_what_is_wrong_is_named(self) -> None:
+    def test_what_is_wrong_is_named(self):
         leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
         result = result_of(NEW, *leaks, cell("t5", "sdpa", "crash", reason="KeyError: 1"))
         result["scenarios"] = {"passed": 0, "skipped": {}, "failed": {"demo": "AssertionError"}}
@@ -76,14 +74,14 @@ class TestTables:
             "scenario demo: AssertionError",
         ]
 
-    def test_markdown(self) -> None:
+    def test_markdown(self):
         text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
         assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
         assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
         refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
         assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
-    def test_stale_is_what_contradicts(self, recorded: Path) -> None:
+    def test_stale_is_what_contradicts(self, recorded):
         """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are failures."""
         tables.write_table(MATRIX)
         assert tables.stale(MATRIX) == ([], ["4.9.0", "5.0.0"])
@@ -103,8 +101,8 @@ class TestTables:
             "no listed",
         ]
 
-    def test_scenarios_are_read_from_the_report(self) -> None:
-        def case(check: str, inside: str = "") -> str:
+    def test_scenarios_are_read_from_the_report(self):
+        def case(check, inside=""):
             properties = f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
             return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
 

@@ -12,7 +12,7 @@ from compat.variants import variants, walk
 SAMPLE = ["llama", "gemma2", "inkling_text", "gpt2", "bert", "modernbert", "mamba2", "reformer", "llama4_text", "qwen3"]
 
 
-def all_variants(model_type: str):
+def all_variants(model_type):
     task = "causal-lm" if model_type in tiny.types_for("causal-lm") else "masked-lm"
     whole = tiny.config(model_type, task=task)
     return task, list(variants(tiny.build(model_type, task=task), whole))

@@ -18,7 +18,7 @@ from autopack.runtime.scope import stock
 from tests.conftest import attributes, same
 
 
-def as_class(kind: type, model_type: str = "llama", task: str = "causal-lm", **config: object) -> torch.nn.Module:
+def as_class(kind, model_type="llama", task="causal-lm", **config):
     """A tiny model, made one of this class."""
     model = tiny.build(model_type, task=task, **config)
     model.__class__ = kind
@@ -66,15 +66,6 @@ class OnlyTheLoss(LlamaForCausalLM):
     def forward(self, input_ids, labels=None, **kwargs):
         output = super().forward(input_ids, labels=labels, **kwargs)
         return {"loss": output.loss} if labels is not None else {"logits": output.logits.detach()}
-
-
-class Weighted(LlamaForCausalLM):
-    """Only the labels of the second half of a row count."""
-
-    def forward(self, input_ids, labels=None, **kwargs):
-        logits = super().forward(input_ids, **kwargs).logits
-        half = input_ids.shape[1] // 2
-        return {"loss": cross_entropy(logits[:, half:].flatten(0, 1), labels[:, half:].flatten()), "logits": logits}
 
 
 class NoLabels(LlamaForCausalLM):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import re
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, masking_utils
+from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
@@ -20,6 +19,7 @@ from tests.conftest import (
     llama,
     same,
 )
+from tests.subjects import rebuilt
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 from tests.support.refusals import refused, refused_by_its_first_call
 
@@ -75,49 +75,6 @@ class TestRestoring:
             raise ZeroDivisionError
         assert _as_before(model, before)
 
-    def test_calls_in_between_leave_nothing(self):
-        model = llama()
-        model.train().gradient_checkpointing_enable({"use_reentrant": True})
-        before = _state(model)
-        with autopack.enable(model):
-            logits(model).sum().backward()
-            model.zero_grad(set_to_none=True)
-            model(input_ids=IDS)
-        assert _as_before(model, before)
-
-    @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
-    def test_after_an_error_in_the_middle_of_a_forward(self, kind):
-        model = llama()
-        before = _state(model)
-
-        def stop(*_):
-            raise kind
-
-        autopack.enable(model, verify=False)  # an audit would meet the hook first
-        hook = model.model.layers[1].register_forward_pre_hook(stop)
-        with pytest.raises(kind):
-            logits(model)
-        hook.remove()
-        autopack.disable(model)
-        assert _as_before(model, before)
-
-    def test_many_rounds_end_where_they_began(self, stock):
-        model = llama()
-        before = _state(model)
-        for _ in range(3):
-            with autopack.enable(model):
-                assert is_exact(model, stock)
-            assert leaks(model, stock)
-        assert _as_before(model, before)
-
-    def test_a_model_that_is_dropped_leaves_nothing_installed(self):
-        before = installed_functions()
-        autopack.enable(llama())
-        import gc
-
-        gc.collect()
-        assert same(installed_functions(), before)
-
     def test_changing_the_implementation_is_followed_and_restored(self, stock):
         model, before = llama("eager"), installed_functions()
         with autopack.enable(model):
@@ -142,22 +99,25 @@ class MixingWithTheTokenBefore(LlamaMLP):
 
 
 def _leaky(model_type="llama"):
-    model = LeakyLlama(copy.deepcopy(llama().config))
-    model.load_state_dict(llama().state_dict())
+    model = rebuilt(llama(), LeakyLlama)
     model.config.model_type = model_type
-    return model.double().eval()
+    return model
+
+
+def _refused_as_it_was(model, code, match, **options):
+    before = _state(model)
+    with refused(code, match=match):
+        autopack.enable(model, **options)
+    assert _as_before(model, before)
+    assert not autopack.is_enabled(model)
 
 
 class TestFailures:
     """An enable that fails leaves everything as it was, and says what it wanted."""
 
     def test_a_twin_that_leaks(self):
-        model = _leaky()
-        before = _state(model)
-        with refused("not-exact", match="audited it, and it is not exact: in mode .* logits are off by"):
-            autopack.enable(model)
-        assert _as_before(model, before)
-        assert not autopack.is_enabled(model)
+        match = "audited it, and it is not exact: in mode .* logits are off by"
+        _refused_as_it_was(_leaky(), "not-exact", match)
 
     def test_a_model_without_a_twin_that_leaks(self):
         model = _leaky("made_up")
@@ -178,39 +138,6 @@ class TestFailures:
         with autopack.enable(_leaky("made_up"), verify=False) as handle:
             assert "not asked for" in handle.verified
 
-    def test_a_function_of_transformers_that_has_changed(self, monkeypatch):
-        monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda config, positions: None)
-        model = llama()
-        before = _state(model)
-        with refused("site-drift", match="_preprocess_mask_arguments to take config, position_ids; the inst"):
-            autopack.enable(model)
-        assert _as_before(model, before)
-
-    def test_a_function_of_transformers_that_is_gone(self, monkeypatch):
-        from transformers.models.llama import modeling_llama
-
-        model = llama()
-        monkeypatch.setattr(
-            "autopack.inspection.source.eager_functions", lambda m: [(modeling_llama.__name__, "eager_gone")]
-        )
-        before = _state(model)
-        with refused("site-drift", match="modeling_llama.eager_gone; the installed transformers has none"):
-            autopack.enable(model)
-        assert _as_before(model, before)
-
-    def test_a_family_that_needs_more_than_there_is(self, monkeypatch):
-        from autopack.family import Family
-        from autopack.patching import Site
-
-        site = Site("transformers.models.llama.modeling_llama", "repeat_kv", lambda f, s: f, parameters=("no_such",))
-        family = Family("broken", frozenset({"llama"}), "test", sites=(site,))
-        monkeypatch.setattr("autopack.registry._registered", [family])
-        model = llama()
-        before = _state(model)
-        with refused("site-drift", match=r"repeat_kv to take no_such; the installed one lacks no_such"):
-            autopack.enable(model)
-        assert _as_before(model, before)
-
     @pytest.mark.parametrize(
         ("model_type", "options", "message"),
         [
@@ -220,16 +147,7 @@ class TestFailures:
     )
     @pytest.mark.parametrize("verify", [True, False, "strict"])
     def test_architectures_that_leak_elsewhere(self, model_type, options, message, verify):
-        model = tiny.build(model_type, **options)
-        before = _state(model)
-        with refused("cannot-be-packed", match=message):
-            autopack.enable(model, verify=verify)
-        assert _as_before(model, before)
-
-    @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
-    def test_what_is_no_model_of_transformers(self, thing):
-        with refused("which-model"):
-            autopack.enable(thing)
+        _refused_as_it_was(tiny.build(model_type, **options), "cannot-be-packed", message, verify=verify)
 
     def test_options_that_do_not_exist(self):
         model = llama()
@@ -258,11 +176,7 @@ class TestFailures:
     def test_a_backend_that_cannot_serve_the_model(self, implementation, backend, way_out):
         if backend == "varlen" and torch.cuda.is_available():
             pytest.skip("varlen is available here")
-        model = llama(implementation, torch.float32)
-        before = _state(model)
-        with refused("backend-unavailable", match=way_out):
-            autopack.enable(model, backend=backend)
-        assert _as_before(model, before)
+        _refused_as_it_was(llama(implementation, torch.float32), "backend-unavailable", way_out, backend=backend)
 
 
 class TestSeveralModels:
@@ -330,15 +244,6 @@ def test_the_handle_says_what_was_done():
     assert "<table><caption>autopack</caption>" in handle._repr_html_()
     handle.remove()
     assert "disabled" in repr(handle)
-
-
-def test_the_signature_of_forward_stays(stock):
-    import inspect
-
-    model = llama()
-    with autopack.enable(model):
-        assert inspect.signature(model.forward) == inspect.signature(stock.forward)
-        assert "forward" not in vars(model)
 
 
 @pytest.mark.parametrize(

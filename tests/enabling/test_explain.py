@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
-import transformers
 
 import autopack
 from autopack import tiny
 from tests.conftest import positions
+from tests.enabling.test_wrapping import trainer
 
 
 @pytest.fixture(autouse=True)
@@ -26,26 +26,27 @@ HOLED = torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 0, 0, 0, 0]])
 LONE = torch.tensor([[1] * 9, [0] * 9])
 
 
-def tokens(rows: int = 2, columns: int = 9) -> torch.Tensor:
+def tokens(rows=2, columns=9):
     return torch.arange(rows * columns).reshape(rows, columns) % 50 + 40
 
 
-def labels(mask: torch.Tensor = MASK) -> torch.Tensor:
+def labels(mask=MASK):
     return tokens().masked_fill(mask == 0, -100)
 
 
 PACKED = {"input_ids": tokens(1), "position_ids": positions((4, 5))}
 PADDED = {"input_ids": tokens(), "attention_mask": MASK}
+LLAMA = ("llama", "causal-lm")
 CLASSIFIER = ("bert", "sequence-classification")
 
 UNTOUCHED = [
-    (("llama", "causal-lm"), {}, {"input_ids": tokens()}, "it declares neither documents nor padding"),
-    (("llama", "causal-lm"), {"unpad": False}, PADDED, "unpad=False"),
-    (("llama", "causal-lm"), {}, {**PADDED, "use_cache": True}, "a cache is wanted"),
-    (("llama", "causal-lm"), {}, {**PADDED, "output_attentions": True}, "attention weights are wanted"),
-    (("llama", "causal-lm"), {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
-    (("llama", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": LONE}, "a row holds nothing but padding"),
-    (("llama", "causal-lm"), {}, {**PADDED, "margin_of_mine": 1.0}, "margin_of_mine is no argument"),
+    (LLAMA, {}, {"input_ids": tokens()}, "it declares neither documents nor padding"),
+    (LLAMA, {"unpad": False}, PADDED, "unpad=False"),
+    (LLAMA, {}, {**PADDED, "use_cache": True}, "a cache is wanted"),
+    (LLAMA, {}, {**PADDED, "output_attentions": True}, "attention weights are wanted"),
+    (LLAMA, {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
+    (LLAMA, {}, {"input_ids": tokens(), "attention_mask": LONE}, "a row holds nothing but padding"),
+    (LLAMA, {}, {**PADDED, "margin_of_mine": 1.0}, "margin_of_mine is no argument"),
     (("mamba2", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": HOLED}, "padding lies between tokens"),
     (("canine", "sequence-classification"), {}, PADDED, "documents are run alone, and gain nothing"),
     (("convbert", "masked-lm"), {}, PADDED, "convbert reads padding"),
@@ -54,9 +55,9 @@ UNTOUCHED = [
     (CLASSIFIER, {}, {"input_ids": tokens(), "attention_mask": LEFT}, "the token that the head reads is padding"),
 ]
 OTHERWISE = [
-    (("llama", "causal-lm"), PACKED, "runs as packed rows, each document by itself"),
-    (("llama", "causal-lm"), {**PADDED, "labels": labels()}, "runs without its padding, as one packed row"),
-    (("llama", "causal-lm"), {**PADDED, "logits_to_keep": 1}, "runs without its padding, as one packed row"),
+    (LLAMA, PACKED, "runs as packed rows, each document by itself"),
+    (LLAMA, {**PADDED, "labels": labels()}, "runs without its padding, as one packed row"),
+    (LLAMA, {**PADDED, "logits_to_keep": 1}, "runs without its padding, as one packed row"),
     (CLASSIFIER, PADDED, "runs without its padding, as one packed row"),
     (CLASSIFIER, PACKED, "runs without its padding, as one packed row"),
     (("xlnet", "sequence-classification"), PACKED, "runs on documents alone, those of one length as a batch"),
@@ -64,31 +65,29 @@ OTHERWISE = [
 ]
 
 
-def enabled(kind: tuple[str, str], **options):
+def enabled(kind, **options):
     model = tiny.build(kind[0], task=kind[1]).train()
     return model, autopack.enable(model, **options)
 
 
-@pytest.mark.parametrize(("kind", "options", "batch", "reason"), UNTOUCHED)
-def test_why_a_call_stays_as_it_came(kind, options, batch, reason, caplog):
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    ("kind", "options", "batch", "what", "reason"),
+    [
+        *((kind, options, batch, "runs as it came", reason) for kind, options, batch, reason in UNTOUCHED),
+        *((kind, {}, batch, what, "") for kind, batch, what in OTHERWISE),
+    ],
+)
+def test_what_becomes_of_a_call_and_why(kind, options, batch, what, reason, caplog):
     model, handle = enabled(kind, **options)
     found = handle.explain(**batch)
-    assert found.what == "runs as it came"
+    assert found.what.startswith(what)
     assert reason in found.reason
     expected = [(d.name, d.what, d.reason) for d in found.decisions]
     assert decided(model, batch, caplog)[: len(expected)] == expected
 
 
-@pytest.mark.parametrize(("kind", "batch", "what"), OTHERWISE)
-def test_what_becomes_of_others(kind, batch, what, caplog):
-    model, handle = enabled(kind)
-    found = handle.explain(**batch)
-    assert found.what.startswith(what)
-    expected = [(d.name, d.what, d.reason) for d in found.decisions]
-    assert decided(model, batch, caplog)[: len(expected)] == expected
-
-
-def decided(model, batch, caplog) -> list[tuple[str, str, str]]:
+def decided(model, batch, caplog):
     """What a call is logged to have become, at every model that it came to.
 
     Those come last by which autopack itself runs documents alone.
@@ -100,11 +99,11 @@ def decided(model, batch, caplog) -> list[tuple[str, str, str]]:
 
 
 def test_a_kind_of_decision_is_logged_once_and_only_where_it_is_wanted(caplog):
-    model, _ = enabled(("llama", "causal-lm"))
+    model, _ = enabled(LLAMA)
     assert decided(model, PADDED, caplog)
     assert not decided(model, PADDED, caplog)
     assert len(decided(model, PACKED, caplog)) == 1
-    model, _ = enabled(("llama", "causal-lm"))
+    model, _ = enabled(LLAMA)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="autopack"):
         model(**PADDED)
@@ -112,7 +111,7 @@ def test_a_kind_of_decision_is_logged_once_and_only_where_it_is_wanted(caplog):
 
 
 @pytest.mark.parametrize("batch", [PACKED, PADDED, {**PADDED, "use_cache": True}, {**PACKED, "use_cache": True}])
-@pytest.mark.parametrize("kind", [("llama", "causal-lm"), CLASSIFIER])
+@pytest.mark.parametrize("kind", [LLAMA, CLASSIFIER])
 def test_nothing_is_run_counted_or_changed(kind, batch):
     model, handle = enabled(kind)
     ran = []
@@ -128,7 +127,7 @@ def test_nothing_is_run_counted_or_changed(kind, batch):
 
 
 def test_what_would_be_refused():
-    _, handle = enabled(("llama", "causal-lm"))
+    _, handle = enabled(LLAMA)
     found = handle.explain(**PACKED, use_cache=True)
     assert found.what == "is refused"
     assert found.reason.startswith("use_cache=True was given with packed rows")
@@ -136,7 +135,7 @@ def test_what_would_be_refused():
 
 
 def test_how_much_of_it_runs():
-    _, handle = enabled(("llama", "causal-lm"))
+    _, handle = enabled(LLAMA)
     said = str(handle.explain(**PADDED, use_cache=False))
     assert "(2 documents, 14 real tokens in 14 columns, 4 columns of padding left out)" in said
     said = str(handle.explain(PACKED["input_ids"], None, PACKED["position_ids"]))  # by position, as for the model
@@ -144,7 +143,7 @@ def test_how_much_of_it_runs():
 
 
 def test_a_model_that_has_changed_is_looked_at_first():
-    model, handle = enabled(("llama", "causal-lm"))
+    model, handle = enabled(LLAMA)
     assert not handle.explain(**PACKED).notes
     model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
     (note,) = handle.explain(**PACKED).notes
@@ -152,7 +151,7 @@ def test_a_model_that_has_changed_is_looked_at_first():
 
 
 def test_a_disabled_model_has_nothing_to_explain():
-    model, handle = enabled(("llama", "causal-lm"))
+    model, handle = enabled(LLAMA)
     autopack.disable(model)
     with pytest.raises(ValueError, match="is disabled"):
         handle.explain(**PACKED)
@@ -167,17 +166,14 @@ def test_a_table_in_notebooks():
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_a_trainer_explains_and_counts_calls_of_its_models(tmp_path, reference):
-    pytest.importorskip("accelerate")
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
-    trainer = transformers.Trainer(model=tiny.build("llama"), args=arguments)
-    trainer.ref_model = tiny.build("gpt2") if reference else None
+    subject = trainer(tmp_path, ref_model=tiny.build("gpt2") if reference else None)
     batch = {**PADDED, "labels": labels()}
-    with autopack.enable(trainer) as handle:
+    with autopack.enable(subject) as handle:
         found = handle.explain(**batch)
         assert str(handle.handles["model"].explain(**batch)) in str(found)
         assert found.what == "runs without its padding, as one packed row"
         assert [d.name.startswith("ref_model: GPT2") for d in found.decisions] == [True, False][1 - reference :]
-        trainer.model(**batch)
+        subject.model(**batch)
         if reference:
-            trainer.ref_model(**batch)
+            subject.ref_model(**batch)
         assert handle.tally.batches == 1 + reference

@@ -11,7 +11,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import autopack
 from autopack import tiny
 from autopack.inspection.source import parameters_of
-from tests.conftest import FLOAT64, LEAK, alone, error, gradients, llama, positions, spans, token_ids
+from tests.conftest import FLOAT64, LEAK, alone, alone_loss, error, llama, positions, token_ids
+from tests.engine import gradients
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -30,15 +31,9 @@ def _loss(model, call):
     return lambda parameters: functional_call(model, parameters, kwargs=call).loss
 
 
-def _alone(model):
-    """The loss of the documents of `PACKED` alone, every target with the same weight."""
-    calls = [model(input_ids=IDS[:, a:b], labels=IDS[:, a:b]).loss * (b - a - 1) for a, b in spans(LENGTHS)]
-    return torch.stack(calls).sum() / (sum(LENGTHS) - len(LENGTHS))
-
-
 def _expected(model):
-    _alone(model).backward()
-    return dict(zip(dict(model.named_parameters()), gradients(model), strict=True))
+    alone_loss(model, IDS, LENGTHS).backward()
+    return gradients(model)
 
 
 def _furthest(found, expected):
@@ -46,27 +41,20 @@ def _furthest(found, expected):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_gradients_of_packed_rows(implementation):
+def test_derivatives_of_packed_rows(implementation):
     model, stock = llama(implementation), llama(implementation)
     expected, parameters = _expected(stock), dict(model.named_parameters())
-    unserved = grad(_loss(model, PACKED))(parameters)
+    loss, tangents = _loss(model, PACKED), {name: torch.randn_like(p) for name, p in parameters.items()}
+    unserved = grad(loss)(parameters)
     assert _furthest(unserved, expected) > 1e-3  # targets across boundaries count in stock's loss
     with autopack.enable(model):
-        found = grad(_loss(model, PACKED))(parameters)
-        pulled = vjp(_loss(model, PACKED), parameters)[1](torch.ones((), dtype=torch.float64))[0]
-    assert _furthest(found, expected) < FLOAT64
-    assert _furthest(pulled, expected) < FLOAT64
-
-
-def test_directional_derivatives():
-    model, stock = llama("eager"), llama("eager")  # torch has no forward derivative of its CPU kernel of SDPA
-    expected, parameters = _expected(stock), dict(model.named_parameters())
-    tangents = {name: torch.randn_like(p) for name, p in parameters.items()}
-    with autopack.enable(model):
-        _, found = jvp(_loss(model, PACKED), (parameters,), (tangents,))
-    assert float(found) == pytest.approx(
-        float(sum((tangents[n] * g).sum() for n, g in expected.items())), rel=1e-5
-    )  # the loss is float32
+        assert _furthest(grad(loss)(parameters), expected) < FLOAT64
+        (pulled,) = vjp(loss, parameters)[1](torch.ones((), dtype=torch.float64))
+        assert _furthest(pulled, expected) < FLOAT64
+        if implementation == "eager":  # torch has no forward derivative of its CPU kernel of SDPA
+            _, along = jvp(loss, (parameters,), (tangents,))
+            wanted = float(sum((tangents[n] * g).sum() for n, g in expected.items()))
+            assert float(along) == pytest.approx(wanted, rel=1e-5)  # the loss is float32
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba", "lfm2", "bert"])

@@ -10,7 +10,8 @@ from transformers import TextClassificationPipeline
 
 import autopack
 from autopack import tiny
-from tests.conftest import attributes, llama, same
+from tests.conftest import attributes, llama, positions, same, token_ids
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 class Holder(nn.Module):
     """A module of the user's, as a Lightning module is one."""
 
-    def __init__(self, **models: nn.Module):
+    def __init__(self, **models):
         super().__init__()
         self.layers = nn.ModuleDict(models)
 
@@ -33,35 +34,6 @@ def trainer(tmp_path, **more):
     return found
 
 
-def test_the_one_model_of_a_module_is_found_however_deep():
-    model = llama()
-    holder = Holder(inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2))
-    with autopack.enable(holder) as handle:
-        assert handle.model is model
-        assert autopack.is_enabled(holder)
-        assert autopack.is_enabled(model)
-        assert autopack.enable(model) is handle
-    assert not autopack.is_enabled(holder)
-
-
-def test_one_model_held_twice_is_one():
-    model = llama()
-    with autopack.enable(Holder(one=model, other=nn.Sequential(model))) as handle:
-        assert handle.model is model
-
-
-def test_a_module_of_several_models_is_refused_and_names_them():
-    holder = Holder(one=llama(), other=tiny.build("gpt2"))
-    with refused("which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
-        autopack.enable(holder)
-
-
-@pytest.mark.parametrize("subject", [nn.Linear(2, 2), object(), None, "meta-llama/Llama-3.2-1B"])
-def test_what_holds_no_model_is_refused(subject):
-    with refused("which-model"):
-        autopack.enable(subject)
-
-
 class Plain:
     """No module, as a pipeline is none, nor a SetFit model."""
 
@@ -69,25 +41,43 @@ class Plain:
         self.__dict__.update(attributes)
 
 
-def test_an_object_that_holds_one_model_stands_for_it():
-    model = llama()
-    holder = Plain(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu")
+HOLDERS = {
+    "deep inside": lambda model: Holder(inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2)),
+    "held twice": lambda model: Holder(one=model, other=nn.Sequential(model)),
+    "an object": lambda model: Plain(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu"),
+    "compiled": torch.compile,
+    "a pipeline": lambda model: TextClassificationPipeline(model=model, tokenizer=None, task="text-classification"),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_the_one_model_of_what_holds_it_is_found(hold):
+    model = tiny.build("llama", task="sequence-classification")
+    holder = hold(model)
     with autopack.enable(holder) as handle:
         assert handle.model is model
         assert autopack.is_enabled(holder)
-        autopack.disable(holder)
-        assert not autopack.is_enabled(model)
+        assert autopack.is_enabled(model)
+        assert autopack.enable(model) is handle
+    assert not autopack.is_enabled(holder)
+    autopack.enable(holder)
+    autopack.disable(holder)
+    assert not autopack.is_enabled(model)
+
+
+@pytest.mark.parametrize("kind", [Holder, Plain])
+def test_what_holds_several_models_is_refused_and_names_them(kind):
     with refused("which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
-        autopack.enable(Plain(one=model, other=tiny.build("gpt2")))
-    for nothing in (Plain, Plain(head=nn.Linear(2, 2)), tiny):
-        with refused("which-model"):
-            autopack.enable(nothing)
+        autopack.enable(kind(one=llama(), other=tiny.build("gpt2")))
 
 
-def test_a_pipeline_is_its_model():
-    model = tiny.build("bert", task="sequence-classification")
-    with autopack.enable(TextClassificationPipeline(model=model, tokenizer=None, task="text-classification")) as handle:
-        assert handle.model is model
+@pytest.mark.parametrize(
+    "subject",
+    [nn.Linear(2, 2), object(), None, "meta-llama/Llama-3.2-1B", Plain, Plain(head=nn.Linear(2, 2)), tiny],
+)
+def test_what_holds_no_model_is_refused(subject):
+    with refused("which-model"):
+        autopack.enable(subject)
 
 
 def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
@@ -117,14 +107,10 @@ def test_a_reference_model_that_cannot_be_enabled_is_refused_and_nothing_is_chan
     with refused("cannot-be-packed", match="FalconForCausalLM"):
         autopack.enable(policy)
     assert same(attributes(policy.model), before)
-
-
-def test_what_was_enabled_before_stays_so_when_a_trainer_is_refused(tmp_path):
-    policy = trainer(tmp_path, ref_model=tiny.build("falcon", alibi=True))
     with autopack.enable(policy.model):
         with refused("cannot-be-packed"):
             autopack.enable(policy)
-        assert autopack.is_enabled(policy.model)
+        assert autopack.is_enabled(policy.model), "what was enabled before stays so"
 
 
 def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path):
@@ -135,28 +121,22 @@ def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path)
         assert "  reward_funcs[0]\n    left alone: FalconForCausalLM" in repr(handle)
 
 
-def test_a_trainer_that_makes_its_model_later_is_refused_with_the_way_out(tmp_path):
-    policy = trainer(tmp_path, model_init=llama)
-    with refused("which-model", match="in your model_init"):
-        autopack.enable(policy)
-
-
-def test_a_trainer_of_something_else_is_refused(tmp_path):
-    policy = trainer(tmp_path, model=nn.Linear(2, 2))
-    with refused("which-model", match="holds no transformers model in its attribute 'model'"):
-        autopack.enable(policy)
-
-
-def test_the_model_inside_compile_is_found():
-    model = llama()
-    with autopack.enable(torch.compile(model)) as handle:
-        assert handle.model is model
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("model_init", llama, "in your model_init"),
+        ("model", nn.Linear(2, 2), "holds no transformers model in its attribute 'model'"),
+    ],
+)
+def test_a_trainer_without_a_model_is_refused_with_the_way_out(tmp_path, attribute, value, said):
+    with refused("which-model", match=said):
+        autopack.enable(trainer(tmp_path, **{attribute: value}))
 
 
 class Pools(nn.Module):
     """A head of the user's own, which takes the mean over columns."""
 
-    def __init__(self, backbone: nn.Module):
+    def __init__(self, backbone):
         super().__init__()
         self.backbone = backbone
 
@@ -167,11 +147,12 @@ class Pools(nn.Module):
 class Holds(nn.Module):
     """A module of the user's that holds a model and has no forward."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
 
+PACKS = {"input_ids": token_ids(1, 9), "position_ids": positions((4, 5))}
 AROUND = {
     "a head": (Pools, True),
     "a head in torch's wrapper": (lambda model: nn.DataParallel(Pools(model)), True),
@@ -187,12 +168,10 @@ def test_a_forward_around_the_model_is_said_not_to_be_checked(name, packed, capl
     wrap, said = AROUND[name]
     model = llama().model
     net = wrap(model)
-    ids = torch.arange(9)[None] + 5
-    packs = {"input_ids": ids, "position_ids": torch.tensor([[*range(4), *range(5)]])}
-    pads = {"input_ids": ids.expand(2, -1), "attention_mask": torch.tensor([[1] * 9, [1] * 6 + [0] * 3])}
+    pads = {name: value for name, value in batch("causal LM", mask_of((9, 6))).items() if name != "labels"}
     with autopack.enable(net) as handle, torch.no_grad():
         for _ in range(2):
-            (net if said else model)(**(packs if packed else pads))
+            (net if said else model)(**(PACKS if packed else pads))
         assert ("Pools.forward, which is not checked" in repr(handle)) == said
     assert len([line for line in caplog.messages if "Pools.forward runs around" in line]) == (said and packed)
 
@@ -206,9 +185,8 @@ class Steps(Pools):
 
 def test_a_forward_around_the_model_that_does_not_run_is_not_warned_of(caplog):
     net = Steps(llama().model)
-    packs = {"input_ids": torch.arange(9)[None] + 5, "position_ids": torch.tensor([[*range(4), *range(5)]])}
     with autopack.enable(net), torch.no_grad():
-        net.training_step(packs)
+        net.training_step(PACKS)
         assert "runs around" not in caplog.text
-        net(**packs)
+        net(**PACKS)
         assert caplog.text.count("Pools.forward runs around") + caplog.text.count("Steps.forward runs around") == 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -27,11 +26,11 @@ def make(uattn):
 class Exchange(torch.nn.Module):
     """What is around the attention function `attn`: tokens of all ranks and some heads, and back."""
 
-    def __init__(self, attn: Any, group: Any):
+    def __init__(self, attn, group):
         super().__init__()
         self.attn, self.process_group, self.disable_in_eval = attn, group, True
 
-    def forward(self, module: Any, query: Any, key: Any, value: Any, mask: Any, *_: Any, **kwargs: Any) -> Any:
+    def forward(self, module, query, key, value, mask, *_, **kwargs):
         if not module.training and self.disable_in_eval:
             return self.attn(module, query, key, value, mask, **kwargs)
         rows = RowGroup(self.process_group)
@@ -44,7 +43,7 @@ class Exchange(torch.nn.Module):
         return exchanged(output, 1), weights
 
 
-def register(group: Any, implementation: str = "sdpa") -> Any:
+def register(group, implementation: str = "sdpa"):
     """Put an exchange around the function of an implementation, where models look first; returns what stands there."""
     made = ModuleType(NAME)
     sys.modules.setdefault(NAME, made)

@@ -35,14 +35,18 @@ class Run:
             ((self.logits - wanted.logits).abs().max() / wanted.logits.std()).item(),
             abs(self.loss - wanted.loss) / abs(wanted.loss),
         ]
+        scale = max((float(gradient.norm()) for gradient in wanted.gradients.values()), default=0.0)
         for name, gradient in wanted.gradients.items():
-            difference = (self.gradients[name] - gradient).norm()
-            # A gradient of nothing but zeros (a fresh LoRA's A) has no scale of its own.
-            errors.append((difference / gradient.norm()).item() if gradient.any() else difference.item())
+            # One that is zero but for rounding (of a key's bias, or of a fresh LoRA's A) has no scale of its own.
+            least, found = 1e-6 * scale, self.gradients[name]
+            if float(gradient.norm()) < least:
+                assert float(found.norm()) < least, name
+            else:
+                errors.append(float((found - gradient).norm() / gradient.norm()))
         return max(errors)
 
 
-def documents(config: Any, lengths: Iterable[int] = LENGTHS, seed: int = 0) -> list[torch.Tensor]:
+def documents(config, lengths: Iterable[int] = LENGTHS, seed: int = 0) -> list[torch.Tensor]:
     """Random documents, each of shape (1, tokens)."""
     lengths = list(lengths)
     return list(tiny.tokens(config, 1, sum(lengths), seed=seed).split(lengths, dim=1))
@@ -60,25 +64,40 @@ def targets(documents: list[torch.Tensor]) -> int:
     return sum(document.shape[1] - 1 for document in documents)
 
 
-def run_packed(model: torch.nn.Module, documents: list[torch.Tensor], **arguments: Any) -> Run:
+def run_packed(model: torch.nn.Module, documents: list[torch.Tensor]) -> Run:
     """Forward and backward over one packed row."""
-    return _run(model, [packed(documents)], targets(documents), arguments)
+    return _run(model, [packed(documents)], targets(documents))
 
 
-def run_alone(model: torch.nn.Module, documents: list[torch.Tensor], **arguments: Any) -> Run:
-    """Forward and backward over every document by itself; the loss is the mean over the tokens of all."""
+def run_alone(model: torch.nn.Module, documents: list[torch.Tensor], shifts: bool = True) -> Run:
+    """Forward and backward over every document by itself; the loss is the mean over the tokens of all.
+
+    `shifts` says whether the model's loss compares with the next token.
+    """
     calls = [{"input_ids": document, "labels": document} for document in documents]
-    return _run(model, calls, targets(documents), arguments)
+    return _run(model, calls, targets(documents) if shifts else sum(d.shape[1] for d in documents), shifts)
 
 
-def _run(model: torch.nn.Module, calls: list[dict[str, torch.Tensor]], count: int, arguments: dict[str, Any]) -> Run:
+def packed_error(model: Any) -> float:
+    """The error of documents in one packed row against each of them alone."""
+    texts = documents(model.config)
+    return run_packed(model, texts).error(run_alone(model, texts))
+
+
+def with_mask(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A padded batch whose labels are its real tokens."""
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def _run(model: torch.nn.Module, calls: list[dict[str, torch.Tensor]], count: int, shifts: bool = True) -> Run:
     model.zero_grad()
     logits, loss = [], 0.0
     for call in calls:
-        output = model(**call, num_items_in_batch=count, **arguments)
-        output.loss.backward()
+        output = model(**call, **({"num_items_in_batch": count} if shifts else {}))
+        part = output.loss * (1 if shifts else call["labels"].shape[1] / count)
+        part.backward()
         logits.append(output.logits[0].detach())
-        loss += output.loss.item()
+        loss += part.item()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return Run(torch.cat(logits), loss, gradients)

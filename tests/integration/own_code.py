@@ -11,22 +11,22 @@ from torch import nn
 from tests.integration.row_parts import model_of
 
 
-def _with_forward(kind: str, forward: Callable[..., Any]) -> Any:
+def _with_forward(kind: str, forward: Callable[..., Any]):
     model = model_of(kind)
     base = type(model)
     model.__class__ = type(base.__name__, (base,), {"forward": forward, "original": base.forward})
     return model
 
 
-def handed_on() -> Any:
+def handed_on():
     """A subclass whose forward calls the one that it covers."""
     return _with_forward("llama", lambda self, *args, **kwargs: self.original(*args, **kwargs))
 
 
-def scaled_loss() -> Any:
+def scaled_loss():
     """A subclass that makes its loss of logits, by transformers' own function."""
 
-    def forward(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, labels=None, **kwargs):
         given = {name: kwargs.pop(name, None) for name in ("shift_labels", "num_items_in_batch")}
         output = self.original(input_ids=input_ids, **kwargs)
         if labels is not None:
@@ -48,7 +48,7 @@ class _Gated(nn.Module):
         return made
 
 
-def replaced_layer() -> Any:
+def replaced_layer():
     """A model whose feed-forward layers somebody has put a gate around."""
     model = model_of("qwen3")
     for layer in model.model.layers:
@@ -61,57 +61,44 @@ def _from_before(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(before[:, :1]), before[:, 1:]], dim=1)
 
 
-def shifted_tokens() -> Any:
+def shifted_tokens(in_evaluation: bool = True):
     """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
 
     Packed rows of it are exact on one process.
     """
 
-    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, position_ids=None, **kwargs):
         states = self.get_input_embeddings()(input_ids)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        states = states + _from_before(states, position_ids)
-        return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
-
-    return _with_forward("llama", forward)
-
-
-def loss_of_a_row() -> Any:
-    """A model with a loss of its first row alone, by no count of tokens of all parts."""
-    model = model_of("llama")
-    model.loss_function = lambda logits, labels, **_: nn.functional.cross_entropy(logits[0], labels[0])
-    return model
-
-
-def other_positions() -> Any:
-    """A subclass that numbers the tokens of what it is called with by itself."""
-
-    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
-        numbers = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
-        return self.original(input_ids=input_ids, position_ids=numbers, **kwargs)
-
-    return _with_forward("llama", forward)
-
-
-def shifted_in_training() -> Any:
-    """The same, in training alone."""
-
-    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
-        states = self.get_input_embeddings()(input_ids)
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        if self.training:
+        if self.training or in_evaluation:
             states = states + _from_before(states, position_ids)
         return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
 
     return _with_forward("llama", forward)
 
 
-def hooked(model: Any) -> Any:
+def loss_of_a_row():
+    """A model with a loss of its first row alone, by no count of tokens of all parts."""
+    model = model_of("llama")
+    model.loss_function = lambda logits, labels, **_: nn.functional.cross_entropy(logits[0], labels[0])
+    return model
+
+
+def other_positions():
+    """A subclass that numbers the tokens of what it is called with by itself."""
+
+    def forward(self, input_ids=None, position_ids=None, **kwargs):
+        numbers = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+        return self.original(input_ids=input_ids, position_ids=numbers, **kwargs)
+
+    return _with_forward("llama", forward)
+
+
+def hooked(model):
     """The model with a hook on its first layer that does the same."""
 
-    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def hook(layer: nn.Module, args, kwargs: dict[str, Any]):
         positions = kwargs.get("position_ids")
         positions = torch.arange(args[0].shape[1])[None] if positions is None else positions
         return (args[0] + _from_before(args[0], positions), *args[1:]), kwargs
@@ -121,11 +108,12 @@ def hooked(model: Any) -> Any:
 
 
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
-REFUSED = {
-    "replaced layer": replaced_layer,
-    "tokens of before": shifted_tokens,
-    "tokens of before, in training": shifted_in_training,
-    "hook": lambda: hooked(model_of("llama")),
-    "own loss": loss_of_a_row,
-    "own positions": other_positions,
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "replaced layer": (replaced_layer, "it has no _Gated"),
+    "tokens of before": (shifted_tokens, "its twin gives another loss"),
+    "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "its twin gives another loss"),
+    "hook": (lambda: hooked(model_of("llama")), "it has no hook"),
+    "own loss": (loss_of_a_row, "its twin gives another loss"),
+    "own positions": (other_positions, "documents are not those of that call"),
 }
+"""With what the error has to say."""

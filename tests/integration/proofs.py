@@ -5,43 +5,22 @@ One rank enables alone while the other waits: a proof that asked for the other's
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import autopack
 from tests.conftest import LENGTHS, alone, error, positions, token_ids
+from tests.integration.ranks import SHARDED, WORLD, Wrap, fsdp2
 from tests.proving.untouched import Doubled, Touched, built, collectives, left_alone
 
-WORLD = 2
-Wrap = Callable[[Any], Any]
 
-
-def _fsdp1(model: Any) -> Any:
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
-
-
-def _fsdp1_by_layer(model: Any) -> Any:
-    policy = ModuleWrapPolicy({type(model.model.layers[0])})
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
-
-
-def _fsdp2(model: Any) -> Any:
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def _tensor_parallel(model: Any) -> Any:
+def _tensor_parallel(model):
     mesh = init_device_mesh("cpu", (WORLD,))
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
@@ -51,13 +30,7 @@ def _tensor_parallel(model: Any) -> Any:
     return model
 
 
-WRAPS: dict[str, Wrap] = {
-    "ddp": DistributedDataParallel,
-    "fsdp1": _fsdp1,
-    "fsdp1 by layer": _fsdp1_by_layer,
-    "fsdp2": _fsdp2,
-    "tensor parallel": _tensor_parallel,
-}
+WRAPS: dict[str, Wrap] = {**SHARDED, "DDP": DistributedDataParallel, "tensor parallel": _tensor_parallel}
 
 
 def all_cases(rank: int, folder: Path) -> dict[str, Any]:
@@ -91,14 +64,14 @@ def _with_an_own_layer(rank: int) -> str:
     """All ranks together, with a layer that the twin has none of: the model is not run all the same."""
     model = built()
     model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
-    wrapped = _fsdp2(model)
+    wrapped = fsdp2(model)
     with left_alone(wrapped):
         return autopack.enable(wrapped).enabled.proof.source
 
 
 def _control(rank: int) -> str:
     """All ranks together run the model, which gathers its weights."""
-    wrapped = _fsdp2(built())
+    wrapped = fsdp2(built())
     try:
         with left_alone(wrapped), torch.no_grad():
             wrapped(input_ids=token_ids())

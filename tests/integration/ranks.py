@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -56,15 +57,15 @@ def _all_cases(rank: int, _: Path) -> dict[str, Any]:
     return results
 
 
-def _llama() -> Any:
+def _llama():
     return tiny.build("llama", attn_implementation="sdpa").train()
 
 
-def _ddp(model: Any) -> Any:
+def _ddp(model):
     return DistributedDataParallel(model)
 
 
-def _fsdp(model: Any) -> Any:
+def fsdp2(model):
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -72,7 +73,7 @@ def _fsdp(model: Any) -> Any:
     return model
 
 
-def _fsdp_attention(model: Any) -> Any:
+def _fsdp_attention(model):
     """fully_shard gives what it shards a class of its own, `FSDP...`."""
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in model.model.layers:
@@ -81,34 +82,23 @@ def _fsdp_attention(model: Any) -> Any:
     return model
 
 
-def _fsdp1(model: Any) -> Any:
+def fsdp1(model):
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
-def _fsdp1_by_layer(model: Any) -> Any:
+def fsdp1_by_layer(model):
     """Every layer is gathered by itself, as accelerate's plugin has it."""
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
     policy = ModuleWrapPolicy({type(model.model.layers[0])})
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True)
 
 
-def _checkpointed_by_torch(model: Any) -> Any:
-    """Activation checkpointing that transformers knows nothing of: FSDP's own, as accelerate's plugin applies it."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    layer = type(model.model.layers[0])
-    apply_activation_checkpointing(model, check_fn=lambda module: type(module) is layer)
-    return _ddp(model)
-
-
-def _accelerate(model: Any) -> Any:
+def _accelerate(model):
     from accelerate import Accelerator
 
     return Accelerator(cpu=True).prepare(model)
 
 
-def _lora(model: Any) -> Any:
+def _lora(model):
     import peft
 
     torch.manual_seed(0)
@@ -136,7 +126,7 @@ def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap
     return run_case
 
 
-def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
+def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
     wanted = _reference(model, texts)
     count = targets(texts)
     for row in rows:
@@ -144,10 +134,14 @@ def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[s
         (WORLD * model(**row, num_items_in_batch=count).loss).backward()
     found = _gradients(model)
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    return _largest_error(found, wanted)
+
+
+def _largest_error(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
     return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
 
 
-def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gradients of a plain model with the same parameters, all documents alone."""
     base = unwrap(model)
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
@@ -156,7 +150,7 @@ def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]
     return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
 
 
-def _gradients(model: Any) -> dict[str, torch.Tensor]:
+def _gradients(model) -> dict[str, torch.Tensor]:
     """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
     whole = isinstance(model, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():
@@ -185,16 +179,14 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
         texts = documents(model.config, DOCUMENTS)
         mine = texts[SHARES[rank]]
         row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
-        for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
-            layer.attention_dropout = noise
-        if noise or plain >= 0:
-            for _ in range(2):
+        before = 2 if noise or plain >= 0 else 0
+        for rate, calls in ((noise, before), (0.0, 0)):
+            for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
+                layer.attention_dropout = rate
+            for _ in range(calls):
                 wrapped(**row).loss.backward()
                 wrapped.zero_grad()
-        for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
-            layer.attention_dropout = 0.0
         error = _error_of_gradients(wrapped, texts, [packed(mine)])
-        before = 2 if noise or plain >= 0 else 0
         assert handle.checked.checks == (1 if rank == plain else 1 + before), handle
         assert not handle.checked.skipped, handle
         return max(error, handle.checked.worst)
@@ -240,14 +232,14 @@ def _checked(wrap: Wrap) -> Wrap:
             mine.load_state_dict(layer.mlp.state_dict())
             layer.mlp = mine
         # FSDP1 leaves no layer of the user's by itself that could be proven.
-        before = wrap in (_fsdp1, _fsdp1_by_layer)
+        before = wrap in (fsdp1, fsdp1_by_layer)
         handle = autopack.enable(model) if before else None
         wrapped = wrap(model)
         handle = handle or autopack.enable(wrapped)
         texts = documents(model.config, DOCUMENTS)
         one = {"input_ids": texts[0], "labels": texts[0]}
-        batches = [packed(texts[:2]), packed(texts[:4]), _padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
-        others = [packed(texts[2:4]), one, packed(texts), _padded(texts), packed(texts[4:])]
+        batches = [packed(texts[:2]), packed(texts[:4]), padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
+        others = [packed(texts[2:4]), one, packed(texts), padded(texts), packed(texts[4:])]
         for batch in others if rank else batches:
             wrapped(**batch).loss.backward()
             wrapped.zero_grad()
@@ -260,20 +252,22 @@ def _checked(wrap: Wrap) -> Wrap:
     return run_case
 
 
-def _packed_beside_padded(rank: int) -> float:
-    """One rank's batch is packed, the other's is an ordinary padded one."""
+def _enabled_in_ddp() -> tuple[Any, list[torch.Tensor]]:
     model = _ddp(_llama())
     autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
-    batch = _padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
+    return model, documents(model.module.config, DOCUMENTS)
+
+
+def _packed_beside_padded(rank: int) -> float:
+    """One rank's batch is packed, the other's is an ordinary padded one."""
+    model, texts = _enabled_in_ddp()
+    batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
 
 def _uneven(rank: int) -> float:
     """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
-    model = _ddp(_llama())
-    autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
+    model, texts = _enabled_in_ddp()
     wanted, count = _reference(model, texts), targets(texts)
     rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
     found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
@@ -285,10 +279,10 @@ def _uneven(rank: int) -> float:
                 found[name] += gradient
     if rank:
         return 0.0  # it has left before the last step
-    return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
+    return _largest_error(found, wanted)
 
 
-def _padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     width = max(text.shape[1] for text in texts)
     return {
         name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
@@ -313,7 +307,7 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
         wrapped = wrap(model)
         handle = autopack.enable(wrapped)
         texts = documents(model.config, DOCUMENTS)
-        batch = _padded(texts[SHARES[rank]])
+        batch = padded(texts[SHARES[rank]])
         labels = batch.pop("labels") if read else None
         for _ in range(3 if read else 0):
             wrapped.zero_grad()
@@ -330,40 +324,34 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
 
 def _accumulated(rank: int) -> float:
     """Two packed rows before the gradients are averaged."""
-    model = _ddp(_llama())
-    autopack.enable(model)
-    texts = documents(model.module.config, DOCUMENTS)
+    model, texts = _enabled_in_ddp()
     mine = texts[SHARES[rank]]
     with model.no_sync():
         (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()
     return _error_of_gradients(model, texts, [packed(mine[1:])])
 
 
+SHARDED: dict[str, Wrap] = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
+SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
+WRAPS: dict[str, Wrap] = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
+ORDERS = ("before", "after")
 CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
 CASES: dict[str, Wrap] = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
-    for name, wrap in {"DDP": _ddp, **({"fully_shard": _fsdp} if fully_shard else {})}.items()
-    for order in ("before", "after")
+    for name, wrap in {**WRAPS, "LoRA in DDP": _lora}.items()
+    for order in ORDERS
     for label, reentrant in CHECKPOINTING.items()
-} | {
-    "DDP, enabled never": _case(_ddp, "never"),
-    "FSDP1, enabled before": _case(_fsdp1, "before"),
-    "FSDP1, enabled after": _case(_fsdp1, "after"),
-    "accelerate, enabled before": _case(_accelerate, "before"),
-    "accelerate, enabled after": _case(_accelerate, "after"),
-    "LoRA in DDP, enabled before": _case(_lora, "before"),
-    "LoRA in DDP, enabled after": _case(_lora, "after"),
+    if reentrant is None or name in ("DDP", "fully_shard")
+}
+CASES |= {f"{name}, enabled never": _case(WRAPS[name], "never") for name in ("DDP", "fully_shard") if name in WRAPS}
+CASES |= {
     "packed beside padded": _packed_beside_padded,
     "uneven inputs joined": _uneven,
     "accumulated": _accumulated,
-    "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
-    "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),
 }
-SHARDED: dict[str, Wrap] = {"FSDP1": _fsdp1, "FSDP1 by layer": _fsdp1_by_layer}
-SHARDED |= {"fully_shard": _fsdp} if fully_shard else {}
 CASES |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)
-    for name, wrap in {"DDP": _ddp, "accelerate": _accelerate, **SHARDED}.items()
+    for name, wrap in WRAPS.items()
     for label, order, noise, plain in (
         ("enabled before", "before", 0.0, -1),
         ("enabled after", "after", 0.0, -1),
@@ -371,21 +359,21 @@ CASES |= {
         ("one rank packs nothing", "after", 0.0, 1),
         ("dropout, one rank packs nothing", "after", 0.3, 0),
     )
-} | {f"watched, {name}, a leak": _watched_leak(wrap) for name, wrap in {"DDP": _ddp, **SHARDED}.items()}
-CASES |= {f"checked, {name}": _checked(wrap) for name, wrap in {"DDP": _ddp, **SHARDED}.items()}
+}
+CASES |= {
+    f"{what}, {name}": case(wrap)
+    for what, case in {"a leak": _watched_leak, "checked": _checked}.items()
+    for name, wrap in WRAPS.items()
+    if name != "accelerate"
+}
 CASES |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
-    for name, wrap in {
-        "DDP": _ddp,
-        "FSDP1": _fsdp1,
-        "accelerate": _accelerate,
-        **({"fully_shard": _fsdp} if fully_shard else {}),
-    }.items()
-    for order in ("before", "after")
+    for name, wrap in WRAPS.items()
+    for order in ORDERS
     for read in (False, True)
+    if name != "FSDP1 by layer"
 }
 if fully_shard:
-    CASES["fully_shard, enabled never"] = _case(_fsdp, "never")
-    CASES["fully_shard of adjusted attention"] = _case(
+    CASES["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
         _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
     )

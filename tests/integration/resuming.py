@@ -42,7 +42,7 @@ class Streams(Trainer):
 
     seen: list[list[int]]
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+    def training_step(self, model, inputs: dict[str, Any], *args):
         self.seen.append(sorted(set(inputs.pop("number").flatten().tolist())))
         return super().training_step(model, inputs, *args)
 
@@ -50,7 +50,7 @@ class Streams(Trainer):
 class PackedTrainer(Streams):
     """The trainer of docs/packing.md."""
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self):
         sampler = autopack.PackedBatchSampler(self.train_dataset.lengths, CAPACITY)
         loader = DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
         return self.accelerator.prepare(loader)
@@ -60,7 +60,7 @@ class _Stops(TrainerCallback):
     def __init__(self, at: int):
         self.at = at
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args, state, control, **_) -> None:
         control.should_training_stop = control.should_save = state.global_step == self.at
 
 
@@ -69,25 +69,24 @@ def run(directory: Path) -> list[dict[str, Any]]:
     return processes.run(_rank, directory, WORLD)
 
 
-def _train(directory: str, stops: int | None = None, resume: str | None = None) -> tuple[Any, Any]:
+def _run(kind: type, rows: Any, arguments: TrainingArguments, stops: int | None, resume: str | None) -> Streams:
     model = tiny.build("llama", attn_implementation="sdpa").train()
-    arguments = TrainingArguments(
-        output_dir=directory,
-        num_train_epochs=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        **QUIET,
-    )
-    trainer = PackedTrainer(model, arguments, train_dataset=Documents(), data_collator=autopack.PackingCollator())
+    trainer = kind(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
     trainer.seen = []
     if stops is not None:
         trainer.add_callback(_Stops(stops))
     with autopack.enable(trainer):
         trainer.train(resume_from_checkpoint=resume)
-    return trainer, torch.cat([p.detach().flatten() for p in model.parameters()])
+    return trainer
 
 
-def _stream(directory: str, endless: bool = False, stops: int | None = None, resume: str | None = None) -> Any:
+def _train(directory: str, stops: int | None = None, resume: str | None = None) -> Streams:
+    accumulated = {"num_train_epochs": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
+    arguments = TrainingArguments(output_dir=directory, **accumulated, **QUIET)
+    return _run(PackedTrainer, Documents(), arguments, stops, resume)
+
+
+def _stream(directory: str, endless: bool = False, stops: int | None = None, resume: str | None = None) -> Streams:
     """A stream whose processes get unequally many rows of each epoch.
 
     An endless one begins again where it ends, in another order.
@@ -97,35 +96,24 @@ def _stream(directory: str, endless: bool = False, stops: int | None = None, res
     stream = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=4)
     if endless:
         stream = stream.repeat(None).shuffle(seed=0, buffer_size=20)
-    arguments = TrainingArguments(
-        output_dir=directory,
-        max_steps=40,
-        per_device_train_batch_size=1,
-        accelerator_config={"dispatch_batches": False},
-        **QUIET,
-    )
-    model = tiny.build("llama", attn_implementation="sdpa").train()
+    apart = {"max_steps": 40, "per_device_train_batch_size": 1, "accelerator_config": {"dispatch_batches": False}}
     rows = autopack.pack(stream, CAPACITY, buffer_size=16)
-    trainer = Streams(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
-    trainer.seen = []
-    if stops is not None:
-        trainer.add_callback(_Stops(stops))
-    with autopack.enable(trainer):
-        trainer.train(resume_from_checkpoint=resume)
-    return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
+    return _run(Streams, rows, TrainingArguments(output_dir=directory, **apart, **QUIET), stops, resume)
 
 
 def _rank(rank: int, directory: Path) -> dict[str, Any]:
-    whole, expected = _train(f"{directory}/whole")
+    whole = _train(f"{directory}/whole")
     steps = whole.state.max_steps
     at = steps // 2 + steps // 4  # half of the second epoch
-    first, _ = _train(f"{directory}/stopped", stops=at)
-    second, found = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
-    result = {"whole": whole.seen, "first": first.seen, "second": second.seen}
-    result["stream"] = _stream(f"{directory}/stream")
+    first = _train(f"{directory}/stopped", stops=at)
+    second = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
+    result: dict[str, Any] = {"whole": whole.seen, "first": first.seen, "second": second.seen}
+    stream = _stream(f"{directory}/stream")
+    result["stream"] = {"epoch": stream.state.epoch, "seen": stream.seen}
     if hasattr(datasets.IterableDataset, "repeat"):
         endless = f"{directory}/endless"
         resume = f"{endless}/checkpoint-27"
         runs = _stream(endless, True), _stream(endless, True, 27), _stream(endless, True, resume=resume)
-        result["endless"] = [run["seen"] for run in runs]
+        result["endless"] = [run.seen for run in runs]
+    found, expected = (torch.nn.utils.parameters_to_vector(run.model.parameters()) for run in (second, whole))
     return {**result, "error": float((found - expected).abs().max())}

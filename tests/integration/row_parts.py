@@ -17,7 +17,7 @@ LENGTHS = ((7, 12, 5), (9, 11, 4))
 """Of two rows of 24 columns; no document ends where a part does."""
 
 
-def model_of(kind: str, attention: str = "sdpa", **options: Any) -> Any:
+def model_of(kind: str, attention: str = "sdpa", **options):
     """A tiny model whose heads two ranks can share, in training mode without dropout."""
     name, _, task = kind.partition(":")
     model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
@@ -31,7 +31,7 @@ def model_of(kind: str, attention: str = "sdpa", **options: Any) -> Any:
     return model
 
 
-def rows_of(config: Any, lengths: Any = LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def rows_of(config, lengths=LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The documents, and rows of them as collators make them."""
     texts = documents(config, [n for row in lengths for n in row], seed)
     rest = iter(texts)
@@ -41,7 +41,7 @@ def rows_of(config: Any, lengths: Any = LENGTHS, seed: int = 0) -> tuple[list[to
     return texts, {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
 
 
-def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = True) -> Run:
+def shared(model, batch: dict[str, Any], group=None, shifts: bool = True) -> Run:
     """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     part = autopack.packing.shard_rows(batch, rank, ranks, shift_labels=shifts)
@@ -63,38 +63,28 @@ def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = 
     return Run(whole.flatten(0, 1), float(total), gradients)
 
 
-def error(kind: str, batch_of: Callable[[Any], Any] = rows_of, change: Any = None, **options: Any) -> float:
-    """The error of rows that all ranks share against each document alone on one process."""
+def error(
+    kind: str,
+    batch_of: Callable[[Any], Any] = rows_of,
+    change=None,
+    make: Callable[..., Any] = model_of,
+    group=None,
+    **options,
+) -> float:
+    """The error of rows that ranks share against each document alone on one process.
+
+    `make` makes both models, and `change` changes the one that is shared once it is enabled.
+    """
     shifts = not kind.endswith("masked-lm")
-    model, plain = model_of(kind, **options), model_of(kind, **options)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    model, plain = make(kind, **options), make(kind, **options)
+    handle = autopack.enable(model, sequence_parallel=group or dist.group.WORLD)
+    assert handle.enabled.proof.source in ("recorded", "twin", "part"), handle.enabled.proof
     if change is not None:
         model = change(model)
     texts, batch = batch_of(model.config)
-    alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
-    found = shared(model, batch, shifts=shifts)
+    alone = run_alone(plain, texts, shifts)
+    found = shared(model, batch, group, shifts=shifts)
     mask = batch.get("attention_mask")
     if mask is not None:
         found = dataclasses.replace(found, logits=found.logits[mask.flatten() != 0])
-    return without_zeros(found, alone)
-
-
-def _alone_unshifted(model: Any, texts: list[torch.Tensor]) -> Run:
-    count, logits, loss = sum(text.shape[1] for text in texts), [], 0.0
-    for text in texts:
-        output = model(input_ids=text, labels=text)
-        (output.loss * text.shape[1] / count).backward()
-        logits.append(output.logits[0].detach())
-        loss += output.loss.item() * text.shape[1] / count
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return Run(torch.cat(logits), loss, gradients)
-
-
-def without_zeros(found: Run, wanted: Run) -> float:
-    """The error without gradients that are zero but for rounding, as those of keys' biases are: they have no scale."""
-    least = 1e-6 * max(float(gradient.norm()) for gradient in wanted.gradients.values())
-    zero = [name for name, gradient in wanted.gradients.items() if float(gradient.norm()) < least]
-    for name in zero:
-        assert float(found.gradients.pop(name).norm()) < least, name
-        del wanted.gradients[name]
-    return found.error(wanted)
+    return found.error(alone)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +14,7 @@ WORDS = [f"word{number}" for number in range(100)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def folder(path: Path, model_type: str, task: str, backbone: bool = False, **overrides: Any) -> str:
+def folder(path: Path, model_type: str, task: str, backbone: bool = False, **overrides) -> str:
     """A tiny model, or its backbone, and a tokenizer of words, as a folder that sentence-transformers loads."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -16,10 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack.inspection import sharding
-from autopack.runtime.row_group import RowGroup
 from tests.integration import alst, own_code
-from tests.integration.documents import documents, run_alone
-from tests.integration.row_parts import error, model_of, rows_of, shared, without_zeros
+from tests.integration.documents import documents, run_alone, with_mask
+from tests.integration.row_parts import error, model_of, rows_of, shared
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
@@ -31,13 +30,17 @@ TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss",
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-def _of_any_length(config: Any) -> Any:
+def _share_out(model: Any) -> None:
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+
+
+def _of_any_length(config):
     """Rows with a document that is longer than the part of a rank."""
     return rows_of(config, ((7, 12, 5), (3, 19, 2)))
 
 
 def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
-    def change(model: Any) -> Any:
+    def change(model):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
         return model
@@ -45,47 +48,35 @@ def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
     return change
 
 
-def _compiled(model: Any) -> Any:
+def _compiled(model):
     for layer in model.model.layers:
         layer.compile(backend="eager")
     return model
 
 
-def _evaluated() -> float:
-    """The error of logits in evaluation mode, with a window."""
-    model, plain = model_of("mistral").eval(), model_of("mistral").eval()
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(model.config)
-    return shared(model, batch).error(run_alone(plain, texts))
-
-
-def _adapted() -> float:
-    """The error of a model with LoRA."""
+def _adapted(kind: str):
+    """A model with LoRA."""
     peft = pytest.importorskip("peft")
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        adapter = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
-        models.append(peft.get_peft_model(model_of("llama"), adapter))
-    autopack.enable(models[0], sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(models[0].config)
-    return shared(models[0], batch).error(run_alone(models[1], texts))
+    torch.manual_seed(0)
+    return peft.get_peft_model(
+        model_of(kind), peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    )
 
 
-def declared_otherwise(config: Any) -> Any:
+def declared_otherwise(config):
     """23 columns, which two ranks cannot share equally, declared by numbers of documents and without positions."""
     texts, batch = rows_of(config, ((7, 12, 4), (9, 11, 3)))
     starts = batch.pop("position_ids") == 0
     return texts, {**batch, "seq_idx": starts.cumsum(1).int()}
 
 
-def _segments(config: Any) -> Any:
+def _segments(config):
     """Segment ids, of rows that say no positions."""
     texts, batch = rows_of(config)
     return texts, {**batch, "attention_mask": (batch.pop("position_ids") == 0).cumsum(1)}
 
 
-def _whole_rows(config: Any) -> Any:
+def _whole_rows(config):
     """One document per row, which nothing declares."""
     texts, batch = rows_of(config, ((24,), (24,)))
     del batch["position_ids"]
@@ -106,7 +97,7 @@ def _random_layouts() -> float:
 def _perturbed() -> float:
     """How far the logits of other documents move when all tokens of one change."""
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config)
     before = shared(model, batch).logits.clone()
     batch["input_ids"] = batch["input_ids"].clone()
@@ -116,28 +107,6 @@ def _perturbed() -> float:
     return float(torch.cat([moved[:7], moved[19:]]).max())
 
 
-def stock_exchange(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
-) -> Any:
-    """Sequence parallelism as it is without autopack: whole rows, and every token sees all that come before it."""
-    rows = RowGroup(dist.group.WORLD)
-    whole = [
-        rows.exchange(states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3)
-        for states in (query, key, value)
-    ]
-    output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *whole, None, scaling=options["scaling"], is_causal=True)
-    return rows.exchange(output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3), None
-
-
-def _without_autopack() -> float:
-    """The error of the same exchange where nobody keeps documents apart: the negative control."""
-    ALL_ATTENTION_FUNCTIONS["stock_exchange"] = stock_exchange
-    model, plain = model_of("llama"), model_of("llama")
-    model.set_attn_implementation("stock_exchange")
-    texts, batch = rows_of(model.config)
-    return shared(model, batch).error(run_alone(plain, texts))
-
-
 def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
     """What comes of rows that DeepSpeed shares out, registered before or after the model is enabled."""
     model, plain = model_of(kind), model_of(kind)
@@ -145,7 +114,7 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
     try:
         if order == "stock":
             alst.register(dist.group.WORLD)
-            return {"error": without_zeros(shared(model, batch), run_alone(plain, texts))}
+            return {"error": shared(model, batch).error(run_alone(plain, texts))}
         if order == "before":
             standing = alst.register(dist.group.WORLD)
             autopack.enable(model)
@@ -168,11 +137,11 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
     alone = run_alone(plain, texts)
     evaluated = float((whole - alone.logits).abs().max() / alone.logits.std())
-    errors = [without_zeros(found, copy.deepcopy(alone)), without_zeros(after, copy.deepcopy(alone)), evaluated]
+    errors = [found.error(alone), after.error(alone), evaluated]
     return {"error": max(errors), "restored": restored}
 
 
-def run_packed_rows(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def run_packed_rows(model, batch: dict[str, Any]) -> torch.Tensor:
     """The logits of whole rows on this process alone: (tokens, vocabulary)."""
     with torch.no_grad():
         found: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
@@ -180,12 +149,9 @@ def run_packed_rows(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _trained_beside_data_parallel() -> float:
-    """A copied model in a group of its own rank's alone shares nothing, and trains as ever."""
+    """A model in a group of its own rank's alone shares nothing, and trains as ever."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    model, plain = model_of("llama"), model_of("llama")
-    autopack.enable(model, sequence_parallel=alone)
-    texts, batch = rows_of(model.config, ((7, 12, 5),))
-    return shared(model, batch, group=alone).error(run_alone(plain, texts))
+    return error("llama", lambda config: rows_of(config, ((7, 12, 5),)), group=alone)
 
 
 def _error_of(call: Callable[[], Any]) -> str:
@@ -196,49 +162,36 @@ def _error_of(call: Callable[[], Any]) -> str:
     return "none"
 
 
-def _refused(kind: str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options: Any) -> str:
-    """What a call is refused for; `part` changes what this rank hands in."""
+def _called(
+    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options
+) -> Callable[[], None]:
+    """A call of a model, or of one of a kind; `part` changes what this rank hands in."""
 
     def call() -> None:
-        model = model_of(kind, **options)
-        autopack.enable(model, sequence_parallel=dist.group.WORLD)
+        model = model_of(make, **options) if isinstance(make, str) else make()
+        _share_out(model)
         _call(model, part)
 
-    return _error_of(call)
+    return call
 
 
-def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part) -> Any:
+def _call(model, part: Callable[[dict[str, Any]], Any] = lambda part: part):
     _, batch = rows_of(model.config)
     given = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     found = part(given)
     return model(**(given if found is None else found))
 
 
-def _unproven() -> dict[str, float]:
-    """Errors of models of somebody else's code: their twins have said yes."""
-    found: dict[str, float] = {}
-    for name, make in own_code.SERVED.items():
-        model, plain = make(), make()
-        handle = autopack.enable(model, sequence_parallel=dist.group.WORLD)
-        assert handle.enabled.proof.source in ("twin", "part"), handle.enabled.proof
-        texts, batch = rows_of(model.config)
-        found[f"exact own code: {name}"] = without_zeros(shared(model, batch), run_alone(plain, texts))
-    return found
-
-
-def _audited_after_a_hooked_one() -> float:
+def _after_a_hooked_one() -> float:
     """What a twin has said of a model with hooks is not kept for one without them."""
-    _refused_own_code(lambda: own_code.hooked(model_of("llama")))
-    model, plain = model_of("llama"), model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
-    texts, batch = rows_of(model.config)
-    return without_zeros(shared(model, batch), run_alone(plain, texts))
+    _error_of(_called(lambda: own_code.hooked(model_of("llama"))))
+    return error("llama")
 
 
 def _hooked_later() -> None:
     """A hook that comes before rows of which no part says that it holds several documents."""
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config, ((24,),))
     part = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     model(**part)
@@ -246,18 +199,9 @@ def _hooked_later() -> None:
     model(**part)
 
 
-def _refused_own_code(make: Callable[[], Any]) -> str:
-    def call() -> None:
-        model = make()
-        autopack.enable(model, sequence_parallel=dist.group.WORLD)
-        _call(model)
-
-    return _error_of(call)
-
-
 def _pooled() -> None:
     model = type(model_of("bert:masked-lm").bert)(model_of("bert:masked-lm").config)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _, batch = rows_of(model.config)
     del batch["labels"]
     model(**autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
@@ -265,14 +209,14 @@ def _pooled() -> None:
 
 def _pickled() -> None:
     model = model_of("llama")
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
     _call(pickle.loads(pickle.dumps(model)))
 
 
 def _otherwise_enabled() -> None:
     model = model_of("llama")
     autopack.enable(model)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _share_out(model)
 
 
 def _on_one_rank(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
@@ -296,14 +240,14 @@ def _watched() -> tuple[int, dict[str, int]]:
     return handle.checked.checks, dict(handle.checked.skipped)
 
 
-def _padded_on_the_left(config: Any) -> Any:
+def _padded_on_the_left(config):
     """Rows of one document each, of which nothing says positions: no label is compared with what padding predicts."""
     texts = documents(config, [24, 17], 0)
     short = torch.nn.functional.pad(texts[1], (7, 0))
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[1, :7] = 0
     ids = torch.cat([texts[0], short])
-    return texts, {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return texts, with_mask(ids, mask)
 
 
 def all_findings(rank: int, _: Path) -> dict[str, Any]:
@@ -322,39 +266,45 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact checkpointing"] = error("llama", change=_checkpointed(False))
     found["exact copy"] = error("llama", change=copy.deepcopy)
     found["exact compiled"] = error("llama", change=_compiled)
-    found["exact evaluated"] = _evaluated()
-    found["exact adapted"] = _adapted()
-    found |= _unproven()
-    found["exact audited after a hooked one"] = _audited_after_a_hooked_one()
+    found["exact evaluated"] = error("mistral", change=lambda model: model.eval())
+    found["exact adapted"] = error("llama", make=_adapted)
+    for name, make in own_code.SERVED.items():
+        found[f"exact own code: {name}"] = error(name, make=lambda _, make=make: make())
+    found["exact audited after a hooked one"] = _after_a_hooked_one()
     found["exact layouts"] = _random_layouts()
     found["exact alone"] = _trained_beside_data_parallel()
     found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
     found["deepspeed windows"] = _by_deepspeed("after", "mistral")
     found["perturbed"] = _perturbed()
-    found["without autopack"] = _without_autopack()
     found["watched"] = _watched()
-    found |= {f"refused {name}": reason for name, reason in _refusals()}
-    return found
+    return found | {f"refused {name}": _error_of(call) for name, (call, _) in REFUSED.items()}
 
 
-def _refusals() -> Any:
-    yield "padded inside", _refused("longformer:masked-lm", lambda part: part, attention="eager")
-    yield "masks combined", _refused("qwen4_exp_text", attention="eager")
-    yield "whole model", _refused("reformer", attention="eager")
-    yield "scaled queries", _refused("llama4_text")
-    yield "own mask", _refused("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]})
-    yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})
-    yield "boundaries", _refused("llama", _counting_boundaries)
-    yield "floats", _refused("llama", lambda part: {**part, "position_ids": part["position_ids"].float()})
-    yield "columns", _refused("llama", _on_one_rank(_shorter))
-    yield "one rank", _refused("llama", _on_one_rank(lambda part: part.update(use_cache=True)))
-    yield "weights", _refused("llama", lambda part: part.update(output_attentions=True), attention="eager")
-    yield "routers", _refused("mixtral", lambda part: part.update(output_router_logits=True))
-    yield "last logits", _refused("llama", lambda part: part.update(logits_to_keep=1))
-    for name, make in own_code.REFUSED.items():
-        yield name, _refused_own_code(make)
-    yield "hook later", _error_of(_hooked_later)
-    yield "pooler", _error_of(_pooled)
-    yield "pickled", _error_of(_pickled)
-    yield "otherwise", _error_of(_otherwise_enabled)
-    yield "no group", _error_of(lambda: autopack.enable(model_of("llama"), sequence_parallel=2))
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
+    "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
+    "whole model": (_called("reformer", attention="eager"), "documents are run alone"),
+    "scaled queries": (_called("llama4_text"), "queries are scaled by the columns"),
+    "own mask": (_called("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]}), "a pooler reads"),
+    "labels": (_called("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"}), "shift_labels"),
+    "boundaries": (_called("llama", _counting_boundaries), "where a document ends"),
+    "floats": (
+        _called("llama", lambda part: {**part, "position_ids": part["position_ids"].float()}),
+        "of integers; found torch.float32",
+    ),
+    "columns": (_called("llama", _on_one_rank(_shorter)), "equally many columns"),
+    "one rank": (_called("llama", _on_one_rank(lambda part: part.update(use_cache=True))), ""),
+    "weights": (
+        _called("llama", lambda part: part.update(output_attentions=True), attention="eager"),
+        "attention weights",
+    ),
+    "routers": (_called("mixtral", lambda part: part.update(output_router_logits=True)), "routers"),
+    "last logits": (_called("llama", lambda part: part.update(logits_to_keep=1)), "last tokens"),
+    **{name: (_called(make), words) for name, (make, words) in own_code.REFUSED.items()},
+    "hook later": (_hooked_later, "it has no hook"),
+    "pooler": (_pooled, "pooler"),
+    "pickled": (_pickled, "process groups cannot be"),
+    "otherwise": (_otherwise_enabled, "sequence_parallel=None"),
+    "no group": (lambda: autopack.enable(model_of("llama"), sequence_parallel=2), "init_process_group"),
+}
+"""What is not exact, and what its error has to say."""

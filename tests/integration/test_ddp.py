@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,13 +11,11 @@ from tests.integration.documents import FLOAT32, LEAK
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 
 LEAKING = [name for name in ranks.CASES if name.endswith("enabled never")]
-FOREIGN_CHECKPOINTS = [name for name in ranks.CASES if name.startswith("torch's checkpoint wrapper")]
-ADJUSTED = "fully_shard of adjusted attention"
-EXACT = [name for name in ranks.CASES if name not in (*LEAKING, *FOREIGN_CHECKPOINTS, ADJUSTED)]
+EXACT = [name for name in ranks.CASES if name not in LEAKING]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory):
     """All cases share one pair of processes: starting them costs more than all the cases."""
     return ranks.run(tmp_path_factory.mktemp("ranks"))
 
@@ -34,16 +30,3 @@ def test_gradients_on_both_ranks_are_those_of_the_documents_alone(case, results)
 @pytest.mark.parametrize("case", LEAKING)
 def test_without_autopack_they_are_not(case, results):
     assert max(rank[case] for rank in results) > LEAK
-
-
-@pytest.mark.parametrize("case", FOREIGN_CHECKPOINTS)
-def test_a_checkpoint_wrapper_that_transformers_does_not_know_is_exact_or_refused(case, results):
-    for rank in results:
-        assert isinstance(rank[case], float) or rank[case].startswith("OutsideForward"), rank[case]
-        assert isinstance(rank[case], str) or rank[case] < FLOAT32
-
-
-@pytest.mark.skipif(ADJUSTED not in ranks.CASES, reason="this torch has no fully_shard")
-def test_attention_that_needs_an_adjustment_gets_it_under_the_class_name_that_fsdp_gives(results):
-    for rank in results:
-        assert rank[ADJUSTED] < FLOAT32

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ if not hasattr(torch.distributed.fsdp, "fully_shard"):
     pytest.skip("this torch has no fully_shard", allow_module_level=True)
 from compat.engines import cells, start
 from compat.engines.__main__ import GOOD
-from tests.encoder_decoder.pairs import GRADIENTS
 from tests.integration import in_step, processes
 
 pytestmark = [
@@ -33,34 +31,20 @@ def test_a_sample_of_engines():
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def findings(tmp_path_factory):
     return processes.run(in_step.all_findings, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", ["evaluated", "tuple", "padded beside packed", "hook on one rank"])
-def test_results_are_those_of_documents_alone(name, findings):
-    assert all(rank[name] < 1e-5 for rank in findings)
-
-
-@pytest.mark.parametrize("name", ["a whole encoder", "a whole decoder"])
-def test_gradients_of_halves_are_those_of_documents_alone(name, findings):
-    assert all(rank[name] < GRADIENTS for rank in findings)
-
-
-def test_an_idle_run_leaves_nothing_behind(findings):
-    assert [rank["left behind"] for rank in findings] == [[], []]
-
-
-def test_what_cannot_be_run_again_is_refused_on_every_rank(findings):
-    assert all(rank["cache"].startswith("UnsupportedModel") for rank in findings)
-    assert "use_cache=False" in findings[1]["cache"]
-    assert all("Pass it padded batches" in rank["a head that runs documents alone"] for rank in findings), findings
-
-
-@pytest.mark.parametrize("name", ["context_parallel", "attention across ranks", "attention across ranks, further in"])
-def test_parts_of_rows_are_refused(name, findings):
-    assert all(rank[name].startswith("UnsupportedModel") for rank in findings), findings
-    assert all("holds a part of every row" in rank[name] for rank in findings), findings
+@pytest.mark.parametrize("name", in_step.CASES)
+def test_every_rank_has_what_documents_alone_have_or_is_refused(name, findings):
+    _, wanted = in_step.CASES[name]
+    for rank in findings:
+        found = rank[name]
+        if isinstance(wanted, float):
+            assert isinstance(found, float), found
+            assert found < wanted
+        else:
+            assert found == wanted if isinstance(wanted, list) else wanted in found, found
 
 
 def test_without_idle_runs_ranks_wait_for_each_other(findings):

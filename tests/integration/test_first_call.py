@@ -7,7 +7,6 @@ import gc
 import pickle
 import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from autopack.launch.session import Session
 from autopack.launch.settings import RunSettings
 from tests.conftest import FLOAT32, error
 from tests.integration.test_trainer_logs import trainer
+from tests.support import padded
 from tests.support.dpo import preferences
 from tests.support.refusals import refused
 
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(monkeypatch):
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
     found = Session(RunSettings.read({}), started=True)
     monkeypatch.setattr(sessions, "current", found)
     return found
 
 
-def waiting(model_type: str = "llama", **options: Any) -> Any:
+def waiting(model_type="llama", **options):
     """A model in training that waits as all models do that are made under `autopack run`."""
     model = tiny.build(model_type, attn_implementation="sdpa", **options).train()
     for part in reversed(list(model.modules())):
@@ -47,54 +47,58 @@ def waiting(model_type: str = "llama", **options: Any) -> Any:
     return model
 
 
-def batch(rows: int = 2, columns: int = 9) -> dict[str, torch.Tensor]:
-    ids = tiny.tokens(None, rows, columns, seed=0)
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def batch():
+    return padded.batch("causal LM", padded.mask_of((9, 5)))
 
 
-def hooks(model: nn.Module) -> list[FirstCall]:
+def hooks(model):
     return [
         hook for part in model.modules() for hook in part._forward_pre_hooks.values() if isinstance(hook, FirstCall)
     ]
 
 
-def packed(model: Any) -> int:
+def packed(model):
     """How many padded batches of an enabled model ran as packed rows."""
     return model._autopack_handle.tally.batches
 
 
-def report(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def report(session, capsys):
     capsys.readouterr()
     session.report()
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_first_call_in_training_is_packed_once_and_no_hook_is_left(session):
+CALLERS = {
+    "the model": lambda model: model,
+    "its forward": lambda model: lambda **arguments: model.forward(**arguments),
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+def test_the_first_call_in_training_is_packed_once_and_no_hook_is_left(session, caller):
+    """Those without gradients wait in any mode."""
     model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
+    call = caller(model)
     assert len(hooks(model)) == 2
-    found, expected = model(**batch()), stock(**batch())
+    with torch.no_grad():
+        call(**batch())
+        model.eval()
+        call(**batch())
+    with torch.inference_mode():
+        model(**batch())
+    assert not autopack.is_enabled(model)
+    assert len(hooks(model)) == 2
+    model.train()
+    found, expected = call(**batch()), stock(**batch())
     assert torch.allclose(found.loss, expected.loss, rtol=FLOAT32)
     assert error(found.logits[0], expected.logits[0]) < FLOAT32
     assert packed(model) == 1
     assert hooks(model) == []
     assert not any(part._forward_pre_hooks_with_kwargs.keys() - part._forward_pre_hooks for part in model.modules())
-    model(**batch())
+    assert torch.allclose(call(**batch()).loss, expected.loss, rtol=FLOAT32)
     assert packed(model) == 2
-
-
-def test_calls_without_gradients_wait_in_any_mode(session):
-    model = waiting()
-    with torch.no_grad():
-        model(**batch())
-        model.eval()(**batch())
-    with torch.inference_mode():
-        model(**batch())
-    assert not autopack.is_enabled(model)
-    assert len(hooks(model)) == 2
-    model.train()(**batch())
-    assert packed(model) == 1
+    torch._dynamo.reset()
 
 
 def test_a_part_in_training_of_a_model_in_evaluation_is_a_part_of_it(session, capsys):
@@ -105,36 +109,18 @@ def test_a_part_in_training_of_a_model_in_evaluation_is_a_part_of_it(session, ca
     assert len(report(session, capsys)) == 1
 
 
-def test_a_backbone_called_on_its_own_enables_the_whole_model(session):
+@pytest.mark.parametrize("caller", [CALLERS["the model"], CALLERS["its forward"]])
+def test_a_backbone_called_on_its_own_enables_the_whole_model(session, caller):
     model = waiting()
-    arguments = batch()
-    labels = arguments.pop("labels")
-    model.model(**arguments)
-    assert packed(model) == 0, "whether padding is read is found out first"
-    model(**arguments, labels=labels)
-    assert packed(model) == 1
-
-
-def test_a_forward_that_is_called_directly_is_a_call(session):
-    model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
-    with torch.no_grad():
-        model.forward(**batch())
-    assert not autopack.is_enabled(model)
-    assert torch.allclose(model.forward(**batch()).loss, stock(**batch()).loss, rtol=FLOAT32)
-    assert packed(model) == 1
-    model.forward(**batch())
-    assert packed(model) == 2
-
-
-def test_what_calls_the_forward_of_a_part_enables_the_whole_model(session):
-    model = waiting()
-    arguments = batch()
-    del arguments["labels"]
-    model.model.forward(**arguments)
+    arguments = {name: value for name, value in batch().items() if name != "labels"}
+    caller(model.model)(**arguments)
     assert autopack.is_enabled(model)
+    assert packed(model) == 0, "whether padding is read is found out first"
     with torch.no_grad():
-        model.model.forward(**arguments)
+        caller(model.model)(**arguments)
     assert packed(model) == 1
+    model(**batch())
+    assert packed(model) == 2
 
 
 def test_a_forward_on_the_instance_that_is_called_directly_leaves_the_model_until_it_is_called(session, capsys):
@@ -203,7 +189,7 @@ def test_a_replica_of_data_parallel_is_left_alone(session, capsys):
 
 
 def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_strict(session, monkeypatch, capsys):
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise KeyError("some\nbug")
 
     monkeypatch.setattr("autopack.enabling.enable.enable", fail)
@@ -238,16 +224,6 @@ def test_the_report_is_of_this_process_and_quiet_on_demand(session, monkeypatch,
     assert report(session, capsys) == []
 
 
-def test_a_compiled_model(session):
-    model = waiting()
-    compiled = torch.compile(model, backend="eager")
-    expected = tiny.build("llama", attn_implementation="sdpa").train()(**batch()).loss
-    for _ in range(2):
-        assert torch.allclose(compiled(**batch()).loss, expected, rtol=FLOAT32)
-    assert packed(model) == 2
-    torch._dynamo.reset()
-
-
 def test_a_waiting_model_is_one_graph_in_evaluation(session):
     model = waiting().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -263,32 +239,25 @@ REFUSED = {
 }
 
 
-class TestCallsThatAreRefused:
-    """Packed rows that ask for a cache run as they would have, are counted, and raise where that is wanted."""
+def test_packed_rows_that_ask_for_a_cache_run_as_without_autopack_and_are_counted(session, caplog):
+    model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
+    for _ in range(2):
+        assert error(model(**REFUSED).logits, stock(**REFUSED).logits) < FLOAT32
+    model(**batch())
+    assert packed(model) == 1
+    said = [record.message for record in caplog.records if "as it would have without" in record.message]
+    assert len(said) == 1
+    assert "use_cache=True was given with packed rows" in said[0]
+    (outcome,) = map(str, session._outcomes)
+    assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
 
-    def test_they_run_as_without_autopack(self, session, caplog):
-        model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
-        for _ in range(2):
-            assert error(model(**REFUSED).logits, stock(**REFUSED).logits) < FLOAT32
-        model(**batch())
-        assert packed(model) == 1
-        said = [record.message for record in caplog.records if "as it would have without" in record.message]
-        assert len(said) == 1
-        assert "use_cache=True was given with packed rows" in said[0]
-        (outcome,) = map(str, session._outcomes)
-        assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
 
-    def test_with_strict_they_raise(self, session, monkeypatch):
-        monkeypatch.setattr(session, "settings", RunSettings.read({"AUTOPACK_STRICT": "1"}))
-        model = waiting()
-        model(**batch())
-        with refused("cache-given"):
-            model(**REFUSED)
-
-    def test_enabled_by_the_script_they_raise(self):
-        model = tiny.build("llama", attn_implementation="sdpa")
-        with autopack.enable(model), refused("cache-given"):
-            model(**REFUSED)
+def test_with_strict_they_raise(session, monkeypatch):
+    monkeypatch.setattr(session, "settings", RunSettings.read({"AUTOPACK_STRICT": "1"}))
+    model = waiting()
+    model(**batch())
+    with refused("cache-given"):
+        model(**REFUSED)
 
 
 def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import autopack
 from autopack import tiny
+from tests.enabling.test_changed_models import replace_layer, without_twin
 from tests.integration.test_trainer_logs import trainer
 from tests.support.dpo import preferences, tiny_tokenizer
 
@@ -18,63 +16,46 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 MOST = 3
 
 
-class Mine(nn.Linear):
-    """A layer of the user's own: exact, and proven."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return super().forward(states) * 1.0
+def usual():
+    return tiny.build("llama")
 
 
-class WithoutTwin(type(tiny.build("llama"))):  # type: ignore[misc]
-    """A model that no twin can be made of: the very model is audited."""
-
-    def __init__(self, config: Any, more: Any, other: Any):
-        super().__init__(config)
-
-
-def with_own_layer(model: Any) -> Any:
-    held = model.model.layers[0].mlp
-    mine = Mine(held.gate_proj.in_features, held.gate_proj.out_features, bias=False)
-    mine.load_state_dict(held.gate_proj.state_dict())
-    held.gate_proj = mine
+def with_own_layer():
+    """It is exact, and proven."""
+    model = tiny.build("llama")
+    replace_layer(model)
     return model
 
 
-def without_a_twin(model: Any) -> Any:
-    model.__class__ = WithoutTwin
-    return model
+@pytest.fixture
+def said(caplog):
+    """What autopack has said."""
+    caplog.set_level(logging.WARNING, "autopack")
+    return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("change", [lambda model: model, with_own_layer, without_a_twin])
-def test_a_trainer_of_transformers(tmp_path, caplog, change, checkpointing):
-    model = change(tiny.build("llama"))
-    with caplog.at_level(logging.WARNING, "autopack"):
-        run = trainer(tmp_path, model=model, max_steps=10, gradient_checkpointing=checkpointing)
-        autopack.enable(run)
+@pytest.mark.parametrize("make", [usual, with_own_layer, without_twin])
+def test_a_trainer_of_transformers(tmp_path, said, make, checkpointing):
+    run = trainer(tmp_path, model=make(), max_steps=10, gradient_checkpointing=checkpointing)
+    with autopack.enable(run):
         run.train()
-        autopack.disable(run)
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
-    assert len(said) <= MOST, said
-    assert len(said) == len(set(said)), "nothing is said twice"
+    assert len(said()) <= MOST, said()
+    assert len(said()) == len(set(said())), "nothing is said twice"
 
 
-@pytest.mark.parametrize("change", [lambda model: model, with_own_layer])
-def test_dpo_with_the_defaults_of_trl(tmp_path, caplog, change):
+@pytest.mark.parametrize("make", [usual, with_own_layer])
+def test_dpo_with_the_defaults_of_trl(tmp_path, said, make):
     """Two models, tags for the model card, and a reference model."""
-    with caplog.at_level(logging.WARNING, "autopack"):
-        run = preferences(tmp_path, change(tiny.build("llama")))
-        handle = autopack.enable(run)
+    run = preferences(tmp_path, make())
+    with autopack.enable(run) as handle:
         run.train()
-        skipped = str(handle)
-        autopack.disable(run)
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
-    assert len(said) <= MOST, said
-    assert len(said) == len(set(said)), "nothing is said twice"
-    assert "packed inside" in skipped, "and padding is gained of both"
+        assert "packed inside" in str(handle), "padding is gained of both"
+    assert len(said()) <= MOST, said()
+    assert len(said()) == len(set(said())), "nothing is said twice"
 
 
-def packing(path: Any, strategy: str, **settings: Any) -> Any:
+def packing(path, strategy, **settings):
     """TRL's SFTTrainer, which packs texts of uneven length by a strategy of its own."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     texts = [" ".join(f"w{number}" for number in range(count)) for count in range(3, 27)]
@@ -90,16 +71,13 @@ def packing(path: Any, strategy: str, **settings: Any) -> Any:
     ("strategy", "settings", "cut"),
     [("bfd", {}, False), ("bfd_split", {}, False), ("wrapped", {}, True), ("wrapped", {"packing": False}, False)],
 )
-def test_packing_of_trl(tmp_path, caplog, strategy, settings, cut, whole):
+def test_packing_of_trl(tmp_path, said, strategy, settings, cut, whole):
     """Documents that it cuts are said to be lost, once; others are checked, and nothing is said."""
-    with caplog.at_level(logging.WARNING, "autopack"):
-        run = packing(tmp_path, strategy, **settings)
-        handle = autopack.enable(run if whole else run.model)
+    run = packing(tmp_path, strategy, **settings)
+    with autopack.enable(run if whole else run.model) as handle:
         run.train()
         shown = repr(handle)
-        autopack.disable(run)
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
-    assert ["packing_strategy='wrapped'" in line for line in said] == [True] * cut
+    assert ["packing_strategy='wrapped'" in line for line in said()] == [True] * cut
     assert ("packing_strategy='wrapped'" in shown) == (cut and whole)
     assert "skipped" not in shown
     assert strategy == "wrapped" or "checks in 4 calls, worst" in shown

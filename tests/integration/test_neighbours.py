@@ -16,8 +16,6 @@ from compat.neighbours.measure import Scenario, llama, measure, wrapping
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 SAMPLE = (
-    "peft DoRA",
-    "peft IA3",
     "cpu_offload",
     "layers on disk",
     "AveragedModel",
@@ -29,20 +27,12 @@ SAMPLE = (
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_neighbour_is_exact(name):
-    for module in ("peft", "accelerate"):
-        pytest.importorskip(module)
+    pytest.importorskip("accelerate")
     (scenario,) = [each for each in neighbours.scenarios() if name in f"{each.neighbour} {each.what}"][:1]
     for order in scenario.orders:
         found = measure(scenario, order)
         assert (found["packed"]["status"], found["padded"]["status"]) == ("exact", "exact"), found
         assert found["stock"] > 0.1, "without autopack the packed row must leak"
-
-
-def test_a_prompt_is_refused():
-    pytest.importorskip("peft")
-    (row,) = neighbours.rows(neighbours.chosen(["prefix tuning"]))[:1]
-    assert row["packed"]["status"] == row["padded"]["status"] == "refused"
-    assert not neighbours.bad([row])
 
 
 def test_a_neighbour_that_mixes_documents_is_found():
@@ -119,26 +109,8 @@ def test_bitsandbytes_packs_no_weights_in_an_audit():
         assert layer.packs, "evaluation is the user's"
 
 
-def test_what_liger_patches_is_put_back():
-    """Without Liger, by a package of its names: the patches of classes go back by identity."""
-    from transformers.models.llama import modeling_llama
-
-    from compat.neighbours.measure import kept
-
-    given = modeling_llama.LlamaMLP, torch.nn.functional.cross_entropy
-    with kept((modeling_llama, "LlamaMLP"), (torch.nn.functional, "cross_entropy")):
-        modeling_llama.LlamaMLP = torch.nn.functional.cross_entropy = None
-    assert (modeling_llama.LlamaMLP, torch.nn.functional.cross_entropy) == given
-
-
 def test_what_is_not_installed_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     (row, *_) = neighbours.rows(neighbours.chosen(["opacus"]))
     assert "opacus" in row["cannot"]
     assert "does not run here" in table.of_rows({"rows": [row]})
-
-
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones(capsys):
-    with pytest.raises(SystemExit):
-        neighbours.main(["--only", "nobody"])
-    assert "there are liger-kernel, peft, accelerate" in capsys.readouterr().err

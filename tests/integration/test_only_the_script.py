@@ -41,7 +41,7 @@ sys.addaudithook(hook)
 """A sitecustomize under which whoever asks for an address or a connection to one fails, and is written down."""
 
 
-def started(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(directory, *arguments, **variables):
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("AUTOPACK_", "HF_", "TRANSFORMERS_"))
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import FLOAT32, LEAK, documents, packed, perturb, run_alone, run_packed
+from tests.integration.documents import FLOAT32, LEAK, documents, packed, packed_error, perturb
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 peft = pytest.importorskip("peft")
@@ -42,138 +45,105 @@ BEYOND_THE_TOKEN = {
     "activated LoRA": lambda: peft.LoraConfig(r=4, alora_invocation_tokens=[9, 8], **TARGETS),
     "VeLoRA": lambda: peft.LoraConfig(r=4, velora_config=peft.VeloraConfig(), **TARGETS),
 }
+REFUSED = {**PROMPTS, **BEYOND_THE_TOKEN}
 
 
-def _config(make: Callable[[], Any]) -> Any:
+def _config(make):
     try:
         return make()
     except (AttributeError, TypeError) as error:
         pytest.skip(f"peft {peft.__version__} lacks it: {error}")
 
 
-def _llama(**options: Any) -> Any:
+def _llama(**options):
     return tiny.build("llama", attn_implementation="sdpa", **options)
 
 
-def _enable_before(config: Any) -> Any:
+def _enable_before(config):
     model = _llama()
     autopack.enable(model)
     return peft.get_peft_model(model, config)
 
 
-def _enable_after(config: Any) -> Any:
-    model = peft.get_peft_model(_llama(), config)
+def _enable_after(config, **options):
+    model = peft.get_peft_model(_llama(), config, **options)
     autopack.enable(model)
     return model
 
 
-ORDERS = {"enabled before": _enable_before, "enabled after": _enable_after}
+def _put_on_by_transformers(config):
+    model = _llama()
+    autopack.enable(model)
+    model.add_adapter(config)
+    return model
 
 
-@pytest.fixture(params=ORDERS.values(), ids=ORDERS)
-def wrap(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return request.param
+def _loaded(config):
+    """An adapter from disk, onto an enabled model."""
+    model = _llama()
+    autopack.enable(model)
+    with tempfile.TemporaryDirectory() as folder:
+        peft.get_peft_model(_llama(), config).save_pretrained(folder)
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, wrap):
-    model = wrap(_config(METHODS[method]))
+def _mixed(config):
+    model = _enable_after(config, mixed=True)
+    model.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
+    model.set_adapter(["default", "other"])
+    return model
+
+
+def _checkpointed(model, reentrant):
+    model.train().enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def _merged(model):
+    return model.merge_and_unload().requires_grad_(True)
+
+
+BOTH = [_enable_before, _enable_after]
+AFTERWARDS = [_merged, copy.deepcopy, *(partial(_checkpointed, reentrant=reentrant) for reentrant in (True, False))]
+EXACT: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    *((method, make, lambda model: model) for method in METHODS for make in BOTH),
+    *(("LoRA", make, change) for change in AFTERWARDS for make in BOTH),
+    *(("LoRA", make, lambda model: model) for make in (_put_on_by_transformers, _loaded, _mixed)),
+]
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("method", "make", "change"), EXACT)
+def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, make, change):
+    model = make(_config(METHODS[method]))
     perturb(model)
-    texts = documents(model.config)
-    found, wanted = run_packed(model, texts), run_alone(model, texts)
-    assert wanted.gradients, "the adapter must be trained"
-    assert found.error(wanted) < FLOAT32
+    model = change(model)
+    assert autopack.is_enabled(model)
+    assert any(parameter.requires_grad for parameter in model.parameters()), "the adapter must be trained"
+    assert packed_error(model) < FLOAT32
 
 
 @pytest.mark.parametrize("method", ["LoRA", "AdaLoRA"])
-def test_without_autopack_they_leak(method):
-    model = peft.get_peft_model(_llama(), METHODS[method]())
-    perturb(model)
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
-
-
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-def test_lora_is_exact_with_gradient_checkpointing_switched_on_through_the_wrapper(wrap, reentrant):
-    model = wrap(METHODS["LoRA"]()).train()
-    perturb(model)
-    texts = documents(model.config)
-    wanted = run_alone(model, texts)
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert run_packed(model, texts).error(wanted) < FLOAT32
-
-
-def test_a_mixed_peft_model_is_exact():
-    mixed = peft.get_peft_model(_llama(), METHODS["LoRA"](), mixed=True)
-    mixed.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
-    mixed.set_adapter(["default", "other"])
-    perturb(mixed)
-    autopack.enable(mixed)
-    texts = documents(mixed.config)
-    assert run_packed(mixed, texts).error(run_alone(mixed, texts)) < FLOAT32
-
-
-def test_an_adapter_put_on_by_transformers_itself_is_exact():
-    model = _llama()
-    autopack.enable(model)
-    model.add_adapter(METHODS["LoRA"]())
-    perturb(model)
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32
-
-
-def test_an_adapter_loaded_from_disk_onto_an_enabled_model_is_exact(tmp_path):
-    trained = peft.get_peft_model(_llama(), METHODS["LoRA"]())
-    perturb(trained)
-    trained.save_pretrained(tmp_path)
-    model = _llama()
-    autopack.enable(model)
-    loaded = peft.PeftModel.from_pretrained(model, tmp_path, is_trainable=True)
-    texts = documents(model.config)
-    assert run_packed(loaded, texts).error(run_alone(trained, texts)) < FLOAT32
-
-
-def test_a_merged_model_stays_enabled_and_exact(wrap):
-    model = wrap(METHODS["LoRA"]())
-    perturb(model, 0.3)
-    texts = documents(model.config)
-    adapted = run_packed(model, texts)
-    merged = model.merge_and_unload().requires_grad_(True)
-    assert autopack.is_enabled(merged)
-    found = run_packed(merged, texts)
-    assert found.error(run_alone(merged, texts)) < FLOAT32
-    # Merging adds the adapter to the weights: another order of the same sums.
-    torch.testing.assert_close(found.logits, adapted.logits, atol=1e-4, rtol=1e-4)
-    autopack.disable(merged)
-    assert not autopack.is_enabled(merged)
-
-
-def test_disable_through_the_wrapper_takes_everything_back(wrap):
-    model = wrap(METHODS["LoRA"]())
+@pytest.mark.parametrize("wrap", BOTH)
+def test_disable_through_the_wrapper_takes_everything_back(method, wrap):
+    """It is the control, too: without autopack, documents of the packed row meet."""
+    model = wrap(METHODS[method]())
     perturb(model)
     assert autopack.is_enabled(model)
     autopack.disable(model)
     assert not autopack.is_enabled(model)
     assert not autopack.is_enabled(model.get_base_model())
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
+    assert packed_error(model) > LEAK
 
 
-def test_a_copy_of_an_enabled_peft_model_is_exact(wrap):
-    model = wrap(METHODS["LoRA"]())
-    perturb(model)
-    texts = documents(model.config)
-    wanted = run_alone(model, texts)
-    assert run_packed(copy.deepcopy(model), texts).error(wanted) < FLOAT32
-
-
+@pytest.mark.parametrize("wrap", BOTH)
 def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_stock(wrap):
     model = wrap(METHODS["LoRA"]())
     perturb(model)
     ids = tiny.tokens(model.config, 2, 9)
 
-    def call() -> list[torch.Tensor]:
+    def call():
         return [model(input_ids=ids).logits, model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)]
 
     enabled = call()
@@ -181,26 +151,24 @@ def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_sto
     assert all(map(torch.equal, enabled, call()))
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
-def test_enabling_a_model_with_a_learned_prompt_is_refused(kind):
-    model = peft.get_peft_model(_llama(), PROMPTS[kind]())
-    with refused("peft-method", match=r"adapter 'default' is P\w+: it prepends .* Use LoRA"):
+@pytest.mark.parametrize("kind", REFUSED)
+def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(kind):
+    model = peft.get_peft_model(_llama(), _config(REFUSED[kind]))
+    with refused("peft-method", match=r"adapter 'default' is \w+: "):
         autopack.enable(model)
     model(**packed(documents(model.config)))  # and it is left as it was
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
-def test_a_learned_prompt_on_an_enabled_model_is_refused_until_it_is_disabled(kind):
-    model = _llama()
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_until_it_is_disabled(kind):
+    config, model = _config(REFUSED[kind]), _llama()
     handle = autopack.enable(model)
-    with refused("peft-method", match=r"P\w+ was put on a model that autopack enabled: it prepends"):
-        peft.get_peft_model(model, PROMPTS[kind]())
-    texts = documents(model.config)
-    assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32, "the refusal left the model enabled"
+    with refused("peft-method"):
+        peft.get_peft_model(model, config)
+    assert packed_error(model) < FLOAT32, "the refusal left the model enabled"
     handle.remove()
-    for parameter in model.parameters():
-        parameter.requires_grad = True
-    assert peft.get_peft_model(model, PROMPTS[kind]())(input_ids=texts[0]).logits.isfinite().all()
+    model.requires_grad_(True)
+    assert peft.get_peft_model(model, config)(input_ids=tiny.tokens(model.config, 1, 7)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -221,24 +189,6 @@ def test_a_prompt_on_another_model_is_none_of_our_business():
     assert model(input_ids=documents(other.config)[0]).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", BEYOND_THE_TOKEN)
-def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(kind):
-    model = peft.get_peft_model(_llama(), _config(BEYOND_THE_TOKEN[kind]))
-    with refused("peft-method", match=r"adapter 'default' is \w+: .* acts on every token alone"):
-        autopack.enable(model)
-
-
-@pytest.mark.parametrize("kind", BEYOND_THE_TOKEN)
-def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model(kind):
-    config, model = _config(BEYOND_THE_TOKEN[kind]), _llama()
-    with autopack.enable(model):
-        with refused("peft-method"):
-            peft.get_peft_model(model, config)
-        texts = documents(model.config)
-        assert run_packed(model, texts).error(run_alone(model, texts)) < FLOAT32, "the model is left as it was"
-    peft.get_peft_model(model, config)
-
-
 def test_a_second_adapter_is_judged_like_the_first():
     model = peft.get_peft_model(_llama(), METHODS["LoRA"]())
     autopack.enable(model)
@@ -253,19 +203,17 @@ def test_a_refused_adapter_put_on_by_transformers_itself_is_refused_too():
         autopack.enable(model)
 
 
-def _rows() -> dict[str, torch.Tensor]:
-    ids, mask = tiny.tokens(_llama().config, 3, 9), torch.ones(3, 9, dtype=torch.long)
-    mask[1, 5:] = mask[2, 7:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def _rows():
+    return batch("causal LM", mask_of((9, 5, 7)))
 
 
-def _named() -> tuple[Any, dict[str, Any]]:
+def _named():
     model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 
 
-def _numbered() -> tuple[Any, dict[str, Any]]:
+def _numbered():
     config = peft.PolyConfig(r=4, n_tasks=3, n_skills=2, n_splits=2, init_weights=False, **TARGETS)
     return peft.get_peft_model(_llama(), config).eval(), {"task_ids": torch.tensor([0, 2, 1])}
 
@@ -303,7 +251,7 @@ def test_activated_lora_serves_the_last_invocation_of_a_row_only_which_is_why_it
     assert (model(input_ids=ids).logits[0, :10] - alone).abs().max() > 1e-3
 
 
-def _with_eva_weights(enables: bool) -> dict[str, torch.Tensor]:
+def _with_eva_weights(enables):
     """The adapters of a model whose EVA weights come of padded batches, enabled before or stock's."""
     torch.manual_seed(0)
     eva = peft.EvaConfig(rho=1.0)
@@ -311,11 +259,7 @@ def _with_eva_weights(enables: bool) -> dict[str, torch.Tensor]:
     model = peft.get_peft_model(_llama(), config, low_cpu_mem_usage=True)
     if enables:
         autopack.enable(model)
-    batches = []
-    for seed in range(4):
-        ids = torch.randint(3, 100, (4, 12), generator=torch.Generator().manual_seed(seed))
-        mask = (torch.arange(12) < torch.tensor([[12], [9], [7], [5]])).long()
-        batches.append({"input_ids": ids * mask, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)})
+    batches = [batch("causal LM", mask_of((12, 9, 7, 5)), seed) for seed in range(4)]
     peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
     return {name: value for name, value in model.state_dict().items() if "lora_A" in name}
 

@@ -1,4 +1,4 @@
-"""Trainers of TRL and lm-eval as they are: what rows of their batches begin with is computed once, and nothing changes.
+"""Trainers of TRL as they are: what rows of their batches begin with is computed once, and nothing changes.
 
 TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which rounds away what is
 compared here, and a learning rate by which parameters move in a few steps. Prompts have 32 to 48 tokens, completions
@@ -8,8 +8,6 @@ compared here, and a learning rate by which parameters move in a few steps. Prom
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -32,11 +30,11 @@ _NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies"
 rounding."""
 
 
-def words(draw: random.Random, least: int, most: int) -> str:
+def words(draw, least, most):
     return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
 
-def pairs() -> list[dict[str, Any]]:
+def pairs():
     draw = random.Random(0)
     return [
         {"prompt": f"{words(draw, 32, 48)} ", "chosen": words(draw, 3, 8), "rejected": words(draw, 3, 8)}
@@ -44,11 +42,11 @@ def pairs() -> list[dict[str, Any]]:
     ]
 
 
-def prompts() -> list[dict[str, Any]]:
+def prompts():
     return [{"prompt": pair["prompt"]} for pair in pairs()]
 
 
-def answers() -> list[dict[str, Any]]:
+def answers():
     """One row for each answer, those to one prompt next to each other."""
     return [
         {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
@@ -57,12 +55,16 @@ def answers() -> list[dict[str, Any]]:
     ]
 
 
-def single_answers() -> list[dict[str, Any]]:
+def single_answers():
     """One answer to each prompt."""
     return [row for number, row in enumerate(answers()) if number % 4 in (0, 3)]
 
 
-def even_words(completions: list[str], **_: Any) -> list[float]:
+def texts():
+    return [{"text": pair["prompt"] + pair["chosen"]} for pair in pairs()]
+
+
+def even_words(completions, **_):
     """The reward of a text: how many of its words have an even number."""
     known = [[word for word in text.split() if word.startswith("w")] for text in completions]
     return [float(sum(int(word[1:]) % 2 == 0 for word in each)) for each in known]
@@ -105,11 +107,16 @@ CASES = {
     "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
     "KTO, one answer to a prompt": Case("KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}),
     "reward": Case("Reward", pairs, {"model": _HALF}),
+    "SFT": Case("SFT", texts, {"model": (0, 0)}),
 }
 USUAL = {"GRPO", "DPO", "KTO"}
 """Those that run by default."""
 WITH_KL = {"GRPO, reference, two iterations", "RLOO", "KTO"}
 """Those that log a KL other than 0; where KTO's would be below 0, it is 0."""
+
+
+REWARDS = {"DPO": "rewards/margins", "KTO": "rewards/margins", "Reward": "margin", "SFT": "mean_token_accuracy"}
+"""What is logged of rewards, or of how good answers are, other than `reward`."""
 
 
 class Run(NamedTuple):
@@ -120,18 +127,18 @@ class Run(NamedTuple):
     after: torch.Tensor
     handles: dict[str, Any]
 
-    def series(self, name: str) -> list[float]:
+    def series(self, name):
         """A number by steps."""
         return [entry[name] for entry in self.logs if name in entry]
 
     @property
-    def shared(self) -> dict[str, float]:
+    def shared(self):
         """The share of each model's real tokens that were computed with those of another row."""
         volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.handles.items()}
         return {name: volume.shared / volume.tokens for name, volume in volumes.items()}
 
 
-def made(folder: Path, case: Case) -> Any:
+def made(folder, case):
     """The trainer of a script that knows nothing of autopack."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     model, head = folder / "model", {}
@@ -164,7 +171,7 @@ def made(folder: Path, case: Case) -> Any:
     return getattr(known, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
 
 
-def trained(folder: Path, case: Case, **options: Any) -> Run:
+def trained(folder, case, **options):
     """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
     trainer = made(folder, case)
     before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
@@ -179,7 +186,7 @@ def trained(folder: Path, case: Case, **options: Any) -> Run:
     return Run(trainer.state.log_history, before, after, {} if handle is None else dict(handle.handles))
 
 
-def numbers(run: Run) -> Iterator[tuple[int, str, float]]:
+def numbers(run):
     """Whatever is logged that is a number and no time, with the number of its entry."""
     for number, entry in enumerate(run.logs):
         for name, value in entry.items():
@@ -187,7 +194,7 @@ def numbers(run: Run) -> Iterator[tuple[int, str, float]]:
                 yield number, name, value
 
 
-def largest_difference(found: Run, expected: Run) -> float:
+def largest_difference(found, expected):
     """Of all logged numbers; relative, where they are larger than 1."""
     wanted = {(number, name): value for number, name, value in numbers(expected)}
     got = {(number, name): value for number, name, value in numbers(found)}
@@ -195,7 +202,7 @@ def largest_difference(found: Run, expected: Run) -> float:
     return max(abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items())
 
 
-def scale(run: Run, number: int, name: str, value: float) -> float:
+def scale(run, number, name, value):
     """What a number is compared relative to. KTO's KL is a difference of sums of log-probabilities, and rounds as they
     do."""
     before = name.removesuffix("kl")
@@ -203,7 +210,7 @@ def scale(run: Run, number: int, name: str, value: float) -> float:
     return max(1.0, abs(value), *(parts if name in ("kl", "eval_kl") else ()))
 
 
-def drift(found: Run, expected: Run) -> float:
+def drift(found, expected):
     """How far apart parameters end up, relative to how far stock's have moved."""
     assert torch.equal(found.before, expected.before)
     return float((found.after - expected.after).norm() / (expected.after - expected.before).norm())
@@ -219,7 +226,7 @@ def test_a_script_of_trl(tmp_path, name):
     assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
     assert len(losses) == STEPS
     assert drift(found, expected) < DRIFT
-    rewards = "rewards/margins" if case.kind in ("DPO", "KTO") else "margin" if case.kind == "Reward" else "reward"
+    rewards = REWARDS.get(case.kind, "reward")
     assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
     assert any(expected.series(rewards))
     assert any(expected.series("kl")) == (name in WITH_KL)
@@ -228,6 +235,7 @@ def test_a_script_of_trl(tmp_path, name):
     for model, (least, most) in case.shared.items():
         assert least <= found.shared[model] <= most, model
         assert not found.handles[model].tally.left
+        assert found.handles[model].tally.padding > 0
     logged = [entry for entry in found.logs if "loss" in entry]
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
 
@@ -249,22 +257,10 @@ def test_online_dpo(tmp_path):
     assert found.shared["model"] > 0  # in steps that do not look whether anybody reads padding
 
 
-@pytest.mark.parametrize("name", ["GRPO", "DPO"])
-def test_what_shares_nothing_gives_the_same(tmp_path, name):
-    case = CASES[name]
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share=False)
-    assert largest_difference(found, expected) < NEAR
-    assert drift(found, expected) < DRIFT
-    assert set(found.shared.values()) == {0.0}
-    training = found.handles["model"].tally.training
-    assert training.columns == training.tokens
-    assert not any("shared" in name for entry in found.logs for name in entry)
-
-
 def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
     """The control: the first tokens of all rows are taken for the same, without a twin or a check that would tell."""
 
-    def blind(one: Any, other: Any) -> int:
+    def blind(one, other):
         return max(original(one, other), min(30, len(one), len(other)))
 
     original, case = prefixes._common, CASES["DPO"]
@@ -273,62 +269,3 @@ def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
     expected, found = trained(tmp_path, case), trained(tmp_path, case, check_every=0)
     assert found.shared["model"] > CASES["DPO"].shared["model"][1]
     assert largest_difference(found, expected) > LEAK
-
-
-class TestHarness:
-    """lm-eval's `HFLM`, and multiple choice: each choice is a row that begins with its question."""
-
-    @pytest.fixture
-    def harness(self, tmp_path):
-        huggingface = pytest.importorskip("lm_eval.models.huggingface")
-
-        def make(model_type: str = "llama") -> Any:
-            save_model(tmp_path, model_type)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-            return huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, device="cpu", max_length=128)
-
-        return make
-
-    def requests(self, before: str, choices: int, least: int, most: int) -> list[Any]:
-        """Eight questions after the same text, with choices of so many words."""
-        from lm_eval.api.instance import Instance
-
-        draw, found = random.Random(0), []
-        for number in range(8):
-            question = before + words(draw, 32, 48)
-            answered = [f" {words(draw, least, most)}" for _ in range(choices)]
-            found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
-        return found
-
-    def compared(self, model: Any, requests: list[Any], **options: Any) -> Any:
-        """Scores of stock and of an enabled one are the same; what its calls held."""
-        expected = model.loglikelihood(requests, disable_tqdm=True)
-        with autopack.enable(model, **options) as handle:
-            found = model.loglikelihood(requests, disable_tqdm=True)
-            assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-            assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
-            assert not handle.tally.left
-            return handle.tally.evaluation
-
-    @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-    def test_choices_of_like_lengths(self, harness, model_type):
-        """They stand next to each other in what lm-eval sorts by length: two questions a batch, four choices each."""
-        ran = self.compared(harness(model_type), self.requests("", 4, 3, 3))
-        assert ran.shared > 0.6 * ran.tokens
-
-    def test_choices_of_unlike_lengths(self, harness):
-        """Those of one question may lie in several batches."""
-        ran = self.compared(harness(), self.requests("", 4, 2, 9))
-        assert ran.shared > 0.1 * ran.tokens
-
-    def test_examples_before_every_question(self, harness):
-        """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
-        examples = words(random.Random(1), 60, 60) + " "
-        ran = self.compared(harness(), self.requests(examples, 4, 1, 1))
-        assert ran.documents == 8
-        assert ran.shared == 7 * 60
-
-    def test_what_shares_nothing_gives_the_same(self, harness):
-        ran = self.compared(harness(), self.requests("", 4, 3, 3), share=False)
-        assert (ran.shared, ran.columns) == (0, ran.tokens)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import email
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from autopack.demo import LOSS_TOLERANCE, collect_documents
 from examples.pretrained import language_model, sentences
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK
+from tests.engine import counted, in_rows
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,7 +43,7 @@ RATES = {"minilm": 1e-2, "smollm2": 1e-3}
 
 
 @cache
-def stock(name: str) -> tuple[Any, Any]:
+def stock(name):
     """The model in float32, without dropout, and its tokenizer."""
     if absent := missing(BY_MODEL[name]):
         pytest.skip(f"no {' and no '.join(absent)}: {BY_MODEL[name].install}")
@@ -58,7 +57,7 @@ def stock(name: str) -> tuple[Any, Any]:
 
 
 @cache
-def documents(name: str) -> list[torch.Tensor]:
+def documents(name):
     """Tokens of docstrings of very different lengths, each (tokens,)."""
     count, longest = TEXTS[name]
     texts = sorted(collect_documents(Path(email.__file__).parent), key=lambda text: (len(text), text))
@@ -68,18 +67,16 @@ def documents(name: str) -> list[torch.Tensor]:
     return [torch.tensor(tokenizer(text)["input_ids"][:end]) for text, end in zip(spread, ends, strict=True)]
 
 
-def model_in(name: str, dtype: torch.dtype) -> Any:
+def model_in(name, dtype):
     return copy.deepcopy(stock(name)[0]).to(dtype)
 
 
-def padded(texts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def padded(texts):
     """A batch, a row each; made anew for each call, as loaders do."""
-    ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
-    return {"input_ids": ids, "attention_mask": real.long()}
+    return {"input_ids": in_rows(texts), "attention_mask": in_rows([torch.ones_like(text) for text in texts])}
 
 
-def outputs(way: str, model: Any, texts: Sequence[torch.Tensor], **more: Any) -> list[torch.Tensor]:
+def outputs(way, model, texts, **more):
     """States, or logits, of each text: (tokens, width) each."""
     lengths = [len(text) for text in texts]
     if way == "alone":
@@ -89,17 +86,15 @@ def outputs(way: str, model: Any, texts: Sequence[torch.Tensor], **more: Any) ->
             more["use_cache"] = False  # an evaluation that may want the cache keeps its padding
         found = _of(model(**padded(texts), **more))
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    return list(
-        _of(model(input_ids=torch.cat(list(texts))[None], position_ids=positions[None], **more))[0].split(lengths)
-    )
+    row = {"input_ids": torch.cat(texts)[None], "position_ids": counted(lengths)}
+    return list(_of(model(**row, **more))[0].split(lengths))
 
 
-def _of(output: Any) -> torch.Tensor:
+def _of(output):
     return output.logits if "logits" in output else output.last_hidden_state
 
 
-def losses_of(name: str, found: list[torch.Tensor], texts: Sequence[torch.Tensor]) -> torch.Tensor:
+def losses_of(name, found, texts):
     """Of an encoder those of pairs, both ways, by means of tokens; of a language model those of the next tokens."""
     wide = torch.promote_types(found[0].dtype, torch.float32)
     if name == "smollm2":
@@ -110,15 +105,13 @@ def losses_of(name: str, found: list[torch.Tensor], texts: Sequence[torch.Tensor
     return torch.cat([torch.nn.functional.cross_entropy(each, own, reduction="none") for each in (scores, scores.T)])
 
 
-def relative(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+def relative(found, expected):
     """The norm of the difference, relative to the norm of what is expected."""
     off = sum(float((f.double() - e.double()).square().sum()) for f, e in zip(found, expected, strict=True))
     return (off / sum(float(e.double().square().sum()) for e in expected)) ** 0.5
 
 
-def assert_near(
-    run: dict[str, Sequence[torch.Tensor]], dtype: torch.dtype, near: float = NEAR, margin: float = MARGIN
-) -> None:
+def assert_near(run, dtype, near=NEAR, margin=MARGIN):
     """What was found equals alone in float32, and is no further from float64 than stock, alone or padded."""
     if dtype == torch.float32:
         assert relative(run["found"], run["alone"]) <= near
@@ -126,26 +119,27 @@ def assert_near(
     assert found <= margin * max(of_stock)
 
 
-def evaluated(name: str, way: str, model: Any) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return outputs(way, model.eval(), documents(name))
-
-
 @cache
-def evaluated_by_stock(name: str, way: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    return evaluated(name, way, model_in(name, dtype))
+@torch.no_grad()
+def evaluated_by_stock(name, way, dtype):
+    return outputs(way, model_in(name, dtype).eval(), documents(name))
 
 
 @pytest.mark.parametrize("name", BY_MODEL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_get_what_they_get_alone(name, dtype, way):
-    model = model_in(name, dtype)
-    with autopack.enable(model) as handle:
-        found = evaluated(name, way, model)
+def test_texts_get_what_they_get_alone_and_another_text_moves_no_other(name, dtype, way):
+    """With another one the same shapes are computed, nothing is rounded otherwise, and others are equal to a bit."""
+    model, texts = model_in(name, dtype).eval(), documents(name)
+    with autopack.enable(model) as handle, torch.no_grad():
+        found = outputs(way, model, texts)
+        after = outputs(way, model, [*texts[:2], texts[2].flip(0), *texts[3:]])
         assert way == "packed" or handle.tally.padding > 0
     run = {each: evaluated_by_stock(name, each, dtype) for each in ("alone", "padded")}
     assert_near({**run, "found": found, "float64": evaluated_by_stock(name, "alone", torch.float64)}, dtype)
+    assert relative(after[2:3], found[2:3]) > LEAK
+    for place in (0, 1, *range(3, len(texts))):
+        assert torch.equal(after[place], found[place])
 
 
 @pytest.mark.parametrize("name", BY_MODEL)
@@ -157,22 +151,7 @@ def test_stock_leaks_in_the_packed_row(name, dtype):
     assert relative(found[1:], alone[1:]) > LEAK
 
 
-@pytest.mark.parametrize("name", BY_MODEL)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", WAYS)
-def test_another_text_moves_no_other(name, dtype, way):
-    """The same shapes are computed, so that nothing is rounded otherwise: other texts are equal to the last bit."""
-    model, texts = model_in(name, dtype).eval(), documents(name)
-    other = [*texts[:2], texts[2].flip(0), *texts[3:]]
-    with autopack.enable(model) as handle, torch.no_grad():
-        before, after = outputs(way, model, texts), outputs(way, model, other)
-        assert way == "packed" or handle.tally.padding > 0
-    assert relative(after[2:3], before[2:3]) > LEAK
-    for place in (0, 1, *range(3, len(texts))):
-        assert torch.equal(after[place], before[place])
-
-
-def trained(name: str, way: str, model: Any) -> dict[str, list[torch.Tensor]]:
+def trained(name, way, model):
     """Two steps of gradient descent: the losses of each, and the gradients of the second."""
     model.train()
     texts, losses = documents(name), []
@@ -190,12 +169,12 @@ def trained(name: str, way: str, model: Any) -> dict[str, list[torch.Tensor]]:
 
 
 @cache
-def trained_by_stock(name: str, way: str, dtype: torch.dtype) -> dict[str, list[torch.Tensor]]:
+def trained_by_stock(name, way, dtype):
     return trained(name, way, model_in(name, dtype))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forget() -> Iterator[None]:
+def _forget():
     """Models and gradients of what stock does are kept between the tests of this file, and no longer."""
     yield
     for kept in (stock, documents, evaluated_by_stock, trained_by_stock):
@@ -225,11 +204,8 @@ def test_training_is_that_of_texts_alone(name, dtype, way):
 @pytest.mark.parametrize("name", BY_MODEL)
 def test_gradients_of_stock_leak_in_the_packed_row(name):
     """Negative control of training. In a row without a cache transformers tells documents apart where it has masks."""
-    alone = trained_by_stock(name, "alone", torch.float32)
-    model = model_in(name, torch.float32).train()
-    losses_of(name, outputs("packed", model, documents(name)), documents(name)).mean().backward()
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    assert relative(found, alone["gradients"]) > LEAK
+    found, alone = (trained_by_stock(name, way, torch.float32)["gradients"] for way in ("packed", "alone"))
+    assert relative(found, alone) > LEAK
 
 
 def test_sentence_transformers_encodes_as_alone():

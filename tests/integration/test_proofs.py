@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory):
     return processes.run(proofs.all_cases, tmp_path_factory.mktemp("ranks"), proofs.WORLD)
 
 
@@ -30,7 +28,7 @@ def test_one_rank_alone_proves_by_a_twin(name, results):
         assert source == "twin"
         assert worst < FLOAT32
         # The control of the count: the call itself makes ranks wait for each other.
-        assert collectives > 0 or name == "ddp"
+        assert collectives > 0 or name == "DDP"
 
 
 def test_a_layer_of_ones_own_is_no_reason_to_run_the_model(results):

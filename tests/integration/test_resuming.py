@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory):
     return resuming.run(tmp_path_factory.mktemp("ranks"))
 
 
@@ -40,7 +39,7 @@ def test_parameters_are_those_of_a_run_without_a_stop(results):
 
 def test_processes_of_a_stream_train_as_many_steps_although_their_epochs_differ(results):
     first, second = (rank["stream"] for rank in results)
-    assert first["steps"] == second["steps"] == 40
+    assert len(first["seen"]) == len(second["seen"]) == 40
     assert first["epoch"] != second["epoch"]
     seen = Counter(chain.from_iterable((*first["seen"], *second["seen"])))
     assert set(seen) == set(range(103))

@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,17 +33,17 @@ class Result(NamedTuple):
     err: str
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         """What autopack says, but for models that are only evaluated, and for speeds."""
         said = [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
         return [re.sub(r"[\d,]+ (?=real tokens per second)", "N ", line) for line in said]
 
     @property
-    def untrained(self) -> list[str]:
+    def untrained(self):
         return [line for line in self.err.splitlines() if UNTRAINED in line]
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def told(self):
         # Anywhere, and not line by line: processes of torchrun share stdout, and write text and newline one by one.
         starts = [match.start() for match in re.finditer(re.escape('{"rank"'), self.out)]
         found = [json.JSONDecoder().raw_decode(self.out, start)[0] for start in starts]
@@ -52,7 +51,7 @@ class Result(NamedTuple):
 
 
 @functools.cache
-def directory() -> Path:
+def directory():
     path = Path(tempfile.mkdtemp())
     for name, text in SCRIPTS.items():
         (path / f"{name}.py").write_text(text, encoding="utf-8")
@@ -60,13 +59,14 @@ def directory() -> Path:
 
 
 @functools.cache
-def start(*arguments: str, **variables: str) -> Result:
+def start(*arguments, stdin=None, **variables):
     """Run a command of this Python in the directory of the scripts; the same command runs once."""
     kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory(),
         env={**kept, "OMP_NUM_THREADS": "1", **variables},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=600,
@@ -75,13 +75,13 @@ def start(*arguments: str, **variables: str) -> Result:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tidy() -> Iterator[None]:
+def _tidy():
     yield
     shutil.rmtree(directory())
     directory.cache_clear()
 
 
-def line_of(*told: dict[str, Any]) -> str:
+def line_of(*told):
     """The line of one process, or the one of several."""
     rank = f"rank {told[0]['rank']}: " if told[0]["rank"] else ""
     rank = f"{len(told)} processes: " if len(told) > 1 else rank
@@ -96,32 +96,25 @@ def line_of(*told: dict[str, Any]) -> str:
     )
 
 
-def same_losses(found: Result, expected: Result) -> bool:
+def same_losses(found, expected):
     pairs = list(zip(found.told, expected.told, strict=True))
     return bool(pairs) and all(a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs)
 
 
 @pytest.mark.exhaustive
 def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
-    stock, packed = start("loop.py", "--backend", "x"), start(*RUN, "loop.py", "--backend", "x")
+    """It sees what it sees under Python; its model is enabled by the first call in training, its reference never."""
+    stock, packed = (start(*how, "loop.py", "--backend", "x") for how in ((), RUN))
     assert (stock.status, packed.status) == (0, 0), stock.err + packed.err
     assert same_losses(packed, stock)
-    assert packed.told[0]["padding"] > 0
-    assert packed.lines == [line_of(packed.told[0])]
+    (seen,), (expected,) = packed.told, stock.told
+    assert seen["padding"] > 0
+    assert packed.lines == [line_of(seen)]
     assert packed.untrained == [f"autopack: LlamaForCausalLM (llama) {UNTRAINED}"]  # the reference
-
-
-def test_a_model_is_enabled_by_its_first_call_in_training_and_a_reference_never():
-    told = start(*RUN, "loop.py", "--backend", "x").told[0]
-    assert told["first"] is True
-    assert told["reference"] == []
-
-
-def test_the_script_sees_what_it_sees_under_python():
-    stock, packed = (start(*how, "loop.py", "--backend", "x").told[0] for how in ((), RUN))
+    assert (seen["first"], seen["reference"]) == (True, [])
+    assert seen["argv"] == ["loop.py", "--backend", "x"]
     for name in ("argv", "path", "file", "name", "site", "signature"):
-        assert packed[name] == stock[name]
-    assert packed["argv"] == ["loop.py", "--backend", "x"]
+        assert seen[name] == expected[name]
 
 
 def test_a_trainer_has_its_losses():
@@ -145,25 +138,13 @@ def test_code_that_is_no_file_runs_as_python_runs_it(how):
     code = "import sys; from autopack.launch.session import current; print(sys.argv, __name__, file=sys.stderr); "
     code += "print(current is not None)"
     given, stdin = ([how, code], None) if how == "-c" else ([how], code)
-    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
-    found = [
-        subprocess.run(
-            [sys.executable, *command, *given, "one", "--two"],
-            cwd=directory(),
-            env={**kept, "OMP_NUM_THREADS": "1"},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        for command in ((), RUN)
-    ]
-    assert [done.returncode for done in found] == [0, 0], found[1].stderr
-    assert [done.stdout.strip() for done in found] == ["False", "True"]
-    assert found[0].stderr.splitlines()[0] == found[1].stderr.splitlines()[0]
+    stock, packed = (start(*command, *given, "one", "--two", stdin=stdin) for command in ((), RUN))
+    assert (stock.status, packed.status) == (0, 0), packed.err
+    assert [stock.out.strip(), packed.out.strip()] == ["False", "True"]
+    assert stock.err.splitlines()[0] == packed.err.splitlines()[0]
 
 
-def free_port() -> str:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
@@ -240,7 +221,7 @@ def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     assert (strict.status, strict.told, strict.lines) == (1, [], ["autopack.errors.UnsupportedModel: " + reason(line)])
 
 
-def reason(line: str) -> str:
+def reason(line):
     return line.partition("left as it is: ")[2]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +10,19 @@ import torch
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import FLOAT32, documents
+from tests.integration.documents import FLOAT32
+from tests.integration.test_trainer_logs import pad
+from tests.integration.test_trainer_logs import trainer as trainer_of
+from tests.subjects import subclass
+from tests.unfamiliar.test_losses import per_sequence
+from tests.unfamiliar.test_subclasses import names_some
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-TRAINED, HELD_OUT = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10, 26, 3, 12, 8), (9, 4, 16, 7, 5, 12, 3, 8)
 STEPS = 5
 
 Collate = Callable[[list[dict[str, Any]]], dict[str, Any]]
-IMPLEMENTATION = {"llama": "sdpa", "gpt_oss": "eager", "qwen3": "sdpa"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
@@ -34,76 +36,146 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _pad(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _pad(examples):
     """A padded batch. First labels are masked because up to 4.x Trainer counts them among the targets."""
-    width = max(len(example["input_ids"]) for example in examples)
-    batch: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
-    for ids in (example["input_ids"] for example in examples):
-        padding = width - len(ids)
-        batch["input_ids"].append([*ids, *[0] * padding])
-        batch["attention_mask"].append([1] * len(ids) + [0] * padding)
-        batch["labels"].append([-100, *ids[1:], *[-100] * padding])
-    return {name: torch.tensor(rows) for name, rows in batch.items()}
+    batch = pad(examples)
+    batch["labels"][:, 0] = -100
+    return batch
 
 
-def _build(model_type: str) -> Any:
-    return tiny.build(model_type, attn_implementation=IMPLEMENTATION[model_type])
+def _build(model_type, **head):
+    return tiny.build(model_type, attn_implementation="sdpa" if model_type == "llama" else "eager", **head)
 
 
-def _train(
-    model: Any, collate: Collate, directory: Path, **settings: Any
-) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
-    """Logged losses, evaluation losses before and after, and the parameters at the end."""
-    arguments = transformers.TrainingArguments(
-        **{
-            "output_dir": str(directory),
-            "max_steps": STEPS,
-            "per_device_train_batch_size": 4,
-            "per_device_eval_batch_size": 4,
-            "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
-            "learning_rate": 0.1,
-            "logging_steps": 1,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "dataloader_pin_memory": False,
-            **settings,
-        }
-    )
-    config = model.config
-    trainer = transformers.Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=[{"input_ids": d[0].tolist()} for d in documents(config, TRAINED, seed=1)],
-        eval_dataset=[{"input_ids": d[0].tolist()} for d in documents(config, HELD_OUT, seed=2)],
-        data_collator=collate,
-    )
-    evaluated = [trainer.evaluate()["eval_loss"]]
+def _own_loss(outputs, labels, num_items_in_batch=None):
+    """Takes logits that are padded again, and gathers what it needs from them."""
+    targets = labels[:, 1:]
+    chosen = outputs.logits[:, :-1].log_softmax(-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
+    return -(chosen * (targets != -100)).sum() / num_items_in_batch
+
+
+class _PerSequence(transformers.Trainer):
+    """Labels are given to the model, and its logits are read for another loss."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        output = model(**inputs)
+        loss = per_sequence(output.logits, inputs["labels"])
+        return (loss, output) if return_outputs else loss
+
+
+class _Penalised(transformers.Trainer):
+    """The model's loss, and something on top of it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss, output = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        mask = inputs["attention_mask"][..., None]
+        loss = loss + 0.01 * (output.logits.square() * mask).sum() / mask.sum()
+        return (loss, output) if return_outputs else loss
+
+
+def _accuracy(predictions):
+    logits, labels = predictions
+    return {"accuracy": float((logits.argmax(-1)[:, :-1] == labels[:, 1:])[labels[:, 1:] != -100].mean())}
+
+
+def _accuracy_of_classes(predictions):
+    return {"accuracy": float((predictions[0].argmax(-1) == predictions[1]).mean())}
+
+
+def _train(model, collate, directory, kind=transformers.Trainer, **settings):
+    """Logged losses, losses (and accuracies) of evaluations before and after, and the parameters at the end."""
+    given = {name: settings.pop(name) for name in ("compute_loss_func", "compute_metrics") if name in settings}
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "logging_steps": 1}
+    trainer = trainer_of(directory, None, model, kind, collate, given, max_steps=STEPS, **{**batches, **settings})
+    before = trainer.evaluate()
     trainer.train()
-    evaluated.append(trainer.evaluate()["eval_loss"])
+    evaluated = [
+        each[name] for each in (before, trainer.evaluate()) for name in ("eval_loss", "eval_accuracy") if name in each
+    ]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, evaluated, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _assert_same_training(found: Any, wanted: Any) -> None:
+def _assert_same_training(found, wanted):
     assert len(found[0]) == len(wanted[0]) == STEPS
     assert found[0] == pytest.approx(wanted[0], rel=1e-4)  # Trainer may log four digits only
     assert found[1] == pytest.approx(wanted[1], rel=FLOAT32)
-    assert abs(wanted[1][1] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], "the steps must move the model"
+    middle = len(wanted[1]) // 2
+    assert abs(wanted[1][middle] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], "the steps must move the model"
     for name, parameter in wanted[2].items():
         # Five steps of rate 0.1 on gradients of order 1, in float32.
         torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])
-def test_packed_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(model_type, setting, tmp_path):
-    wanted = _train(_build(model_type), _pad, tmp_path, **SETTINGS[setting])
+def _with_classes(examples):
+    return {**_pad(examples), "labels": torch.tensor([len(example["input_ids"]) % 3 for example in examples])}
+
+
+def _adapted(model_type):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    return peft.get_peft_model(_build(model_type), peft.LoraConfig(r=4, target_modules="all-linear"))
+
+
+def _classifier(model_type):
+    return _build(model_type, task="sequence-classification", num_labels=3, pad_token_id=0)
+
+
+def _thin(model_type):
     model = _build(model_type)
-    autopack.enable(model)
-    _assert_same_training(_train(model, autopack.PackingCollator(), tmp_path, **SETTINGS[setting]), wanted)
+    subclass(model, names_some)
+    return model
+
+
+def _flattening(**options):
+    try:
+        return transformers.DataCollatorWithFlattening(**options)
+    except TypeError:
+        pytest.skip("this transformers has no such option")
+
+
+PADDED: dict[str, dict[str, Any]] = {
+    **{name: SETTINGS[name] for name in ("plain", "accumulation", "checkpointing")},
+    "label smoothing": {"label_smoothing_factor": 0.1},
+    "a loss function of one's own": {"compute_loss_func": _own_loss},
+    "metrics of predictions": {"compute_metrics": _accuracy},
+}
+COLLATORS: dict[str, Callable[[], Collate]] = {
+    "packed": autopack.PackingCollator,
+    "flattened": _flattening,
+    "flattened, flash kwargs": lambda: _flattening(return_flash_attn_kwargs=True),
+    "flattened, seq_idx": lambda: _flattening(return_seq_idx=True),
+    "padded": lambda: _pad,
+    "padded, with classes": lambda: _with_classes,
+}
+CASES: list[tuple[str, str, str, dict[str, Any], Callable[[str], Any]]] = [
+    *((kind, "packed", name, SETTINGS[name], _build) for kind in ("llama", "gpt_oss") for name in SETTINGS),
+    *(("gpt_oss", name, "plain", {}, _build) for name in COLLATORS if name.startswith("flattened")),
+    *(("llama", "padded", name, settings, _build) for name, settings in PADDED.items()),
+    ("llama", "padded, with classes", "plain", {"compute_metrics": _accuracy_of_classes}, _classifier),
+    ("gpt_neox", "padded", "a loss of each row", {"kind": _PerSequence}, _build),
+    ("bloom", "padded", "a penalty", {"kind": _Penalised}, _build),
+    ("opt", "padded", "a thin subclass", {}, _thin),
+    ("gpt2", "padded", "a thin subclass with a loss function", {"compute_loss_func": _own_loss}, _thin),
+    ("bloom", "padded", "a thin subclass with a loss of each row", {"kind": _PerSequence}, _thin),
+    ("llama", "padded", "a thin subclass with a penalty", {"kind": _Penalised}, _thin),
+    ("llama", "packed", "LoRA", {"learning_rate": 1.0, **SETTINGS["accumulation"]}, _adapted),
+]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    ("model_type", "rows", "settings", "build"),
+    [(kind, rows, settings, build) for kind, rows, _, settings, build in CASES],
+    ids=[", ".join(case[:3]) for case in CASES],
+)
+def test_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(model_type, rows, settings, build, tmp_path):
+    collate, stock = COLLATORS[rows](), _with_classes if build is _classifier else _pad
+    wanted = _train(build(model_type), stock, tmp_path, **settings)
+    model = build(model_type)
+    handle = autopack.enable(model)
+    _assert_same_training(_train(model, collate, tmp_path, **settings), wanted)
+    assert (handle.tally.padding > 0) == rows.startswith("padded")
 
 
 def test_without_autopack_the_losses_of_packed_mini_batches_are_others(tmp_path):
@@ -111,29 +183,6 @@ def test_without_autopack_the_losses_of_packed_mini_batches_are_others(tmp_path)
     wanted = _train(_build("gpt_oss"), _pad, tmp_path)
     found = _train(_build("gpt_oss"), autopack.PackingCollator(), tmp_path)
     assert max(abs(a - b) for a, b in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True)) > 0.02
-
-
-def test_padded_mini_batches_of_an_enabled_model_train_as_on_stock(tmp_path):
-    wanted = _train(_build("llama"), _pad, tmp_path)
-    model = _build("llama")
-    autopack.enable(model)
-    _assert_same_training(_train(model, _pad, tmp_path), wanted)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"return_flash_attn_kwargs": True}, {"return_seq_idx": True}],
-    ids=["positions", "flash kwargs", "seq_idx"],
-)
-def test_the_flattening_collator_of_transformers_trains_as_padding_does(options, tmp_path):
-    try:
-        collate = transformers.DataCollatorWithFlattening(**options)
-    except TypeError:
-        pytest.skip("this transformers has no such option")
-    wanted = _train(_build("gpt_oss"), _pad, tmp_path)
-    model = _build("gpt_oss")
-    autopack.enable(model)
-    _assert_same_training(_train(model, collate, tmp_path), wanted)
 
 
 def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
@@ -148,31 +197,15 @@ def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
     _assert_same_training(found, wanted)
 
 
-def test_lora_trains_as_padding_does(tmp_path):
-    peft = pytest.importorskip("peft")
-
-    def build() -> Any:
-        torch.manual_seed(0)
-        return peft.get_peft_model(_build("llama"), peft.LoraConfig(r=4, target_modules="all-linear"))
-
-    settings = {"learning_rate": 1.0, **SETTINGS["accumulation"]}
-    wanted = _train(build(), _pad, tmp_path, **settings)
-    model = build()
-    autopack.enable(model)
-    _assert_same_training(_train(model, autopack.PackingCollator(), tmp_path, **settings), wanted)
-
-
 def test_enabling_leaves_what_trainer_reads_from_the_signature_as_it_is(tmp_path):
-    model = _build("llama")
-    before = transformers.Trainer(
-        model=model, args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    )
-    before._set_signature_columns_if_needed()
-    autopack.enable(model)
-    after = transformers.Trainer(
-        model=model, args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    )
-    after._set_signature_columns_if_needed()
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    model, trainers = _build("llama"), []
+    for enables in (False, True):
+        if enables:
+            autopack.enable(model)
+        trainers.append(transformers.Trainer(model=model, args=arguments))
+        trainers[-1]._set_signature_columns_if_needed()
+    before, after = trainers
     assert after._signature_columns == before._signature_columns
     assert "position_ids" in after._signature_columns
     assert after.model_accepts_loss_kwargs == before.model_accepts_loss_kwargs
@@ -182,14 +215,17 @@ def test_enabling_leaves_what_trainer_reads_from_the_signature_as_it_is(tmp_path
 @pytest.mark.parametrize(("model_type", "half"), [("llama", "bf16"), ("olmo2", "fp16"), ("gpt2", "bf16")])
 def test_half_precision_and_compiled_as_uncompiled(model_type, half, tmp_path):
     """Autocast over weights in float32, compiled by the Trainer's own defaults."""
-    compiled, plain, stock = (tiny.build(model_type, attn_implementation="sdpa") for _ in range(3))
-    autopack.enable(compiled)
-    autopack.enable(plain)
+    enabled, half = [tiny.build(model_type, attn_implementation="sdpa") for _ in range(3)], {half: True}
+    for model in enabled:
+        autopack.enable(model)
     torch._dynamo.reset()
-    found = _train(compiled, autopack.PackingCollator(), tmp_path, torch_compile=True, **{half: True})
-    wanted = _train(plain, autopack.PackingCollator(), tmp_path, **{half: True})
-    padded = _train(stock, _pad, tmp_path, **{half: True})
-    for others in (wanted, padded):
+    found = _train(enabled[0], autopack.PackingCollator(), tmp_path, torch_compile=True, **half)
+    others = [
+        _train(enabled[1], autopack.PackingCollator(), tmp_path, **half),
+        _train(enabled[2], _pad, tmp_path, **half),
+    ]
+    stock = tiny.build(model_type, attn_implementation="sdpa")
+    for other in (*others, _train(stock, _pad, tmp_path, **half)):
         # Roundings to 8 bits of each state, which differ by the order of sums and are averaged in a loss.
-        assert found[0] == pytest.approx(others[0], rel=2e-3)
-        assert found[1] == pytest.approx(others[1], rel=2e-3)
+        assert found[0] == pytest.approx(other[0], rel=2e-3)
+        assert found[1] == pytest.approx(other[1], rel=2e-3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import transformers
 
 import autopack
@@ -27,7 +25,7 @@ def test_a_loss_that_adds_up_rows_is_said_in_the_adapter(monkeypatch, tmp_path):
 
 
 def test_kinds_are_told_by_class_and_package():
-    def made(name: str, module: str, *bases: type) -> Any:
+    def made(name, module, *bases):
         return type(name, bases, {"__module__": module})()
 
     plain = made("Trainer", "transformers.trainer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.enabling.trainer_logs import PackingLogs, logs_packing
-from tests.integration.documents import documents
+from tests.integration.documents import documents, with_mask
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10)
@@ -24,7 +23,7 @@ NAMES = {"fill", "padding_skipped", "documents_per_row", "real_tokens_per_second
 class Reporter(transformers.TrainerCallback):
     """A callback that reports, as those of TensorBoard, W&B and trackio do: it reads the logs that it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.logs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
 
@@ -35,20 +34,21 @@ class Reporter(transformers.TrainerCallback):
         self.evaluations.append(dict(metrics))
 
 
-def pad(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def pad(examples):
     rows = [torch.tensor(example["input_ids"]) for example in examples]
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return with_mask(ids, mask)
 
 
-def share_of_padding(lengths: tuple[int, ...], size: int) -> float:
+def share_of_padding(lengths, size):
     columns = sum(len(part) * max(part) for part in (lengths[i : i + size] for i in range(0, len(lengths), size)))
     return round(1 - sum(lengths) / columns, 4)
 
 
-def trainer(path: Path, reporter: Reporter | None = None, model: Any = None, **settings: Any) -> transformers.Trainer:
+def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings):
+    """A Trainer of documents that are padded; `given` are arguments of its own, and settings those of its arguments."""
     model = model or tiny.build("llama")
     options: dict[str, Any] = {
         "output_dir": str(path),
@@ -58,7 +58,7 @@ def trainer(path: Path, reporter: Reporter | None = None, model: Any = None, **s
         "per_device_eval_batch_size": 4,
         "logging_steps": 2,
         "learning_rate": 0.1,
-        "optim": "sgd",
+        "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
         "use_cpu": True,
         "report_to": [],
         "disable_tqdm": True,
@@ -68,27 +68,50 @@ def trainer(path: Path, reporter: Reporter | None = None, model: Any = None, **s
     }
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:
         del options["train_sampling_strategy"]
-    found = transformers.Trainer(
+    return kind(
         model=model,
         args=transformers.TrainingArguments(**options),
         train_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)],
         eval_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)],
-        data_collator=pad,
+        data_collator=collate,
         callbacks=[] if reporter is None else [reporter],
+        **dict(given),
     )
-    return found
 
 
-def ours(logs: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def ours(logs, prefix=""):
     """The numbers of autopack in a dict of logs, by name."""
     start = f"{prefix}autopack/"
     return {name.removeprefix(start): value for name, value in logs.items() if name.startswith(start)}
 
 
-def test_training_logs_have_them_before_others_report(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    handle = autopack.enable(subject)
+def none_of_ours(logs):
+    return not any("autopack" in name for each in logs for name in each)
+
+
+@pytest.fixture
+def reporter():
+    return Reporter()
+
+
+@pytest.fixture
+def enabled(tmp_path, reporter):
+    """Makes an enabled trainer that logs to the reporter."""
+    made = []
+
+    def make(logs_to=reporter, **settings):
+        made.append(trainer(tmp_path, logs_to, **settings))
+        autopack.enable(made[-1])
+        return made[-1]
+
+    yield make
+    for subject in made:
+        autopack.disable(subject)
+
+
+def test_training_logs_have_them_before_others_report(enabled, reporter):
+    subject, later = enabled(), Reporter()
+    subject.add_callback(later)
     subject.train()
     first, second, end = reporter.logs
     # A window is the calls since the last log, over all micro-batches of its steps; 4 steps of 4 are one epoch.
@@ -98,20 +121,18 @@ def test_training_logs_have_them_before_others_report(tmp_path):
         assert (found["fill"], found["documents_per_row"]) == (1.0, 2.0)
         assert found["padding_skipped"] == share_of_padding(window, 2)
         assert found["real_tokens_per_second"] > 0
-    total = sum(LENGTHS)
-    weights = [sum(max(LENGTHS[i : i + 2]) * 2 for i in range(0, 16, 2))]
-    assert ours(end, "train_")["padding_skipped"] == round(1 - total / weights[0], 4)
+    assert ours(end, "train_")["padding_skipped"] == share_of_padding(LENGTHS, 2)
     assert set(ours(end, "train_")) == NAMES
     assert not ours(end)
+    assert ours(later.logs[0]), "a reporter that is added later comes after"
     assert subject.state.log_history[0]["autopack/fill"] == 1.0
-    handle.remove()
 
 
-def test_rates_leave_out_how_long_a_reporter_takes_to_begin(tmp_path, monkeypatch):
+def test_rates_leave_out_how_long_a_reporter_takes_to_begin(enabled, monkeypatch):
     class Clock(Reporter):
         now = 0.0
 
-        def perf_counter(self) -> float:
+        def perf_counter(self):
             return self.now
 
         def on_train_begin(self, args, state, control, **kwargs):
@@ -122,32 +143,24 @@ def test_rates_leave_out_how_long_a_reporter_takes_to_begin(tmp_path, monkeypatc
 
     clock = Clock()
     monkeypatch.setattr("autopack.enabling.trainer_logs.time", clock)
-    subject = trainer(tmp_path, clock)
-    with autopack.enable(subject):
-        subject.train()
-        subject.train()
-    first, second, end, *again = clock.logs
-    assert ours(first)["real_tokens_per_second"] == sum(LENGTHS[:8]) / 2
-    assert ours(second)["real_tokens_per_second"] == sum(LENGTHS[8:]) / 2
-    assert ours(end, "train_")["real_tokens_per_second"] == round(sum(LENGTHS) / 4, 1)
-    assert [ours(logs) | ours(logs, "train_") for logs in again] == [
-        ours(logs) | ours(logs, "train_") for logs in (first, second, end)
-    ]
+    subject = enabled(clock)
+    subject.train()
+    subject.train()
+    rates = [(ours(logs) | ours(logs, "train_"))["real_tokens_per_second"] for logs in clock.logs]
+    assert rates == 2 * [sum(LENGTHS[:8]) / 2, sum(LENGTHS[8:]) / 2, round(sum(LENGTHS) / 4, 1)]
 
 
-def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(tmp_path):
-    reporter, stock = Reporter(), Reporter()
-    subject = trainer(tmp_path, reporter, eval_strategy="steps", eval_steps=2)
-    with autopack.enable(subject):
-        subject.train()
-        evaluated = [logs for logs in reporter.logs if "eval_loss" in logs]
-        assert [ours(logs, "eval_")["padding_skipped"] for logs in evaluated] == [share_of_padding(HELD_OUT, 4)] * 2
-        assert [ours(logs, "eval_")["documents_per_row"] for logs in evaluated] == [4.0] * 2
-        trained = [logs for logs in reporter.logs if "loss" in logs]
-        assert [ours(logs)["documents_per_row"] for logs in trained] == [2.0] * 2
-        returned = subject.evaluate(metric_key_prefix="held")
-        assert set(ours(reporter.logs[-1], "held_")) == NAMES
-    other = trainer(tmp_path, stock, eval_strategy="steps", eval_steps=2)
+def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(enabled, reporter, tmp_path):
+    stock, settings = Reporter(), {"eval_strategy": "steps", "eval_steps": 2}
+    subject, other = enabled(**settings), trainer(tmp_path, stock, **settings)
+    subject.train()
+    evaluated = [logs for logs in reporter.logs if "eval_loss" in logs]
+    assert [ours(logs, "eval_")["padding_skipped"] for logs in evaluated] == [share_of_padding(HELD_OUT, 4)] * 2
+    assert [ours(logs, "eval_")["documents_per_row"] for logs in evaluated] == [4.0] * 2
+    trained = [logs for logs in reporter.logs if "loss" in logs]
+    assert [ours(logs)["documents_per_row"] for logs in trained] == [2.0] * 2
+    returned = subject.evaluate(metric_key_prefix="held")
+    assert set(ours(reporter.logs[-1], "held_")) == NAMES
     other.train()
     # An objective of a search is the sum of all that is returned, and a model card has a column for each.
     assert [set(each) for each in reporter.evaluations[:2]] == [set(each) for each in stock.evaluations]
@@ -157,93 +170,70 @@ def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(tmp_pat
 
 
 def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
-    stock = trainer(tmp_path / "stock", save_strategy="steps", save_steps=4)
-    expected = stock.train()
-    subject = trainer(tmp_path / "enabled", save_strategy="steps", save_steps=4)
-    with autopack.enable(subject):
-        found = subject.train()
-    assert set(found.metrics) == set(expected.metrics)
-    before, after = (
-        json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text())
-        for name in ("stock", "enabled")
-    )
-    logs = [part.pop("log_history") for part in (before, after)]
-    assert after == before
+    states, metrics = [], []
+    for enables in (False, True):
+        subject = trainer(tmp_path / str(enables), save_strategy="steps", save_steps=4)
+        if enables:
+            autopack.enable(subject)
+        metrics.append(set(subject.train().metrics))
+        saved = tmp_path / str(enables) / "checkpoint-4" / "trainer_state.json"
+        states.append(json.loads(saved.read_text()))
+    autopack.disable(subject)
+    assert metrics[1] == metrics[0]
+    logs = [state.pop("log_history") for state in states]
+    assert states[1] == states[0]
     plain = [{k: v for k, v in entry.items() if "autopack" not in k} for entry in logs[1]]
     assert plain == [pytest.approx(entry, rel=1e-5) for entry in logs[0]]
     assert plain != logs[1]
 
 
-def test_a_resumed_run_counts_what_it_runs(tmp_path):
-    first = trainer(tmp_path, save_strategy="steps", save_steps=2)
-    with autopack.enable(first):
-        first.train()
-    reporter = Reporter()
-    second = trainer(tmp_path, reporter, save_strategy="steps", save_steps=2)
-    with autopack.enable(second) as handle:
-        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        assert handle.handles["model"].tally.training.calls == 4
+def test_a_resumed_run_counts_what_it_runs(enabled, reporter, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    enabled(Reporter(), **settings).train()
+    second = enabled(**settings)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert autopack.enable(second.model).tally.training.calls == 4
     assert [set(ours(logs)) for logs in reporter.logs if "loss" in logs] == [NAMES]
 
 
-def test_packed_rows_are_counted_with_their_padding(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
+def test_packed_rows_are_counted_with_their_padding(enabled, reporter):
+    subject = enabled()
     subject.data_collator = autopack.PackingCollator(max_length=64, pad_to_multiple_of=32)
-    with autopack.enable(subject) as handle:
-        subject.train()
-        training = handle.handles["model"].tally.training
+    subject.train()
+    training = autopack.enable(subject.model).tally.training
     assert 0 < ours(reporter.logs[-1], "train_")["fill"] == round(training.tokens / training.columns, 4) < 1
 
 
-def test_others_keys_and_own_logs_of_a_script_are_left_alone(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    with autopack.enable(subject):
-        subject.train()
-        subject.log({"kl": 0.5})
-        subject.log({"loss": 0.5})
-    assert not any("autopack" in name for logs in reporter.logs[-2:] for name in logs)
-
-
-def test_a_trainer_that_counts_tokens_itself_has_both(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter, include_num_input_tokens_seen=True)
-    with autopack.enable(subject):
-        subject.train()
+def test_others_keys_and_own_logs_of_a_script_are_left_alone(enabled, reporter):
+    """A trainer that counts tokens itself has both."""
+    subject = enabled(include_num_input_tokens_seen=True)
+    subject.train()
     trained = [logs for logs in reporter.logs if "loss" in logs]
     assert [set(ours(logs)) for logs in trained] == [NAMES] * 2
     assert all("num_input_tokens_seen" in logs and not ours(logs, "train_") for logs in trained)
+    subject.log({"kl": 0.5})
+    subject.log({"loss": 0.5})
+    assert none_of_ours(reporter.logs[-2:])
 
 
-def test_several_evaluation_sets_are_apart(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter, eval_strategy="steps", eval_steps=4)
+def test_several_evaluation_sets_are_apart(enabled, reporter):
+    subject = enabled(eval_strategy="steps", eval_steps=4)
     short, long = [{"input_ids": [5] * n} for n in (2, 4)], [{"input_ids": [5] * n} for n in (10, 20, 30)]
     subject.eval_dataset = {"short": short, "long": long}
-    with autopack.enable(subject):
-        subject.train()
+    subject.train()
     found = {prefix: [ours(logs, prefix) for logs in reporter.logs] for prefix in ("eval_short_", "eval_long_")}
     shares = {prefix: [each["padding_skipped"] for each in every if each] for prefix, every in found.items()}
     assert shares == {"eval_short_": [0.25], "eval_long_": [round(30 / 90, 4)]}
 
 
-def test_an_evaluation_on_the_training_set_is_no_end_of_training(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    with autopack.enable(subject):
-        returned = subject.evaluate(subject.eval_dataset, metric_key_prefix="train")
+def test_evaluations_and_predictions_without_training(enabled, reporter):
+    """One on the training set is no end of training, and predictions are not counted into the next one."""
+    subject = enabled()
+    returned = subject.evaluate(subject.eval_dataset, metric_key_prefix="train")
     assert ours(reporter.logs[-1], "train_")["documents_per_row"] == 4.0
-    assert not any("autopack" in name for name in returned)
-
-
-def test_predictions_are_not_counted_into_the_next_evaluation(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    with autopack.enable(subject):
-        found = subject.predict([{"input_ids": [5] * 3}])
-        subject.evaluate()
-    assert not any("autopack" in name for name in found.metrics)
+    predicted = subject.predict([{"input_ids": [5] * 3}])
+    subject.evaluate()
+    assert none_of_ours([returned, predicted.metrics])
     assert ours(reporter.logs[-1], "eval_")["documents_per_row"] == 4.0
 
 
@@ -262,29 +252,13 @@ def test_the_callback_comes_once_and_goes_with_the_handle(tmp_path):
     assert subject.callback_handler.callbacks == before
 
 
-def test_the_callback_is_removed_like_any_other(tmp_path):
-    subject = trainer(tmp_path)
-    with autopack.enable(subject):
-        assert logs_packing(subject)
-        subject.remove_callback(PackingLogs)
-        subject.train()
-        assert not logs_packing(subject)
-    assert not any(name.startswith("autopack/") for entry in subject.state.log_history for name in entry)
-
-
-def test_a_model_that_is_disabled_meanwhile_has_nothing_to_log(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    with autopack.enable(subject):
-        autopack.disable(subject.model)
-        subject.train()
-    assert not any("autopack" in name for logs in reporter.logs for name in logs)
-
-
-def test_a_reporter_that_is_added_later_comes_after(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path)
-    with autopack.enable(subject):
-        subject.add_callback(reporter)
-        subject.train()
-    assert ours(reporter.logs[0])
+@pytest.mark.parametrize(
+    "change", [lambda subject: subject.remove_callback(PackingLogs), lambda subject: autopack.disable(subject.model)]
+)
+def test_without_the_callback_or_an_enabled_model_nothing_is_logged(enabled, reporter, change):
+    subject = enabled()
+    assert logs_packing(subject)
+    change(subject)
+    subject.train()
+    assert none_of_ours(reporter.logs)
+    assert none_of_ours(subject.state.log_history)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-import pickle
-import subprocess
-import sys
 import threading
 import time
 
@@ -29,6 +25,7 @@ from tests.conftest import (
     llama,
     same,
 )
+from tests.runtime.test_copies_of_parts import COPIES, run_elsewhere
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 from tests.support.refusals import refused
 
@@ -38,20 +35,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 @pytest.fixture(scope="module")
 def stock():
     return llama()
-
-
-def _through_torch(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "torch.save": _through_torch,
-}
 
 
 @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
@@ -142,8 +125,7 @@ def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):
         "autopack.disable(model)\n"
         f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() > {LEAK}\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_elsewhere(code)
 
 
 def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):
@@ -167,6 +149,5 @@ def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):
         "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
     )
     torch.save(IDS, tmp_path / "ids.pt")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_elsewhere(code)
     assert error(torch.load(tmp_path / "logits.pt"), expected) <= FLOAT64

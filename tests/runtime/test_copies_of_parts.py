@@ -38,6 +38,12 @@ def through_torch(part):
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda part: pickle.loads(pickle.dumps(part)), "torch": through_torch}
 
 
+def run_elsewhere(code):
+    """Run code in a process of its own, which has to succeed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def first_layer(model):
     return next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))[0]
 
@@ -178,5 +184,4 @@ def test_a_part_in_another_process(tmp_path):
         f"first = part(ids[:, :{LENGTHS[0]}]).last_hidden_state\n"
         f"assert (first - expected[:, :{LENGTHS[0]}]).abs().max() <= 1e-12\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_elsewhere(code)

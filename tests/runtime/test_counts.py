@@ -15,6 +15,7 @@ import autopack
 from autopack import tiny
 from autopack.runtime.tally import Volume
 from tests.conftest import token_ids
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -24,82 +25,54 @@ STAYED = Volume(calls=1, rows=3, columns=27, tokens=REAL, documents=3)
 RAN = Volume(calls=1, rows=1, columns=REAL, tokens=REAL, documents=3, skipped=PADDING)
 
 
-def padded() -> dict[str, torch.Tensor]:
-    mask = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
-    ids = token_ids(3, 9) * mask
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def padded():
+    return batch("causal LM", mask_of(LENGTHS))
 
 
-def packed(*segments: int) -> dict[str, torch.Tensor]:
+@pytest.fixture
+def model():
+    return tiny.build("llama").train()
+
+
+def packed(*segments):
     """A row of two documents and, behind them, padding."""
     return {"input_ids": token_ids(1, len(segments)), "attention_mask": torch.tensor([segments])}
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (padded(), RAN),
-        (packed(1, 1, 1, 2, 2, 0, 0, 0), Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
-        (packed(1, 1, 1, 2, 2, 2, 2, 2), Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)),
-        ({"input_ids": token_ids(2, 5)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
-        ({**padded(), "output_attentions": True}, STAYED),
-        ({"inputs_embeds": torch.zeros(2, 5, 32)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
-    ],
-)
-def test_a_call_of_a_language_model(call, expected):
-    model = tiny.build("llama").train()
-    with autopack.enable(model) as handle:
-        if "inputs_embeds" in call:
-            call = {"inputs_embeds": torch.zeros(2, 5, model.config.hidden_size)}
+CLASSES = {"bert": {"task": "sequence-classification", "pad_token_id": 0}}
+CLASSES["xlnet"] = CLASSES["bert"]
+ROW = packed(1, 1, 1, 2, 2, 0, 0, 0)
+CALLS = [
+    ("llama", {}, {}, padded(), RAN),
+    ("llama", {}, {}, ROW, Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
+    ("llama", {}, {}, packed(1, 1, 1, 2, 2, 2, 2, 2), Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)),
+    ("llama", {}, {}, {"input_ids": token_ids(2, 5)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
+    ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
+    ("llama", {}, {}, {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
+    ("llama", {}, {"unpad": False}, padded(), STAYED),
+    # Documents of a head are counted once: BERT runs them as a padded batch, whose backbone runs one row.
+    ("bert", CLASSES["bert"], {}, {**ROW, "labels": torch.tensor([0, 1])}, Volume(1, 1, 5, 5, 2, 3)),
+    ("bert", CLASSES["bert"], {}, {**padded(), "labels": torch.tensor([0, 1, 0])}, RAN),
+    # XLNet runs each length by itself, one document per row.
+    ("xlnet", CLASSES["xlnet"], {}, {**ROW, "labels": torch.tensor([0, 1])}, Volume(2, 2, 5, 5, 2, 3)),
+    # Both halves of an encoder-decoder.
+    ("t5", {"task": "seq2seq"}, {}, padded(), Volume(1, 1, 2 * REAL, 2 * REAL, 3, 2 * PADDING)),
+    ("t5", {"task": "seq2seq"}, {}, {"input_ids": token_ids(2, 5), "labels": token_ids(2, 4)}, Volume(1, 2, 18, 18, 2)),
+    ("t5", {"task": "seq2seq"}, {"unpad": False}, padded(), Volume(1, 3, 54, 2 * REAL, 3)),
+    # Choices of questions.
+    ("bert", {"task": "multiple-choice"}, {}, {"input_ids": token_ids(6, 5).reshape(2, 3, 5)}, Volume(1, 6, 30, 30, 6)),
+]
+
+
+@pytest.mark.parametrize(("model_type", "config", "options", "call", "expected"), CALLS)
+def test_a_call(model_type, config, options, call, expected):
+    model = tiny.build(model_type, **config).train()
+    with autopack.enable(model, **options) as handle:
         model(**call)
         assert handle.tally.training == expected
         model(**call)
         assert handle.tally.training == expected.plus(expected)
         assert handle.tally.evaluation == Volume()
-
-
-def test_unpad_never_counts_padding_as_what_ran():
-    model = tiny.build("llama").train()
-    with autopack.enable(model, unpad=False) as handle:
-        model(**padded())
-    assert handle.tally.training == STAYED
-    assert handle.tally.training.fill == REAL / 27
-
-
-HEADS = [
-    # Runs the documents as a padded batch, whose backbone runs one row.
-    ("bert", Volume(calls=1, rows=1, columns=5, tokens=5, documents=2, skipped=3)),
-    # Runs each length by itself, one document per row.
-    ("xlnet", Volume(calls=2, rows=2, columns=5, tokens=5, documents=2, skipped=3)),
-]
-
-
-@pytest.mark.parametrize(("kind", "expected"), HEADS)
-def test_documents_of_a_head_are_counted_once(kind, expected):
-    model = tiny.build(kind, task="sequence-classification", pad_token_id=0).train()
-    with autopack.enable(model) as handle:
-        model(**packed(1, 1, 1, 2, 2, 0, 0, 0), labels=torch.tensor([0, 1]))
-        assert handle.tally.training == expected
-
-
-def test_the_head_of_a_padded_batch_is_not_counted_beside_its_backbone():
-    model = tiny.build("bert", task="sequence-classification").train()
-    with autopack.enable(model) as handle:
-        model(**{**padded(), "labels": torch.tensor([0, 1, 0])})
-        assert handle.tally.training == RAN
-
-
-def test_both_halves_of_an_encoder_decoder():
-    model = tiny.build("t5", task="seq2seq").train()
-    whole = {"input_ids": token_ids(2, 5), "labels": token_ids(2, 4)}
-    with autopack.enable(model) as handle:
-        model(**padded())
-        assert handle.tally.training == Volume(1, 1, 2 * REAL, 2 * REAL, 3, 2 * PADDING)
-        model(**whole)
-        assert handle.tally.training == Volume(2, 3, 2 * REAL + 18, 2 * REAL + 18, 5, 2 * PADDING)
-    with autopack.enable(model, unpad=False) as handle:
-        model(**padded())
-        assert handle.tally.training == Volume(1, 3, 54, 2 * REAL, 3)
 
 
 def test_a_batch_that_has_to_run_again_as_it_came():
@@ -117,13 +90,6 @@ def test_a_batch_that_has_to_run_again_as_it_came():
             assert handle.tally.training == Volume(*(calls * number for number in STAYED))
 
 
-def test_choices_of_questions():
-    model = tiny.build("bert", task="multiple-choice").train()
-    with autopack.enable(model) as handle:
-        model(input_ids=token_ids(6, 5).reshape(2, 3, 5))
-    assert handle.tally.training == Volume(calls=1, rows=6, columns=30, tokens=30, documents=6)
-
-
 def test_documents_that_are_declared_further_in_are_counted_there():
     class Declares(type(tiny.build("llama"))):  # type: ignore[misc]
         def forward(self, input_ids=None, **others):
@@ -137,9 +103,8 @@ def test_documents_that_are_declared_further_in_are_counted_there():
         assert handle.tally.training == Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)
 
 
-def test_evaluation_is_counted_apart_and_generation_not_at_all():
-    model = tiny.build("llama")
-    with autopack.enable(model) as handle:
+def test_evaluation_is_counted_apart_and_generation_not_at_all(model):
+    with autopack.enable(model.eval()) as handle:
         with torch.no_grad():
             model(**padded())
             model.generate(token_ids(1, 4), max_new_tokens=3)
@@ -160,8 +125,7 @@ def test_generation_of_an_encoder_decoder_is_not_counted(options):
         assert str(handle.tally) == "no padded batch yet"
 
 
-def test_layers_that_are_recomputed_count_once():
-    model = tiny.build("llama").train()
+def test_layers_that_are_recomputed_count_once(model):
     model.gradient_checkpointing_enable()
     with autopack.enable(model) as handle:
         model(**padded()).loss.backward()
@@ -192,16 +156,14 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
 
 
-def test_a_call_that_is_refused_is_not_counted():
-    model = tiny.build("llama").train()
+def test_a_call_that_is_refused_is_not_counted(model):
     with autopack.enable(model) as handle:
         with refused("declaration-invalid"):
             model(input_ids=token_ids(1, 4), position_ids=torch.tensor([[0, 1, -1, 0]]))
         assert handle.tally.training == Volume()
 
 
-def test_copies_count_by_themselves():
-    model = tiny.build("llama").train()
+def test_copies_count_by_themselves(model):
     with autopack.enable(model) as handle:
         model(**padded()), model(**padded())
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -216,8 +178,7 @@ def test_copies_count_by_themselves():
         assert handle.tally.training == RAN.plus(RAN)
 
 
-def test_handles_say_it_live(caplog):
-    model = tiny.build("llama").train()
+def test_handles_say_it_live(model, caplog):
     with autopack.enable(nn.Sequential(model)) as handle, caplog.at_level(logging.INFO):
         assert "trained:" not in repr(handle)
         model(**padded())
@@ -235,3 +196,4 @@ def test_shares_of_nothing():
     assert (Volume().fill, Volume().padding_skipped, Volume().documents_per_row) == (1.0, 0.0, 0.0)
     assert RAN.padding_skipped == PADDING / 27
     assert STAYED.documents_per_row == 1
+    assert STAYED.fill == REAL / 27

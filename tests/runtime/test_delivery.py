@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from functools import partial
 from types import MethodType
@@ -33,13 +32,12 @@ from tests.conftest import (
     llama,
     positions,
     spans,
-    token_ids,
     weights_like,
 )
+from tests.support.one_llama import IDS, logits
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-IDS = token_ids()
 FLOAT32_GRADIENT = 1e-3
 """Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32 logits."""
 KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
@@ -58,13 +56,13 @@ def model():
         yield model
 
 
-def _total(logits):
-    return (logits * weights_like(logits)).sum()
+def _total(found):
+    return (found * weights_like(found)).sum()
 
 
 def _two_forwards_one_backward(model):
     """Forwards of two layouts, then one backward through both."""
-    one, other = (model(input_ids=IDS, position_ids=positions(n)).logits for n in (LENGTHS, OTHER_LENGTHS))
+    one, other = (logits(model, n) for n in (LENGTHS, OTHER_LENGTHS))
     (_total(one) + _total(other)).backward()
     return gradients(model)
 
@@ -74,27 +72,48 @@ def _expected(stock):
     return gradients(stock)
 
 
+def _by_transformers(kind):
+    return lambda model: model.gradient_checkpointing_enable(kind)
+
+
+def _by_torch(kind):
+    return partial(
+        apply_activation_checkpointing,
+        checkpoint_wrapper_fn=partial(checkpoint_wrapper, checkpoint_impl=kind),
+        check_fn=lambda module: type(module).__name__ == "LlamaDecoderLayer",
+    )
+
+
+CHECKPOINTED = {
+    **{name: _by_transformers(kind) for name, kind in KINDS.items()},
+    "torch, reentrant": _by_torch(CheckpointImpl.REENTRANT),
+    "torch, non-reentrant": _by_torch(CheckpointImpl.NO_REENTRANT),
+}
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("change", CHECKPOINTED.values(), ids=CHECKPOINTED)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FLOAT64), (torch.float32, FLOAT32_GRADIENT)], ids=str)
 def test_checkpointed_layers_are_recomputed_with_the_layout_of_their_forward(
-    implementation, dtype, tolerance, kind, when
+    implementation, dtype, tolerance, change, when
 ):
     model = llama(implementation, dtype).train()
     if when == "before":
-        model.gradient_checkpointing_enable(kind)
+        change(model)
     with autopack.enable(model):
         if when == "after":
-            model.gradient_checkpointing_enable(kind)
+            change(model)
+        model.enable_input_require_grads()
         assert gradient_error(_two_forwards_one_backward(model), _expected(llama(implementation, dtype))) <= tolerance
+    assert not any(isinstance(value, BoundCheckpoint) for m in model.modules() for value in vars(m).values())
 
 
 def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(model, stock):
     model.train()
-    one = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    one = logits(model)
     model.gradient_checkpointing_enable(KINDS["non-reentrant"])
-    other = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+    other = logits(model, OTHER_LENGTHS)
     (_total(one) + _total(other)).backward()
     assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
 
@@ -149,7 +168,7 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
     model = llama().train()
     model.gradient_checkpointing_enable(kind)
     with autopack.enable(model):
-        loss = _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits)
+        loss = _total(logits(model))
     with refused("disabled-before-backward"):
         loss.backward()
 
@@ -157,32 +176,10 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
 def test_disabling_before_backward_does_no_harm_without_checkpointing(stock):
     model = llama()
     with autopack.enable(model):
-        logits = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
-    _total(logits).backward()
+        found = logits(model)
+    _total(found).backward()
     _total(alone(stock, IDS, LENGTHS)).backward()
     assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [CheckpointImpl.REENTRANT, CheckpointImpl.NO_REENTRANT])
-def test_torchs_checkpoint_wrapper_around_layers_is_exact(stock, kind, when):
-    model = llama().train()
-
-    wrap = partial(
-        apply_activation_checkpointing, checkpoint_wrapper_fn=partial(checkpoint_wrapper, checkpoint_impl=kind)
-    )
-    of_layers = partial(wrap, check_fn=lambda module: type(module).__name__ == "LlamaDecoderLayer")
-    if when == "before":
-        of_layers(model)
-    with autopack.enable(model):
-        if when == "after":
-            of_layers(model)
-        model.enable_input_require_grads()
-        found = _two_forwards_one_backward(model)
-        functions = [layer.checkpoint_fn for layer in model.model.layers]
-        assert all(isinstance(function, BoundCheckpoint) for function in functions)
-    assert not any(isinstance(layer.checkpoint_fn, BoundCheckpoint) for layer in model.model.layers)
-    assert gradient_error(found, _expected(stock)) <= FLOAT64
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -192,13 +189,13 @@ def test_a_checkpointed_forward_on_a_layer_is_refused(model, reentrant):
     layer.forward = lambda states, **options: checkpoint(partial(forward, **options), states, use_reentrant=reentrant)
     # It is noticed at the call, and audited where that is asked for.
     with pytest.raises((OutsideForward, UnsupportedModel), match="checkpoint"):
-        _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits).backward()
+        _total(logits(model)).backward()
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_foreign_checkpoint_around_the_whole_model_is_exact(model, stock, reentrant):
     def run(lengths, weight):
-        return _total(model(input_ids=IDS, position_ids=positions(lengths)).logits) * weight
+        return _total(logits(model, lengths)) * weight
 
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
     losses = [checkpoint(run, lengths, weight, use_reentrant=reentrant) for lengths in (LENGTHS, OTHER_LENGTHS)]
@@ -232,36 +229,22 @@ class TestOutsideForward:
         assert failures
 
 
-def test_the_backbone_on_its_own_is_exact(model, stock):
-    found = model.model(input_ids=IDS, position_ids=positions(LENGTHS)).last_hidden_state
-    expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(LENGTHS)]
-    assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
-
-
-def test_a_forward_inside_the_forward_of_the_same_model_has_its_own_layout(model, stock):
+@pytest.mark.parametrize("seed", [0, 1], ids=["the same model", "another"])
+def test_a_forward_inside_a_forward_has_its_own_layout(model, stock, seed):
     inner = []
 
-    def call_again(*_):
+    def call(*_):
         if not inner:
             inner.append(None)
-            inner[0] = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+            inner[0] = logits(teacher, OTHER_LENGTHS)
 
-    model.model.layers[1].register_forward_pre_hook(call_again)
-    outer = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
-    assert error(outer, alone(stock, IDS, LENGTHS)) <= FLOAT64
-    assert error(inner[0], alone(stock, IDS, OTHER_LENGTHS)) <= FLOAT64
-
-
-def test_an_enabled_model_inside_the_forward_of_another_has_its_own_layout(model, stock):
-    teacher, found = llama(seed=1), []
-    ask = model.lm_head.register_forward_pre_hook(
-        lambda *_: found.append(teacher(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits)
-    )
+    teacher = llama(seed=seed) if seed else model
     with autopack.enable(teacher):
-        outer = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
-    ask.remove()
+        hook = model.model.layers[1].register_forward_pre_hook(call)
+        outer = logits(model)
+        hook.remove()
     assert error(outer, alone(stock, IDS, LENGTHS)) <= FLOAT64
-    assert error(found[0], alone(llama(seed=1), IDS, OTHER_LENGTHS)) <= FLOAT64
+    assert error(inner[0], alone(llama(seed=seed), IDS, OTHER_LENGTHS)) <= FLOAT64
 
 
 class TestInterruptedForwards:
@@ -287,33 +270,25 @@ class TestInterruptedForwards:
         expected = alone(stock, IDS, OTHER_LENGTHS)
         for _ in range(2):
             self._interrupt(model, place, kind)
-        assert error(model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits, expected) <= FLOAT64
+        assert error(logits(model, OTHER_LENGTHS), expected) <= FLOAT64
         self._interrupt(model, place, kind)
         assert torch.equal(model(input_ids=IDS).logits, stock(input_ids=IDS).logits)
 
     @pytest.mark.parametrize("place", PLACES)
-    def test_the_next_call_of_the_backbone_has_its_own_layout(self, model, place, kind):
-        expected = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
-        self._interrupt(model, place, kind)
-        found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
-        assert torch.equal(found, expected)
-
-    @pytest.mark.parametrize("place", PLACES)
-    def test_calls_past_the_entry_still_raise(self, model, place, kind):
+    def test_calls_past_the_entry_still_raise_and_the_backbone_has_its_own_layout(self, model, stock, place, kind):
         self._interrupt(model, place, kind)
         states = model.get_input_embeddings()(IDS)
         with refused("past-the-entry"):
             model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
+        found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+        expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(OTHER_LENGTHS)]
+        assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
+        assert current() is None
 
     def test_other_models_are_not_concerned(self, model, stock, kind):
         expected = stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits
         self._interrupt(model, "lm_head", kind)
         assert torch.equal(stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits, expected)
-
-    def test_the_layout_is_let_go(self, model, kind):
-        self._interrupt(model, "lm_head", kind)
-        model(input_ids=IDS)
-        assert current() is None
 
     def test_an_error_raised_by_the_entry_opens_nothing(self, model, kind):
         self._interrupt(model, "model.layers.0.mlp", kind)
@@ -340,41 +315,6 @@ def test_no_tensor_of_a_finished_forward_is_kept(model):
     del ids, output
     gc.collect()
     assert [w() for w in watched] == [None, None]
-
-
-def test_binding_wraps_once_and_copies_with_the_model(model):
-    model.gradient_checkpointing_enable(KINDS["reentrant"])
-    for _ in range(2):
-        model(input_ids=IDS)
-        bound = model.model.layers[0]._gradient_checkpointing_func
-        assert isinstance(bound, BoundCheckpoint)
-        assert not isinstance(bound.function, BoundCheckpoint)
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["one model", "two models"])
-def test_threads_have_layouts_of_their_own(shared, stock):
-    models = [llama()] * 2 if shared else [llama(), llama()]
-    expected = [alone(stock, IDS, n) for n in (LENGTHS, OTHER_LENGTHS)]
-    errors: list[list[float]] = [[], []]
-    together = threading.Barrier(2)
-
-    def work(which):
-        lengths = (LENGTHS, OTHER_LENGTHS)[which]
-        for _ in range(15):
-            together.wait(timeout=600)
-            logits = models[which](input_ids=IDS, position_ids=positions(lengths)).logits
-            errors[which].append(error(logits, expected[which]))
-
-    handles = [autopack.enable(model) for model in models]
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
-    for handle in handles:
-        handle.remove()
-    assert [len(found) for found in errors] == [15, 15]
-    assert max(map(max, errors)) <= FLOAT64
 
 
 def test_without_autopack_the_gradients_of_packed_rows_are_wrong(stock):

@@ -21,6 +21,7 @@ from autopack.layout import declarations, host
 from autopack.layout.host import note_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 READS = """
@@ -36,16 +37,13 @@ def examples():
 
 
 def padded():
-    rows = [torch.tensor(example["input_ids"]) for example in examples()]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
-    return HostBatch(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    return HostBatch(batch("causal LM", mask_of(LENGTHS)))
 
 
 def pair():
-    batch = padded()
-    halves = {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
-    return HostBatch({**batch, **halves})
+    whole = padded()
+    halves = {"decoder_input_ids": whole["input_ids"], "decoder_attention_mask": whole["attention_mask"]}
+    return HostBatch({**whole, **halves})
 
 
 def packed_pair():
@@ -145,14 +143,20 @@ def test_a_read_more_would_be_counted():
     assert reads.found == {"cpu in autopack.layout.host": 1}
 
 
-class OnGpu(torch.Tensor):
+class OnGpu(Elsewhere):
     """The CPU stands for a GPU: it can be told to stop too, and does it at once."""
 
-    device = torch.device("cuda")  # type: ignore[assignment]
+    device = torch.device("cuda")
 
-    @classmethod
-    def of(cls, tensor):
-        return tensor.clone().as_subclass(cls)
+
+def on_gpu():
+    """A tensor there, and what is known of it."""
+    tensor = OnGpu.of(torch.arange(4))
+    return tensor, host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
+
+
+def positions_of_four():
+    return HostBatch(position_ids=torch.arange(4)[None])
 
 
 class TestHostBatch:
@@ -173,8 +177,7 @@ class TestHostBatch:
 
     def test_a_tensor_that_got_other_data_is_not_known(self):
         """Which counts no version up."""
-        tensor = OnGpu.of(torch.arange(4))
-        known = host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
+        tensor, known = on_gpu()
         tensor.data = torch.zeros(4, dtype=torch.long)
         assert not known.is_still(tensor), "and no device was told to stop"
 
@@ -196,32 +199,31 @@ class TestHostBatch:
         assert recall({"one": tensor}) == {}
 
     def test_a_device_that_can_be_told_to_stop_is(self):
-        tensor = OnGpu.of(torch.arange(4))
-        known = host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
+        tensor, known = on_gpu()
         assert known.is_still(tensor)
         tensor.data.fill_(7)
         with pytest.raises(RuntimeError, match="written to after it was moved to this device"):
             known.is_still(tensor)
 
     def test_what_is_written_on_the_host_afterwards_changes_nothing(self):
-        batch = HostBatch(position_ids=torch.arange(4)[None])
+        batch = positions_of_four()
         moved = batch.to("meta")
         batch["position_ids"].zero_()
         assert recall(moved)["position_ids"].tolist() == [[0, 1, 2, 3]]
 
     @pytest.mark.parametrize("change", [lambda t: t[:, :2], lambda t: t + 0, torch.clone, lambda t: t.view(2, 2)])
     def test_what_is_computed_from_it_is_not_known(self, change):
-        moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+        moved = positions_of_four().to("meta")
         assert recall({"position_ids": change(moved["position_ids"])}) == {}
 
     def test_tensors_of_inference_mode_are_never_known(self):
         with torch.inference_mode():
-            moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+            moved = positions_of_four().to("meta")
             assert recall(moved) == {}
 
     def test_a_tensor_is_forgotten_with_its_last_reference(self):
         before = len(host._known)
-        moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+        moved = positions_of_four().to("meta")
         assert len(host._known) == before + 1
         del moved
         assert len(host._known) == before
@@ -240,7 +242,7 @@ class TestHostBatch:
         assert "position_ids" in recall(batch.to("meta"))
 
     def test_on_the_cpu_nothing_is_copied(self):
-        batch = HostBatch(position_ids=torch.arange(4)[None])
+        batch = positions_of_four()
         assert batch.to("cpu")["position_ids"] is batch["position_ids"]
         assert recall(batch) == {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from contextlib import contextmanager, suppress
 
@@ -29,14 +28,16 @@ from tests.conftest import (
     same,
     token_ids,
 )
+from tests.subjects import rebuilt
 from tests.support.interrupted import Interrupter, events_of, spread
+from tests.support.one_llama import IDS, logits
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),
     # Python swallows what is raised while it ends a generator.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-IDS, TWO = token_ids(), token_ids(rows=2)
+TWO = token_ids(rows=2)
 MASK = torch.ones_like(TWO)
 MASK[1, 25:] = 0
 LABELS = TWO.masked_fill(MASK == 0, -100)
@@ -73,7 +74,7 @@ class Expected:
         """The largest error of three kinds of calls."""
         model.eval()
         found = model(input_ids=TWO, attention_mask=MASK).logits[MASK.bool()]
-        packed = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+        packed = logits(model, OTHER_LENGTHS)
         plain = model(input_ids=IDS, use_cache=False).logits
         return max(error(found, self.padded), error(packed, self.packed), error(plain, self.plain))
 
@@ -277,7 +278,7 @@ class TestRaisedBySomebody:
             with pytest.raises(kind):
                 model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS))
             armed.clear()
-            assert error(model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits, expected) <= FLOAT32
+            assert error(logits(model, OTHER_LENGTHS), expected) <= FLOAT32
             assert torch.equal(model(input_ids=IDS).logits, twin(input_ids=IDS).logits)
 
     def test_an_audit(self, kind):
@@ -290,8 +291,7 @@ class TestRaisedBySomebody:
                 return super().forward(*args, **kwargs)
 
         armed = [True]
-        model = Fails(copy.deepcopy(build().config)).double().eval()
-        model.load_state_dict(build().state_dict())
+        model = rebuilt(build(), Fails)
         before = pictures(model)
         with pytest.raises((kind, autopack.UnsupportedModel)), autopack.enable(model):
             model(input_ids=IDS, position_ids=positions(LENGTHS))

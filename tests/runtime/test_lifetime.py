@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import autopack
-from tests.conftest import FLOAT64, LENGTHS, OTHER_LENGTHS, alone, error, llama, positions, token_ids
+from tests.conftest import FLOAT64, LENGTHS, OTHER_LENGTHS, alone, error, llama, positions
+from tests.support.one_llama import IDS, is_exact, logits
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-IDS = token_ids()
 ROUNDS = 60
 
 
@@ -43,7 +43,7 @@ def test_rounds_of_enable_and_disable_leave_nothing():
 def test_an_enabled_model_is_collected_and_lives_as_long_as_its_handle():
     model = llama(num_hidden_layers=1)
     gone, handle = weakref.ref(model), autopack.enable(model)
-    model(input_ids=IDS, position_ids=positions(LENGTHS))
+    logits(model)
     del model
     gc.collect()
     assert gone() is handle.model
@@ -67,17 +67,17 @@ def in_child(work):
 class TestForks:
     def test_a_child_calls_disables_and_enables_and_the_parent_stays_as_it_is(self):
         model = llama(num_hidden_layers=1)
-        expected = alone(model, IDS, LENGTHS)
+        stock = llama(num_hidden_layers=1)
 
         def work():
-            exact = error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+            exact = is_exact(model, stock)
             autopack.disable(model)
             autopack.enable(model)
-            return exact and error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+            return exact and is_exact(model, stock)
 
         with torch.no_grad(), autopack.enable(model):
             assert in_child(work) == 0
-            assert error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+            assert is_exact(model, stock)
 
     def test_while_another_thread_is_enabling(self):
         """What that thread holds in the parent is nobody's in the child."""
@@ -106,21 +106,19 @@ class TestForks:
                 assert error(model(**batch).logits, expected) <= FLOAT64
 
 
-def exact_in_spawned(model, expected, found):
+def exact_in_spawned(model, found):
     with torch.no_grad():
-        found.put(error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected))
+        found.put(is_exact(model, llama(num_hidden_layers=1)))
 
 
 @pytest.mark.exhaustive
 def test_an_enabled_model_in_a_spawned_process():
     model, context = llama(num_hidden_layers=1), multiprocessing.get_context("spawn")
-    with torch.no_grad():
-        expected = alone(model, IDS, LENGTHS)
     with autopack.enable(model):
         found = context.Queue()
-        process = context.Process(target=exact_in_spawned, args=(model, expected, found))
+        process = context.Process(target=exact_in_spawned, args=(model, found))
         process.start()
-        assert found.get(timeout=600) <= FLOAT64
+        assert found.get(timeout=600)
         process.join(timeout=600)
 
 
@@ -128,7 +126,7 @@ def test_models_come_and_go_in_one_thread_while_another_calls_two():
     """One of them enabled, the other one not: what is put at the sites and taken away concerns neither."""
     enabled, plain, ended = llama(num_hidden_layers=1), llama(num_hidden_layers=1), threading.Event()
     with torch.no_grad():
-        expected = alone(plain, IDS, OTHER_LENGTHS), plain(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+        expected = alone(plain, IDS, OTHER_LENGTHS), logits(plain)
     wrong: list[object] = []
 
     def come_and_go():
@@ -143,8 +141,7 @@ def test_models_come_and_go_in_one_thread_while_another_calls_two():
         thread = threading.Thread(target=come_and_go)
         thread.start()
         while not ended.is_set():
-            packed = enabled(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
-            stock = plain(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+            packed, stock = logits(enabled, OTHER_LENGTHS), logits(plain)
             wrong += [packed] * (error(packed, expected[0]) > FLOAT64) + [stock] * (not torch.equal(stock, expected[1]))
         thread.join(timeout=600)
     assert wrong == []

@@ -10,28 +10,28 @@ from torch import nn
 _MIXERS = ("self_attn", "attn", "attention", "self_attention", "mixer", "mamba")
 
 
-def layers_of(model: Any) -> nn.ModuleList:
+def layers_of(model):
     """The layers of a model."""
     return next(m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) > 0)
 
 
-def mixer_name(layer: nn.Module) -> str:
+def mixer_name(layer):
     """Name of the part of a layer that mixes tokens."""
     return next(name for name in _MIXERS if hasattr(layer, name))
 
 
-def norm_name(layer: nn.Module) -> str:
+def norm_name(layer):
     """Name of the first norm of a layer."""
     return next(name for name, part in layer.named_children() if "norm" in type(part).__name__.lower())
 
 
-def feed_forward_name(layer: nn.Module) -> str:
+def feed_forward_name(layer):
     """Name of the last part of a layer that has parameters and is no norm: of its feed-forward network, mostly."""
     parts = dict(layer.named_children()).items()
     return [n for n, part in parts if "norm" not in type(part).__name__.lower() and len(list(part.parameters()))][-1]
 
 
-def place(model: Any, where: str) -> tuple[Any, Any]:
+def place(model, where):
     """The holder of a part of a model, and the name (or number) that it has there."""
     layers = layers_of(model)
     if where == "layer":
@@ -50,52 +50,52 @@ def place(model: Any, where: str) -> tuple[Any, Any]:
     raise AssertionError(f"{type(model).__name__} holds no {where}")
 
 
-def get(holder: Any, name: Any) -> Any:
+def get(holder, name):
     return holder[name] if isinstance(name, int) else getattr(holder, name)
 
 
-def put(holder: Any, name: Any, part: nn.Module) -> None:
+def put(holder, name, part):
     if isinstance(name, int):
         holder[name] = part
     else:
         setattr(holder, name, part)
 
 
-def as_they_are(states: torch.Tensor) -> torch.Tensor:
+def as_they_are(states):
     return states
 
 
-def scaled(states: torch.Tensor) -> torch.Tensor:
+def scaled(states):
     """Token by token."""
     return torch.tanh(states) + 0.5 * states
 
 
-def shifted(states: torch.Tensor) -> torch.Tensor:
+def shifted(states):
     """A convolution over two tokens."""
     return states + nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :]
 
 
-def averaged(states: torch.Tensor) -> torch.Tensor:
+def averaged(states):
     """A mean over all tokens so far."""
     return states + states.cumsum(-2) / torch.arange(1, states.shape[-2] + 1)[:, None]
 
 
-def centred(states: torch.Tensor) -> torch.Tensor:
+def centred(states):
     """A statistic over all tokens of the batch, as of BatchNorm in training."""
     return states - states.mean((0, 1))
 
 
-def attended(states: torch.Tensor) -> torch.Tensor:
+def attended(states):
     """Attention of the user's own, which no interface knows of."""
     return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
 
 
-def by_column(states: torch.Tensor) -> torch.Tensor:
+def by_column(states):
     """A position of the column, not of the document."""
     return states * (1 + 0.1 * torch.arange(states.shape[-2], dtype=states.dtype)[:, None])
 
 
-def changed(change: Any, output: Any) -> Any:
+def changed(change, output):
     """What a part gives, with its states changed; it may be a tuple, and OPT flattens its rows."""
     if isinstance(output, tuple):
         return (change(output[0]), *output[1:])
@@ -107,21 +107,21 @@ class Wrapped(nn.Module):
 
     change: Any = staticmethod(as_they_are)
 
-    def __init__(self, inner: nn.Module):
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)  # models ask layers and embeddings for attributes
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         return changed(type(self).change, self.inner(*args, **kwargs))
 
 
-def wrapping(change: Any) -> type[Wrapped]:
+def wrapping(change):
     return type(f"Wrapped_{change.__name__}", (Wrapped,), {"change": staticmethod(change), "__module__": __name__})
 
 

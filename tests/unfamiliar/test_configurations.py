@@ -108,20 +108,20 @@ UNUSUAL: list[tuple[str, dict[str, Any]]] = [
 """Tables of positions are shorter than the row, though not than its documents."""
 
 
-def with_fields(model_type: str, fields: dict[str, Any]) -> Any:
+def with_fields(model_type, fields):
     return build(model_type, **fields)
 
 
-def in_config(**fields: Any) -> Any:
-    def change(model: Any) -> None:
+def in_config(**fields):
+    def change(model):
         for name, value in fields.items():
             setattr(model.config, name, value)
 
     return change
 
 
-def in_mixers(**fields: Any) -> Any:
-    def change(model: Any) -> None:
+def in_mixers(**fields):
+    def change(model):
         for layer in layers_of(model):
             for name, value in fields.items():
                 setattr(getattr(layer, mixer_name(layer)), name, value)
@@ -129,16 +129,16 @@ def in_mixers(**fields: Any) -> Any:
     return change
 
 
-def both_directions(model: Any) -> None:
+def both_directions(model):
     """What makes an encoder of a decoder: its mask and its modules say so alike."""
     in_config(is_causal=False)(model)
     in_mixers(is_causal=False)(model)
 
 
-def rotary(**fields: Any) -> Any:
+def rotary(**fields):
     """Other rotary positions, by the module of the model's own class for another configuration."""
 
-    def change(model: Any) -> None:
+    def change(model):
         model.config.rope_parameters = {**ROPE, **fields}
         model.config.max_position_embeddings = SHORT
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config).double()
@@ -169,7 +169,7 @@ CHANGED = {
 }
 
 
-def changing(model_type: str, *_: Any) -> Any:
+def changing(model_type, *_):
     return build(model_type, **({"attn_implementation": "eager"} if model_type == "gemma2" else {}))
 
 

@@ -5,12 +5,10 @@ Hooks that a user adds before `enable` run before autopack's, those added later 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, counted, ids, numbered, table
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
@@ -23,20 +21,20 @@ SILENT = ((CALL.undeclared, CALL.alone),)
 """Calls that declare nothing by themselves."""
 
 
-def is_row(tokens: Any) -> bool:
+def is_row(tokens):
     """Whether a call is one of the packed row, and not of a document alone or of a padded batch."""
     return isinstance(tokens, torch.Tensor) and tokens.shape[:2] == ids().shape
 
 
-def _adds(**added: torch.Tensor) -> Any:
-    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def _adds(**added):
+    def hook(module, args, kwargs):
         tokens = kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
         return (args, {**kwargs, **added}) if is_row(tokens) else None
 
     return hook
 
 
-def hook_on(model: Any, hook: Any, inner: bool, kind: str = "pre") -> None:
+def hook_on(model, hook, inner, kind="pre"):
     """Add a hook of the user's to the model, or to its backbone."""
     # OPT's head calls the decoder of its base model, and never that model.
     module = getattr(model.base_model, "decoder", model.base_model) if inner else model
@@ -51,13 +49,13 @@ OTHER = (3, 6, 7)
 declares_others = _adds(position_ids=counted(OTHER))
 
 
-def by_other_lengths(model: Any) -> Result:
+def by_other_lengths(model):
     """What the documents that the hook declares get alone, in the form of those that the call declares."""
     states = torch.cat([model(input_ids=part).logits[0] for part in ids().split(OTHER, 1)])
     return Result(list(states.split(LENGTHS)))
 
 
-def hides_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def hides_tokens(module, args, kwargs):
     """A pre-hook that masks the last token of every document: to autopack it is padding then."""
     tokens = kwargs.get("input_ids")
     if tokens is None or not isinstance(kwargs.get("attention_mask"), torch.Tensor):
@@ -67,7 +65,7 @@ def hides_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "attention_mask": mask}
 
 
-def changes_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def changes_labels(module, args, kwargs):
     """A pre-hook that leaves some labels out, and puts one where there was none."""
     labels = kwargs["labels"].clone()
     labels[labels % 3 == 0] = -100
@@ -77,11 +75,11 @@ def changes_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 class FewerLabels(Call):
     """Counts what the hook leaves."""
 
-    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def labelled(self, tokens):
         return {"labels": tokens.where(tokens % 3 != 0, IGNORED)}
 
 
-def gives_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def gives_labels(module, args, kwargs):
     mask = kwargs.get("attention_mask")
     labels = kwargs["input_ids"] if mask is None else kwargs["input_ids"].masked_fill(mask == 0, -100)
     return args, {**kwargs, "labels": labels}
@@ -90,32 +88,32 @@ def gives_labels(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 class LabelsOfTheHook(Call):
     """No labels are given with the call."""
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         arguments.pop("labels", None)
         return super().run(model, arguments)
 
 
-def previous(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+def previous(module, args, kwargs, output):
     """A forward hook that adds to each token what the one before it got."""
     output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
-def scaled(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+def scaled(module, args, kwargs, output):
     output["last_hidden_state"] = output.last_hidden_state * 1.5
     return output
 
 
-def previous_in_a_layer(module: nn.Module, args: Any, output: Any) -> Any:
+def previous_in_a_layer(module, args, output):
     return changed(shifted, output)
 
 
-def first_in_a_layer(module: nn.Module, args: Any) -> Any:
+def first_in_a_layer(module, args):
     """A pre-hook that steers: it adds the first token's state to every token's."""
     return (args[0] + args[0][:, :1], *args[1:])
 
 
-def hook_on_a_layer(model: Any, kind: str) -> None:
+def hook_on_a_layer(model, kind):
     layer = layers_of(model)[0]
     if kind == "pre":
         layer.register_forward_pre_hook(first_in_a_layer)
@@ -123,7 +121,7 @@ def hook_on_a_layer(model: Any, kind: str) -> None:
         layer.register_forward_hook(previous_in_a_layer)
 
 
-def masks_the_inside(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """An unpadded batch whose backbone is given another mask: a token in the middle is hidden."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
     mask[:, 1] = 0
@@ -133,7 +131,7 @@ def masks_the_inside(self: Any, input_ids: Any = None, attention_mask: Any = Non
     return output
 
 
-def forgets_the_mask(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def forgets_the_mask(self, input_ids=None, attention_mask=None, **kwargs):
     """A second pass over all columns, those of padding too: what it gives to real tokens is causal."""
     states = self.base_model(input_ids=input_ids).last_hidden_state
     output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
@@ -141,7 +139,7 @@ def forgets_the_mask(self: Any, input_ids: Any = None, attention_mask: Any = Non
     return output
 
 
-def pools_inside(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """A pooling head: the mean over the real tokens of each row is added to each of them."""
     output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
     mask = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
@@ -150,7 +148,7 @@ def pools_inside(self: Any, input_ids: Any = None, attention_mask: Any = None, *
     return output
 
 
-def regularised(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def regularised(self, input_ids=None, attention_mask=None, **kwargs):
     """A penalty on the change from token to token, added to the loss."""
     output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
     steps = output.logits[:, 1:] - output.logits[:, :-1]
@@ -165,7 +163,7 @@ def regularised(self: Any, input_ids: Any = None, attention_mask: Any = None, **
 TEACHERS: dict[str, Any] = {}
 
 
-def teaches(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def teaches(self, input_ids=None, attention_mask=None, **kwargs):
     """A stock teacher, called with what the model was called with."""
     output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
     kwargs.pop("labels", None)
@@ -178,16 +176,16 @@ def teaches(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwar
 INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, regularised, teaches)
 
 
-def does_more(model: Any, forward: Any) -> None:
+def does_more(model, forward):
     TEACHERS[model.config.model_type] = build(model.config.model_type)
     subclass(model, forward)
 
 
-def on_the_whole(types: Sequence[str], hook: Any) -> list[tuple[Any, ...]]:
+def on_the_whole(types, hook):
     return [(t, hook, False, when) for t, when in crossed(types, WHEN, 1)]
 
 
-def anywhere(types: Sequence[str], hook: Any, each: int) -> list[tuple[Any, ...]]:
+def anywhere(types, hook, each):
     """On the whole and on its backbone, before and after it is enabled."""
     return [(t, hook, inner, when) for t, (when, inner) in crossed(types, HOOKED[:4], each)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -18,49 +17,49 @@ from tests.unfamiliar.test_subclasses import passes_all_on
 CALL = Call()
 
 
-def _each(logits: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
+def _each(logits, targets, **options):
     """The loss of every token, zero at ignored ones; (rows, columns)."""
     return nn.functional.cross_entropy(logits.double().transpose(1, 2), targets, reduction="none", **options)
 
 
-def per_sequence(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def per_sequence(logits, labels, vocab_size=None, **kwargs):
     """Every row counts alike, however many of its tokens are labelled."""
     targets = labels[:, 1:]
     counted = (targets != IGNORED).sum(1).clamp(min=1)
     return (_each(logits[:, :-1], targets).sum(1) / counted).mean()
 
 
-def summed(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def summed(logits, labels, vocab_size=None, **kwargs):
     return _each(logits[:, :-1], labels[:, 1:]).sum()
 
 
-def smoothed(logits: Any, labels: Any, vocab_size: Any = None, epsilon: float = 0.1, **kwargs: Any) -> Any:
+def smoothed(logits, labels, vocab_size=None, epsilon=0.1, **kwargs):
     targets = labels[:, 1:]
     return _each(logits[:, :-1], targets, label_smoothing=epsilon).sum() / (targets != IGNORED).sum()
 
 
-def unshifted(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def unshifted(logits, labels, vocab_size=None, **kwargs):
     """For labels that the user's collator has shifted."""
     return _each(logits, labels).sum() / (labels != IGNORED).sum()
 
 
-def two_ahead(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def two_ahead(logits, labels, vocab_size=None, **kwargs):
     """Every token predicts the one after the next: two labels at a boundary are another document's."""
     return _each(logits[:, :-2], labels[:, 2:]).sum()
 
 
-def with_a_penalty(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def with_a_penalty(logits, labels, vocab_size=None, **kwargs):
     """A regulariser over all columns of the batch, padding too."""
     return smoothed(logits, labels, epsilon=0.0) + 0.1 * logits.logsumexp(-1).square().mean()
 
 
-def between_rows(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def between_rows(logits, labels, vocab_size=None, **kwargs):
     """A preference loss, which compares the rows of a batch."""
     score = -_each(logits[:, :-1], labels[:, 1:]).sum(1)
     return -nn.functional.logsigmoid(0.1 * (score[0] - score[1:])).mean()
 
 
-def of_the_last_token(logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+def of_the_last_token(logits, labels, vocab_size=None, **kwargs):
     """Only the last labelled token of every row counts."""
     each = _each(logits[:, :-1], labels[:, 1:])
     last = ((labels[:, 1:] != IGNORED) * torch.arange(1, labels.shape[1])).argmax(1)
@@ -70,7 +69,7 @@ def of_the_last_token(logits: Any, labels: Any, vocab_size: Any = None, **kwargs
 class Criterion:
     """A loss that has no `__name__`."""
 
-    def __call__(self, logits: Any, labels: Any, vocab_size: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, logits, labels, vocab_size=None, **kwargs):
         return smoothed(logits, labels, epsilon=0.2)
 
 
@@ -117,29 +116,29 @@ def test_a_loss_of_ones_own_on_packed_rows(name, model_type, when):
     raise found[0]
 
 
-def sets(model: Any, name: str) -> None:
+def sets(model, name):
     model.loss_function = LOSSES[name][0]
 
 
-def has_a_property(model: Any, name: str) -> None:
+def has_a_property(model, name):
     subclass(model, passes_all_on, loss_function=property(lambda self: LOSSES[name][0]))
 
 
-def computes_its_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+def computes_its_loss(self, input_ids=None, labels=None, **kwargs):
     output = super(type(self), self).forward(input_ids=input_ids, **kwargs)
     if labels is not None:
         output.loss = smoothed(output.logits, labels)
     return output
 
 
-def has_labels_of_its_own(self: Any, input_ids: Any = None, answers: Any = None, **kwargs: Any) -> Any:
+def has_labels_of_its_own(self, input_ids=None, answers=None, **kwargs):
     return computes_its_loss(self, input_ids, answers, **kwargs)
 
 
 class Outside(Call):
     """A criterion of the user's, outside of the model; its labels leave out what begins a document."""
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         labels = arguments.pop("labels").clone()
         if self.is_row(labels):
             labels[:, [a for a, _ in spans(LENGTHS)]] = IGNORED
@@ -154,7 +153,7 @@ class Shaped(Call):
 
     shape: str = ""
 
-    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def labelled(self, tokens):
         return {"labels": SHAPES[self.shape](tokens)}
 
 
@@ -169,7 +168,7 @@ SHAPES = {
 class ShiftedLabels(Call):
     """Labels that the user has shifted within documents, beside the labels that make transformers compute a loss."""
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         labels = arguments["labels"]
         begins = [a for a, _ in spans(LENGTHS)] if self.is_row(labels) else [0]
         inside = labels.index_fill(1, torch.tensor(begins), IGNORED)
@@ -177,12 +176,12 @@ class ShiftedLabels(Call):
         return super().run(model, arguments)
 
 
-def thin_or_not(model: Any, thin: bool, *_: Any) -> None:
+def thin_or_not(model, thin, *_):
     if thin:
         subclass(model, passes_all_on)
 
 
-def of_items(_: str, thin: bool, kind: type) -> Any:
+def of_items(_, thin, kind):
     """As Trainer gives it with gradient accumulation: the loss is a sum over that count."""
     return Call(given={"num_items_in_batch": kind(13)}, reduction="sum").both
 

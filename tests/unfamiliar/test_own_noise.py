@@ -13,96 +13,94 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import tiny
+from tests.engine import Call, check
 from tests.support.refusals import refused_by_its_first_call
-
-EXACT = 2e-5
-"""Of logits of a tiny model in float32: other rows, other order of sums."""
 
 
 class Mixing(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x + x.cumsum(1)
 
 
 class Own(LlamaMLP):
-    def __init__(self, config: Any):
+    def __init__(self, config):
         super().__init__(config)
         self.p, self.config = 0.3, config
         self.around: nn.Module = nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return super().forward(self.around(self.noisy(x)))
 
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return F.dropout(x, self.p, self.training)
 
 
 class OfConfiguration(Own):
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return F.dropout(x, p=self.config.my_rate, training=self.training)
 
 
 class Gaussian(Own):
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return x + torch.randn_like(x) * self.p if self.training else x
 
 
 class Uniform(Own):
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return x * torch.empty_like(x).uniform_(0.9, 1.1) if self.training else x
 
 
 class Leaky(Own):
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return F.rrelu(x, training=self.training)
 
 
 class ByModule(Own):
-    def __init__(self, config: Any):
+    def __init__(self, config):
         super().__init__(config)
         self.around = nn.RReLU()
 
 
-def noise(x: torch.Tensor) -> torch.Tensor:
+def noise(x):
     return x + 0.1 * torch.randn(x.shape)
 
 
-def keeps(x: torch.Tensor, share: float) -> torch.Tensor:
+def keeps(x, share):
     return x * (torch.rand(x.shape[:2]) < share)[..., None] / share
 
 
-def coin(x: torch.Tensor, share: float = 0.8) -> torch.Tensor:
+def coin(x, share=0.8):
     return x * torch.bernoulli(torch.full_like(x, share)) / share
 
 
-def coin_in_place(x: torch.Tensor) -> torch.Tensor:
+def coin_in_place(x):
     return x * torch.empty(x.shape[:2]).bernoulli_(0.9)[..., None]
 
 
-def normal(x: torch.Tensor) -> torch.Tensor:
+def normal(x):
     return x + torch.normal(0.0, 0.1, x.shape)
 
 
-def distribution(x: torch.Tensor) -> torch.Tensor:
+def distribution(x):
     return x * torch.distributions.Uniform(0.9, 1.1).sample(x.shape)
 
 
-def gumbel(x: torch.Tensor) -> torch.Tensor:
+def gumbel(x):
     return x * F.gumbel_softmax(x, hard=True)
 
 
 dropping = functools.partial(F.dropout, p=0.2)
 
 
-def swaps(x: torch.Tensor) -> torch.Tensor:
+def swaps(x):
     return torch.where(torch.rand(*x.shape[:2], 1) < 0.1, x.roll(1, 1), x)
 
 
-def shuffles(x: torch.Tensor) -> torch.Tensor:
+def shuffles(x):
     return x + x[:, torch.rand(x.shape[1]).argsort()]
 
 
-def scaled(x: torch.Tensor) -> torch.Tensor:
+def scaled(x):
     return x + torch.randn_like(x) * x.std()
 
 
@@ -113,16 +111,16 @@ MIXING = [swaps, shuffles, scaled]
 class ByHelper(Own):
     helper: Any = staticmethod(noise)
 
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return type(self).helper(x) if self.training else x
 
 
 class KeptByConfiguration(Own):
-    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+    def noisy(self, x):
         return keeps(x, 1 - self.config.my_rate) if self.training else x
 
 
-def calling(helper: Any) -> type[Own]:
+def calling(helper):
     name = getattr(helper, "__name__", "partial")
     return type(f"Calls_{name}", (ByHelper,), {"helper": staticmethod(helper), "__module__": __name__})
 
@@ -131,7 +129,7 @@ OF_HELPERS = [calling(helper) for helper in HELPERS]
 LAYERS = [Own, OfConfiguration, KeptByConfiguration, Gaussian, Uniform, Leaky, ByModule, *OF_HELPERS]
 
 
-def built(layer: type[Own], mixes: bool) -> Any:
+def built(layer, mixes):
     torch.manual_seed(0)
     model = tiny.build("llama")
     model.config.my_rate = 0.2
@@ -147,18 +145,14 @@ def built(layer: type[Own], mixes: bool) -> Any:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_noise_of_each_token_is_served(layer):
     model = built(layer, mixes=False)
-    ids = torch.randint(5, 90, (1, 11), generator=torch.Generator().manual_seed(1))
-    positions = torch.cat([torch.arange(6), torch.arange(5)])[None]
+    call, training = Call(labels=None, lengths=(6, 5)), Call(lengths=(6, 5))
     with torch.no_grad():
-        expected = torch.cat([model.eval()(part).logits for part in (ids[:, :6], ids[:, 6:])], 1)
+        expected = call.alone(model.eval())
     with autopack.enable(model) as handle:
-        model.train()
-        model(ids, position_ids=positions, labels=ids).loss.backward()
+        training.packed(model.train())
         assert handle.checked.checks
-        model.eval()
         with torch.no_grad():
-            found = model(ids, position_ids=positions, use_cache=False).logits
-    assert float((found - expected).abs().max() / expected.std()) < EXACT
+            check(call.packed(model.eval()), expected)
 
 
 @pytest.mark.parametrize("layer", [Own, Gaussian, ByModule, OF_HELPERS[0]])

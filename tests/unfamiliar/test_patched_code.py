@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import autopack
 from autopack import tiny
-from tests.engine import STALE, Call, Property, leaks, must_be_exact, table, verdict
+from tests.engine import STALE, Call, Property, must_be_exact, table, verdict
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get, layers_of, place, shifted
@@ -29,52 +27,57 @@ from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get
 CALL = Call()
 
 
-def wrapper(change: Callable[[torch.Tensor], torch.Tensor], forward: Any) -> Any:
+def wrapper(change, forward):
     """A forward that changes the states that another one gives; it tells nothing of that other one."""
 
-    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def inner(self, *args, **kwargs):
         return changed(change, forward(self, *args, **kwargs))
 
     return inner
 
 
-def of_class(patching: pytest.MonkeyPatch, model_type: str, where: str, change: Any, wraps: bool) -> None:
+def class_of(model_type, where):
+    """The class of a part of the models of a type."""
+    return type(get(*place(build(model_type), where)))
+
+
+def of_class(patching, model_type, where, change, wraps):
     """Patch the class of a part of the models of a type."""
-    cls = type(get(*place(build(model_type), where)))
+    cls = class_of(model_type, where)
     if cls.__module__.startswith("torch."):
-        cls = type(get(*place(build(model_type), "layer")))  # torch's own classes are everybody's
+        cls = class_of(model_type, "layer")  # torch's own classes are everybody's
     forward = wrapper(change, cls.forward)
     patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
 
 
-def own_attention(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+def own_attention(self, hidden_states, *args, **kwargs):
     """Attention of the user's own: causal, and so no mask is needed for a batch of documents."""
     heads = hidden_states.unflatten(-1, (4, -1)).transpose(1, 2)
     found = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     return found.transpose(1, 2).flatten(2), None
 
 
-def of_attention(patching: pytest.MonkeyPatch, model_type: str) -> None:
-    patching.setattr(type(get(*place(build(model_type), "mixer"))), "forward", own_attention)
+def of_attention(patching, model_type):
+    patching.setattr(class_of(model_type, "mixer"), "forward", own_attention)
 
 
-def of_whole(patching: pytest.MonkeyPatch, model_type: str) -> None:
+def of_whole(patching, model_type):
     """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a logger."""
     cls = type(build(model_type))
     forward = cls.forward
 
-    def logged(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def logged(self, *args, **kwargs):
         return forward(self, *args, **kwargs)
 
     patching.setattr(cls, "forward", logged)
 
 
-def as_stock_names_it(model_type: str) -> Any:
+def as_stock_names_it(model_type):
     """Thin code that users have every day; positions are declared as stock names them."""
     return Call(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids").both
 
 
-def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+def fused_loss(self, input_ids=None, labels=None, **kwargs):
     """As Liger patches the whole class: the loss comes from hidden states, with a shift of its own."""
     output = self.base_model(input_ids=input_ids, **kwargs)
     states = output.last_hidden_state
@@ -86,21 +89,21 @@ def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: A
     return CausalLMOutputWithPast(loss=loss, logits=head(states))
 
 
-def with_fused_loss(patching: pytest.MonkeyPatch, model_type: str) -> None:
+def with_fused_loss(patching, model_type):
     patching.setattr(type(build(model_type)), "forward", fused_loss)
 
 
-def of_module(patching: pytest.MonkeyPatch, model_type: str, name: str) -> None:
+def of_module(patching, model_type, name):
     """Patch a name of the module in which the mixer's class is defined."""
     attribute, replacement, _ = FUNCTIONS[name]
-    module = sys.modules[type(get(*place(build(model_type), "mixer"))).__module__]
+    module = sys.modules[class_of(model_type, "mixer").__module__]
     patching.setattr(module, attribute, replacement(getattr(module, attribute)))
 
 
-def rotates_by_columns(rotate: Any) -> Any:
+def rotates_by_columns(rotate):
     """Positions of the columns, whatever the call brings."""
 
-    def apply(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(q, k, cos, sin, *args, **kwargs):
         exponents = torch.linspace(0, 1, cos.shape[-1] // 2, dtype=torch.float64)
         angles = torch.arange(q.shape[2])[:, None] / 100**exponents
         angles = torch.cat([angles, angles], -1)[None].to(cos.dtype)
@@ -109,14 +112,14 @@ def rotates_by_columns(rotate: Any) -> Any:
     return apply
 
 
-def rotates_backwards(rotate: Any) -> Any:
+def rotates_backwards(rotate):
     return lambda q, k, cos, sin, *args, **kwargs: rotate(q, k, cos, -sin, *args, **kwargs)
 
 
-def without_mask(attend: Any) -> Any:
+def without_mask(attend):
     """Causal, and nothing else: the mask is taken for that of padding."""
 
-    def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+    def forward(module, query, key, value, attention_mask, **kwargs):
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
@@ -125,7 +128,7 @@ def without_mask(attend: Any) -> Any:
     return forward
 
 
-def repeats(repeat: Any) -> Any:
+def repeats(repeat):
     return lambda states, n_rep: states.repeat_interleave(n_rep, 1)
 
 
@@ -138,12 +141,12 @@ FUNCTIONS = {
 ROTARY = ("llama", "gemma3_text", "qwen2_moe", "phi", "olmo2", "starcoder2", "stablelm")
 
 
-def as_users_norm(norm: Any) -> Any:
+def as_users_norm(norm):
     """A norm of the user's in place of the module's, as fused kernels bring one."""
     return type("FusedNorm", (norm,), {"forward": wrapper(as_they_are, norm.forward), "__module__": "users_code"})
 
 
-def as_mixing_norm(norm: Any) -> Any:
+def as_mixing_norm(norm):
     return type(norm.__name__, (norm,), {"forward": wrapper(shifted, norm.forward), "__module__": norm.__module__})
 
 
@@ -157,7 +160,7 @@ CLASSES = [
 @pytest.mark.parametrize("replacement", [as_users_norm, as_mixing_norm])
 @pytest.mark.parametrize(("model_type", "name"), CLASSES)
 def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type, name, replacement):
-    def make() -> Any:
+    def make():
         options = {} if model_type == "mamba" else {"attn_implementation": "sdpa"}
         model = tiny.build(model_type, dtype=torch.float64, **options)  # not from the cache
         if getattr(model.config, "_experts_implementation", None) == "grouped_mm":
@@ -165,12 +168,12 @@ def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type,
         return model
 
     with pytest.MonkeyPatch.context() as patching:
-        module = sys.modules[type(get(*place(build(model_type), "layer"))).__module__]
+        module = sys.modules[class_of(model_type, "layer").__module__]
         patching.setattr(module, name, replacement(getattr(module, name)))
         verdict(make, CALL.both)
 
 
-def mine(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+def mine(module, query, key, value, attention_mask, **kwargs):
     """An attention function of the user's that reads its mask as SDPA does."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -182,29 +185,29 @@ def mine(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **k
     return found.transpose(1, 2).contiguous(), None
 
 
-def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+def careless(module, query, key, value, attention_mask, **kwargs):
     return without_mask(None)(module, query, key, value, attention_mask)
 
 
 NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
 
 
-@pytest.mark.parametrize(
-    ("model_type", "function", "masks", "when"), alternating(NAMED, ["before", "after", "after", "before"])
-)
-def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
+def by_a_name(patching, model_type, function, masks):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
-    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
+    patching.setitem(AttentionInterface._global_mapping, "mine", function)
     if masks:
-        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
-    verdict(model_type, CALL.both, lambda model: model.set_attn_implementation("mine"), when)
+        patching.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
 
 
-def over_sdpa(patching: pytest.MonkeyPatch, model_type: str, function: Any) -> None:
+def of_that_name(model, *_):
+    model.set_attn_implementation("mine")
+
+
+def over_sdpa(patching, model_type, function):
     patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
 
 
-def of_encoder(patching: pytest.MonkeyPatch, model_type: str) -> None:
+def of_encoder(patching, model_type):
     cls = type(layers_of(build(model_type, "masked-lm"))[0])
     patching.setattr(cls, "forward", wrapper(averaged, cls.forward))
 
@@ -231,20 +234,13 @@ MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for w
              make=lambda model_type, name: build(model_type, attn_implementation=FUNCTIONS[name][2])),
     Property("an attention function over sdpa", alternating(crossed(ATTENDING, [careless, mine]), STALE),
              patch=over_sdpa),
+    Property("an attention function under a name of its own",
+             alternating(NAMED, ["before", "after", "after", "before"]), of_that_name, patch=by_a_name),
     Property("the class of an encoder's layer mixes tokens", crossed(ENCODERS, STALE, 1), None,
              Call(shifts=False).both, patch=of_encoder, make=lambda model_type: build(model_type, "masked-lm")),
 ])  # fmt: skip
 def test_patched_code(subject, case):
     subject.hold(*case)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("model_type", ATTENDING)
-def test_these_forwards_leak(model_type, monkeypatch):
-    """The control: in stock, a row of documents mixes by this attention alone."""
-    of_attention(monkeypatch, model_type)
-    model = build(model_type)
-    assert leaks(CALL.packed(model), CALL.alone(model))
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "bloom"])
@@ -263,19 +259,13 @@ def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
     assert cls.forward is ours.autopack_original
 
 
-def test_patches_are_gone():
-    """The control of this file: nothing that a test patched is left."""
-    for model_type in ATTENDING:
-        must_be_exact(model_type, CALL.both)
-
-
 def test_a_forward_with_the_attributes_of_autopacks_is_not_one():
     """`functools.wraps` copies them from the class, where autopack stands while another of its models is enabled."""
     model, other = build("llama"), build("llama")
     with autopack.enable(other):
 
         @functools.wraps(type(model).forward)
-        def forward(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        def forward(self, input_ids=None, **kwargs):
             output = type(self).forward(self, input_ids=input_ids, **kwargs)
             output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
             return output

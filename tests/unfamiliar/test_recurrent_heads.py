@@ -17,7 +17,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, spans
-from tests.support.padded import GRADIENT, model_gradient_error, packs_at_once
+from tests.support.padded import GRADIENT, batch, mask_of, model_gradient_error, packs_at_once
 from tests.support.refusals import refused, refused_by_its_first_call
 
 
@@ -46,12 +46,11 @@ def test_such_a_model_is_refused_at_once_by_the_name_of_its_layer_and_left_as_it
     with packs_at_once(model, verify=False):
         assert error(model(ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
         # Of its padded batches nothing can be left out either: the layer goes on from padding.
-        batch = {"input_ids": ids.reshape(3, -1), "attention_mask": torch.ones(3, sum(LENGTHS) // 3).long()}
-        batch["attention_mask"][0, 6:] = 0
+        padded = {"input_ids": ids.reshape(3, -1), "attention_mask": mask_of((6, 11, 11))}
         with torch.no_grad():
-            found = model(**batch).logits
-    real = batch["attention_mask"].bool()
-    assert error(found[real], model(**batch).logits[real]) > LEAK
+            found = model(**padded).logits
+    real = padded["attention_mask"].bool()
+    assert error(found[real], model(**padded).logits[real]) > LEAK
 
 
 class Careful(Tagger):
@@ -74,34 +73,30 @@ def careful():
     for module in stock.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    ids, mask = tiny.tokens(config, 3, 12, seed=1), torch.ones(3, 12, dtype=torch.long)
-    mask[0, 5:] = mask[2, 9:] = 0
-    batch = {"input_ids": ids.masked_fill(mask == 0, config.pad_token_id), "attention_mask": mask}
-    return stock, copy.deepcopy(stock), batch
+    return stock, copy.deepcopy(stock), batch("token classification", mask_of((5, 12, 9)), classes=16)
 
 
 def test_one_that_is_shown_real_tokens_only_gets_them_of_batches_without_padding(caplog):
-    stock, model, batch = careful()
-    labels = batch["input_ids"].remainder(16).masked_fill(batch["attention_mask"] == 0, -100)
+    stock, model, padded = careful()
     with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model) as handle:
         for which in (model, stock):
-            which(**batch, labels=labels).loss.backward()
+            which(**padded).loss.backward()
         assert model_gradient_error(model, stock) < GRADIENT
-        real = batch["attention_mask"].bool()
+        real = padded["attention_mask"].bool()
         with torch.no_grad():
-            assert error(model(**batch).logits[real], stock(**batch).logits[real]) < FLOAT32
+            assert error(model(**padded).logits[real], stock(**padded).logits[real]) < FLOAT32
         assert handle.tally.batches == 2
-        row = {"input_ids": batch["input_ids"][:1], "position_ids": positions((5, 7))}
+        row = {"input_ids": padded["input_ids"][:1], "position_ids": positions((5, 7))}
         with refused("not-exact"):
             model(**row)
     assert "refuses packed rows, in which its own forward lets documents meet" in caplog.text
 
 
 def test_padding_on_the_left_which_it_would_take_for_tokens_stays():
-    stock, model, batch = careful()
-    batch = {name: value.flip(1) for name, value in batch.items()}
+    stock, model, padded = careful()
+    flipped = {name: value.flip(1) for name, value in padded.items()}
     with autopack.enable(model) as handle:
-        found, expected = model(**batch).logits, stock(**batch).logits
+        found, expected = model(**flipped).logits, stock(**flipped).logits
         assert error(found, expected) < FLOAT32
         assert not handle.tally.batches
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ WITHOUT_CACHE = Call(given={"use_cache": False}).both
 """For layers that would share one place in the cache."""
 
 
-def wrap(model: Any, part: tuple[str, type[parts.Wrapped]]) -> None:
+def wrap(model, part):
     """Put a part of a model inside a module of the user's."""
     where, kind = part
     holder, name = place(model, where)
@@ -48,7 +46,7 @@ def test_every_place_is_found(model_type, where):
     assert (CALL.alone(model).documents[0] - CALL.alone(plain).documents[0]).abs().max() > 1e-3
 
 
-def into_sequence(model: Any) -> None:
+def into_sequence(model):
     """Wrapped in containers of torch."""
     for where in ("norm", "head"):
         holder, name = place(model, where)
@@ -58,52 +56,52 @@ def into_sequence(model: Any) -> None:
 class OwnAttention(nn.Module):
     """Attention that the user wrote, without a mask: a batch of documents needs none, being causal."""
 
-    def __init__(self, width: int):
+    def __init__(self, width):
         super().__init__()
         self.queries_keys_values = nn.Linear(width, 3 * width, dtype=torch.float64)
 
-    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, hidden_states, *args, **kwargs):
         parts = self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         return found.transpose(1, 2).flatten(2), None
 
 
-def own_attention(model: Any, every: bool = True) -> None:
+def own_attention(model, every=True):
     torch.manual_seed(0)
     for layer in layers_of(model)[: None if every else 1]:
         setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
 
 
-def set_forward(model: Any, make: Callable[[Any], Any]) -> None:
+def set_forward(model, make):
     for layer in layers_of(model)[:1]:
         mixer = getattr(layer, mixer_name(layer))
         mixer.forward = make(mixer)
 
 
-def forward_passes_on(mixer: Any) -> Any:
+def forward_passes_on(mixer):
     return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
 
 
-def forward_shifts(mixer: Any) -> Any:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+def forward_shifts(mixer):
+    def forward(self, *args, **kwargs):
         return changed(shifted, type(self).forward(self, *args, **kwargs))
 
     return MethodType(forward, mixer)
 
 
-def forward_skips(mixer: Any) -> Any:
+def forward_skips(mixer):
     """An ablation of the user's: a mixer that does nothing."""
 
-    def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(hidden_states, *args, **kwargs):
         return changed(lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
 
 
-def forward_attends(mixer: Any) -> Any:
+def forward_attends(mixer):
     """Attention without the interface: documents are seen by nothing."""
 
-    def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(hidden_states, *args, **kwargs):
         found = nn.functional.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, is_causal=True)
         return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
@@ -113,18 +111,18 @@ def forward_attends(mixer: Any) -> Any:
 FORWARDS = (forward_passes_on, forward_shifts, forward_skips, forward_attends)
 
 
-def equal_mixer(model: Any) -> None:
+def equal_mixer(model):
     """A mixer of the same class and with the same weights, from another model."""
     other = build(model.config.model_type)
     layer = layers_of(model)[0]
     setattr(layer, mixer_name(layer), getattr(layers_of(other)[0], mixer_name(layer)))
 
 
-def equal_layer(model: Any) -> None:
+def equal_layer(model):
     layers_of(model)[0] = layers_of(build(model.config.model_type))[0]
 
 
-def equal_layers(model: Any) -> None:
+def equal_layers(model):
     """Every layer, in a list of its own."""
     others, layers = layers_of(build(model.config.model_type)), layers_of(model)
     for holder in model.modules():
@@ -134,34 +132,34 @@ def equal_layers(model: Any) -> None:
                 return
 
 
-def equal_backbone(model: Any) -> None:
+def equal_backbone(model):
     setattr(model, model.base_model_prefix, build(model.config.model_type).base_model)
 
 
-def fewer_layers(model: Any) -> None:
+def fewer_layers(model):
     del layers_of(model)[-1]
     for name in ("num_hidden_layers", "n_layer", "n_layers"):
         if name in vars(model.config):
             setattr(model.config, name, len(layers_of(model)))
 
 
-def shared_layers(model: Any) -> None:
+def shared_layers(model):
     layers = layers_of(model)
     layers[1] = layers[0]
 
 
-def copied_layers(model: Any) -> None:
+def copied_layers(model):
     layers = layers_of(model)
     layers[1] = copy.deepcopy(layers[0])
 
 
-def copied_mixer(model: Any) -> None:
+def copied_mixer(model):
     layers = layers_of(model)
     name = mixer_name(layers[0])
     setattr(layers[1], name, copy.deepcopy(getattr(layers[0], name)))
 
 
-def turned_layers(model: Any) -> None:
+def turned_layers(model):
     layers = layers_of(model)
     layers[0], layers[1] = layers[1], layers[0]
 
@@ -181,7 +179,7 @@ UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"
 """Types whose layers can take each other's place."""
 
 
-def more_layers(model: Any) -> None:
+def more_layers(model):
     layers_of(model).append(layers_of(build(model.config.model_type))[1])
     model.config.num_hidden_layers = len(layers_of(model))
 
@@ -193,7 +191,7 @@ GROWING = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mamba", "mpt"
 IN_SEQUENCE = [name for name in DECODERS if name not in ("mamba", "mamba2")]
 
 
-def rearrange(model: Any, change: Callable[[Any], None]) -> None:
+def rearrange(model, change):
     change(model)
 
 

@@ -10,10 +10,11 @@ import torch
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32
+from tests.engine import IGNORED, declared, ids, mean_loss
+from tests.support.padded import batch, mask_of
 
 transformers = pytest.importorskip("transformers", minversion="4.48")
 LENGTHS = (7, 9, 8)
-BOUNDS = ((0, 7), (7, 16), (16, 24))
 
 
 class MineForMaskedLM(transformers.ModernBertForMaskedLM):
@@ -29,34 +30,26 @@ def stock(request):
     return request.param(tiny.config("modernbert", sparse_prediction=True)).train()
 
 
-def _labels(ids):
-    drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(1))
-    return torch.where(drawn < 0.4, ids, -100)
+def _labels(tokens):
+    return tokens.where(tokens % 5 < 2, IGNORED)
 
 
 def test_packed_rows_have_the_loss_of_their_documents(stock):
-    model = copy.deepcopy(stock)
-    ids = tiny.tokens(stock.config, 1, sum(LENGTHS))
-    labels, positions = _labels(ids), torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    model, tokens = copy.deepcopy(stock), ids(lengths=LENGTHS)
+    row, labels = {"input_ids": tokens, **declared(model, lengths=LENGTHS)}, _labels(tokens)
     with autopack.enable(model):
-        output = model(input_ids=ids, position_ids=positions, labels=labels)
-        logits = model(input_ids=ids, position_ids=positions).logits
-    total, parts, alone = 0.0, [], []
-    for first, end in BOUNDS:
-        here = {"input_ids": ids[:, first:end], "labels": labels[:, first:end]}
-        found, count = stock(**here), int((here["labels"] != -100).sum())
-        total, parts = total + found.loss * count, [*parts, found.logits]
-        alone.append(stock(input_ids=ids[:, first:end]).logits)
-    counted = int((labels != -100).sum())
-    assert float((output.loss - total / counted).abs()) < FLOAT32
-    assert torch.allclose(output.logits, torch.cat(parts), atol=1e-5)
-    assert torch.allclose(logits, torch.cat(alone, dim=1), atol=1e-5)
+        output, logits = model(**row, labels=labels), model(**row).logits
+    parts = tokens.split(LENGTHS, 1)
+    labelled = [stock(input_ids=part, labels=_labels(part)) for part in parts]
+    loss = mean_loss([each.loss for each in labelled], [int((_labels(part) != IGNORED).sum()) for part in parts])
+    assert float((output.loss - loss).abs()) < FLOAT32
+    assert torch.allclose(output.logits, torch.cat([each.logits for each in labelled]), atol=1e-5)
+    assert torch.allclose(logits, torch.cat([stock(input_ids=part).logits for part in parts], dim=1), atol=1e-5)
 
 
 def test_padded_batches_have_stocks_loss(stock):
-    model = copy.deepcopy(stock)
-    ids, mask = tiny.tokens(stock.config, 3, 12), (torch.arange(12) < torch.tensor([[12], [7], [5]])).long()
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": _labels(ids).masked_fill(mask == 0, -100)}
+    model, padded = copy.deepcopy(stock), batch("masked LM", mask_of((12, 7, 5)))
+    padded["labels"] = _labels(padded["labels"])
     with autopack.enable(model) as handle:
-        assert float((model(**batch).loss - stock(**batch).loss).abs()) < FLOAT32
+        assert float((model(**padded).loss - stock(**padded).loss).abs()) < FLOAT32
         assert handle.tally.batches == 1

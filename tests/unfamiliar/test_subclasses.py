@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from tests.engine import (
     LENGTHS,
     WHEN,
     Call,
-    Calls,
     Property,
     Result,
     counted,
@@ -29,58 +27,58 @@ from tests.unfamiliar.parts import averaged, shifted
 CALL = Call()
 
 
-def passes_all_on(self: Any, *args: Any, **kwargs: Any) -> Any:
+def passes_all_on(self, *args, **kwargs):
     return super(type(self), self).forward(*args, **kwargs)
 
 
-def names_some(self: Any, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+def names_some(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
     own = super(type(self), self)
     return own.forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **kwargs)
 
 
-def takes_more(self: Any, input_ids: Any = None, *, temperature: float = 1.0, **kwargs: Any) -> Any:
+def takes_more(self, input_ids=None, *, temperature=1.0, **kwargs):
     output = super(type(self), self).forward(input_ids, **kwargs)
     output.logits = output.logits / temperature
     return output
 
 
-def renames_labels(self: Any, input_ids: Any = None, targets: Any = None, **kwargs: Any) -> Any:
+def renames_labels(self, input_ids=None, targets=None, **kwargs):
     return super(type(self), self).forward(input_ids=input_ids, labels=targets, **kwargs)
 
 
-def renames_tokens(self: Any, tokens: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+def renames_tokens(self, tokens=None, labels=None, **kwargs):
     return super(type(self), self).forward(input_ids=tokens, labels=labels, **kwargs)
 
 
-def renames_all(self: Any, tokens: Any, where: Any = None, mask: Any = None, targets: Any = None) -> Any:
+def renames_all(self, tokens, where=None, mask=None, targets=None):
     given = {"position_ids": where, "attention_mask": mask, "labels": targets}
     given = {name: value for name, value in given.items() if value is not None}
     return super(type(self), self).forward(input_ids=tokens, **given)
 
 
-def takes_a_batch(self: Any, batch: dict[str, Any]) -> Any:
+def takes_a_batch(self, batch):
     return super(type(self), self).forward(**batch)
 
 
-def gives_a_tuple(self: Any, *args: Any, **kwargs: Any) -> Any:
+def gives_a_tuple(self, *args, **kwargs):
     return super(type(self), self).forward(*args, **kwargs).to_tuple()
 
 
-def gives_a_dictionary(self: Any, *args: Any, **kwargs: Any) -> Any:
+def gives_a_dictionary(self, *args, **kwargs):
     output = super(type(self), self).forward(*args, **kwargs)
     return type(output)(loss=output.loss, logits=output.logits)
 
 
-def logged(forward: Any) -> Any:
+def logged(forward):
     """A decorator of the user's that tells nothing of what it decorates."""
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
+    def inner(*args, **kwargs):
         return forward(*args, **kwargs)
 
     return inner
 
 
-def logged_well(forward: Any) -> Any:
+def logged_well(forward):
     return functools.wraps(forward)(logged(forward))
 
 
@@ -99,15 +97,15 @@ THIN = {
 }
 
 
-def thin(model: Any, *_: Any) -> None:
+def thin(model, *_):
     subclass(model, passes_all_on)
 
 
-def of_thin(model: Any, name: str) -> None:
+def of_thin(model, name):
     subclass(model, THIN[name][0])
 
 
-def built_by_its_own_constructor(model: Any) -> Any:
+def built_by_its_own_constructor(model):
     """The name of its class decides transformers' `loss_type`, and nothing else."""
     return rebuilt(model, type("Chat", (type(model),), {"forward": passes_all_on, "__module__": "users_code"}))
 
@@ -116,13 +114,13 @@ NAMES = ["LlamaForCausalLM", "LlamaModel", "LlamaForMaskedLM", "LlamaForSequence
 MODULES = ["users_code", "transformers.models.llama.modeling_llama"]
 
 
-def adds_the_mean(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+def adds_the_mean(self, input_ids=None, labels=None, **kwargs):
     output = super(type(self), self).forward(input_ids=input_ids, labels=labels, **kwargs)
     output.logits = averaged(output.logits)
     return output
 
 
-def claims_to_be_of_transformers(model: Any) -> None:
+def claims_to_be_of_transformers(model):
     """Its attention sees no mask: only running it tells that documents meet."""
     base = type(model)
     subclass(model, adds_the_mean, base.__name__, __module__=base.__module__, __qualname__=base.__qualname__)
@@ -131,7 +129,7 @@ def claims_to_be_of_transformers(model: Any) -> None:
 class Batched(Call):
     """What is declared lies in a dictionary that no entry can read; the backbone further in is given it openly."""
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         return model(batch=arguments)
 
 
@@ -139,7 +137,7 @@ BEGIN = 7
 """The token that begins a document in the user's data; the tests put it there."""
 
 
-def makes_positions(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+def makes_positions(self, input_ids=None, **kwargs):
     columns = torch.arange(input_ids.shape[1])
     first = torch.where(input_ids == BEGIN, columns, 0).cummax(1).values
     return super(type(self), self).forward(input_ids, position_ids=columns - first, **kwargs)
@@ -148,7 +146,7 @@ def makes_positions(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
 class FromTokens(Call):
     """Calls that declare nothing, and so are no control of each other: documents begin at a token of the user's."""
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         arguments = {**arguments, "input_ids": arguments["input_ids"].clone()}
         columns = [a for a, _ in spans(LENGTHS)] if self.is_row(arguments["input_ids"]) else [0]
         arguments["input_ids"][:, columns] = BEGIN
@@ -157,14 +155,14 @@ class FromTokens(Call):
         return super().run(model, arguments)
 
     @property
-    def row(self) -> Calls:
+    def row(self):
         return ((self.undeclared, self.alone),)
 
 
 OTHER = (3, 6, 7)
 
 
-def runs_twice(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+def runs_twice(self, input_ids=None, position_ids=None, **kwargs):
     """Two views of one row; a document alone has one of them."""
     if input_ids.shape[1] != sum(LENGTHS):
         return super(type(self), self).forward(input_ids, **kwargs)
@@ -175,32 +173,32 @@ def runs_twice(self: Any, input_ids: Any = None, position_ids: Any = None, **kwa
     return output
 
 
-def two_views(model: Any) -> Result:
+def two_views(model):
     """Both views, by documents alone."""
     parts = [*ids().split(LENGTHS, 1), *ids().split(OTHER, 1)]
     return Result([model(input_ids=part).logits[0] for part in parts])
 
 
-def both_views_packed(model: Any) -> Result:
+def both_views_packed(model):
     if "runs_twice" not in str(type(model).forward):
         return CALL.packed(model)
     states = states_of(model(input_ids=ids(), position_ids=counted()))
     return Result([*states[0].split(LENGTHS), *states[1].split(OTHER)])
 
 
-def adds_the_previous(self: Any, *args: Any, **kwargs: Any) -> Any:
+def adds_the_previous(self, *args, **kwargs):
     output = super(type(self), self).forward(*args, **kwargs)
     output["last_hidden_state"] = shifted(output.last_hidden_state)
     return output
 
 
-def thin_backbone(model: Any) -> None:
+def thin_backbone(model):
     backbone = model.base_model
     cls = type("Backbone", (type(backbone),), {"forward": passes_all_on, "__module__": "users_code"})
     setattr(model, model.base_model_prefix, rebuilt(backbone, cls))
 
 
-def backbone_that_mixes(model: Any) -> None:
+def backbone_that_mixes(model):
     subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
 
 

@@ -1,0 +1,174 @@
+"""lm-eval's `HFLM` as it is: it pads without a mask, and where it does is noted by what it pads with.
+
+Rows of one batch may begin alike, as choices of one question do: those tokens are computed once.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import tiny
+from tests.integration.sentences import WORDS, folder, sentences
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+huggingface = pytest.importorskip("lm_eval.models.huggingface")
+from lm_eval.api.instance import Instance  # noqa: E402
+
+NEAR = 1e-6
+
+
+@pytest.fixture
+def harness(tmp_path):
+    def make(model_type="llama", kind="causal-lm", **options):
+        where = folder(tmp_path, model_type, kind)
+        auto = transformers.AutoModelForSeq2SeqLM if kind == "seq2seq" else transformers.AutoModelForCausalLM
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+        tokenizer.eos_token = "[SEP]"
+        options = {"batch_size": 8, "device": "cpu", "max_length": 40, **options}
+        model = options.pop("model", None) or auto.from_pretrained(where)
+        return huggingface.HFLM(pretrained=model, tokenizer=tokenizer, **options)
+
+    return make
+
+
+def requests(kind="loglikelihood"):
+    pairs = enumerate(zip(sentences(20), sentences(20, seed=1), strict=True))
+    if kind == "loglikelihood_rolling":
+        return [Instance(kind, {}, (f"{one} {other}",), number) for number, (one, other) in pairs]
+    return [Instance(kind, {}, (one, f" {other}"), number) for number, (one, other) in pairs]
+
+
+def scored(model, asked=None):
+    return model.loglikelihood(requests() if asked is None else asked, disable_tqdm=True)
+
+
+def assert_same(found, expected):
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"), [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mamba", "causal-lm"), ("t5", "seq2seq")]
+)
+def test_likelihoods_are_those_that_were(harness, model_type, kind):
+    model, stock = harness(model_type, kind), harness(model_type, kind)
+    expected = scored(model)
+    with autopack.enable(model) as handle:
+        assert_same(scored(model), expected)
+        assert handle.tally.padding > 0
+        assert not handle.tally.left
+        assert handle.tally.evaluation.fill == 1
+        calls = handle.tally.evaluation.calls
+        assert scored(stock) == expected, "a model that is not enabled is called as ever"
+        assert handle.tally.evaluation.calls == calls
+        copied = copy.deepcopy(model)
+    with autopack.enable(copied) as handle:
+        assert_same(scored(copied), expected)
+        assert handle.tally.padding > 0
+
+
+def test_a_model_whose_tokens_see_padding_keeps_it(harness):
+    model = harness(model=tiny.build("bert", task="masked-lm"), backend="causal")
+    expected = scored(model)
+    with autopack.enable(model) as handle:
+        assert scored(model) == expected
+        assert (handle.tally.batches, handle.tally.evaluation.fill) == (0, 1)
+
+
+def test_rolling_and_generation(harness):
+    options = {"max_gen_toks": 4, "until": ["nothing"]}
+    texts = [Instance("generate_until", {}, (text, options), n) for n, text in enumerate(sentences(6))]
+    model, rolling = harness(), requests("loglikelihood_rolling")
+    expected = model.loglikelihood_rolling(rolling, disable_tqdm=True)
+    generated = model.generate_until(texts, disable_tqdm=True)
+    with autopack.enable(model) as handle:
+        assert model.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(expected, rel=NEAR)
+        assert handle.tally.padding > 0
+        assert model.generate_until(texts, disable_tqdm=True) == generated
+
+
+def test_a_token_of_the_text_that_looks_like_padding_is_none(harness):
+    """HFLM pads with 0, which is a token like any other in most vocabularies."""
+    model = harness()
+    asked = [(("", ""), [0, 0, 5], [7, 0, 0, 0]), (("", ""), [5], [0, 0])]
+    expected = model._loglikelihood_tokens(asked)
+    with autopack.enable(model) as handle:
+        assert_same(model._loglikelihood_tokens(asked), expected)
+        assert (handle.tally.tokens, handle.tally.padding) == (8, 4)
+
+
+def test_what_it_pads_with_is_given_back(harness):
+    original, model = huggingface.pad_and_concat, harness()
+    before = inspect.getsource(original)
+    with autopack.enable(model.model) as handle:
+        assert huggingface.pad_and_concat is original
+        assert autopack.enable(model) is handle
+        assert huggingface.pad_and_concat is not original
+        with refused("which-model"):
+            autopack.enable([harness(model=tiny.build("llama")), object()])
+    assert huggingface.pad_and_concat is original
+    assert inspect.getsource(huggingface.pad_and_concat) == before
+
+
+def test_what_is_noted_is_forgotten_where_the_batch_is_written_to(harness):
+    model = harness()
+    with autopack.enable(model) as handle, torch.no_grad():
+        batch = huggingface.pad_and_concat(5, [torch.tensor([1, 2]), torch.tensor([3, 4, 5, 6, 7])])
+        model._model_call(batch)
+        assert handle.tally.padding == 3
+        batch[0, 2] = 9
+        model._model_call(batch)
+        model._model_call(batch.clone())
+        assert handle.tally.padding == 3
+
+
+def words(draw, least, most):
+    return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
+
+
+def choices(least, most, before=""):
+    """Eight questions after the same text, with four choices of so many words each."""
+    draw, found = random.Random(0), []
+    for number in range(8):
+        question = before + words(draw, 32, 48)
+        answered = [f" {words(draw, least, most)}" for _ in range(4)]
+        found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
+    return found
+
+
+def counted(model, asked, **options):
+    """What the calls of an enabled model held, whose scores are those of stock."""
+    expected = scored(model, asked)
+    with autopack.enable(model, **options) as handle:
+        assert_same(scored(model, asked), expected)
+        assert not handle.tally.left
+        return handle.tally.evaluation
+
+
+@pytest.mark.parametrize(
+    ("model_type", "lengths", "least"), [("llama", (3, 3), 0.6), ("gpt2", (3, 3), 0.6), ("llama", (2, 9), 0.1)]
+)
+def test_what_choices_of_a_question_begin_with_is_computed_once(harness, model_type, lengths, least):
+    """lm-eval sorts by length: those of like lengths stand next to each other, others may lie in several batches."""
+    ran = counted(harness(model_type, max_length=128), choices(*lengths))
+    assert ran.shared > least * ran.tokens
+
+
+def test_examples_before_every_question(harness):
+    """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
+    ran = counted(harness(max_length=128), choices(1, 1, words(random.Random(1), 60, 60) + " "))
+    assert ran.documents == 8
+    assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind
+
+
+def test_what_shares_nothing_gives_the_same(harness):
+    ran = counted(harness(max_length=128), choices(3, 3), share=False)
+    assert (ran.shared, ran.columns) == (0, ran.tokens)
