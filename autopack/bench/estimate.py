@@ -21,7 +21,7 @@ from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.pages import figure as drawing
 from autopack.pages import parts
-from autopack.pages.figure import Bar, Bars, Chart, Columns, Histogram
+from autopack.pages.figure import Bar, Bars, Chart, Histogram
 from autopack.pages.theme import GROUPED, PACKED, PADDED
 
 Order = Literal["random", "grouped"]
@@ -118,9 +118,8 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = self._head()
-        for caption, sides, widths, rows in self._tables():
-            form = "".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-            lines += [f"\n{caption}", *(form.format(*row) for row in rows)]
+        for caption, sides, rows in self._tables():
+            lines += [f"\n{caption}", *parts.text_table(rows, sides)]
         return "\n".join([*lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
@@ -128,7 +127,7 @@ class Estimate:
         return parts.joined(
             parts.lines(self._head()),
             drawing.figures(self._charts()),
-            *(parts.table(head, rows, sides, caption) for caption, sides, _, (head, *rows) in self._tables()),
+            *(parts.table(head, rows, sides, caption) for caption, sides, (head, *rows) in self._tables()),
             parts.lines([" ".join(notes[:3]), *notes[3:]]),
         )
 
@@ -144,12 +143,12 @@ class Estimate:
         longer = [f"longer than {self.max_length:,} tokens: {', '.join(over)}"] if over else []
         return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
 
-    def _tables(self) -> Iterator[tuple[str, str, tuple[int, ...], list[list[str]]]]:
-        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, widths, and cells."""
+    def _tables(self) -> Iterator[tuple[str, str, list[list[str]]]]:
+        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, and cells."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
         head = ["documents per batch", "random", "grouped by length"]
-        yield "padded batches: share of padding", "<>>", (22, 10, 20), [head, *rows]
+        yield "padded batches: share of padding", "<>>", [head, *rows]
         grouped = next(arm for arm in self._compared if arm.order == "grouped")
         named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
         rows = [
@@ -159,7 +158,7 @@ class Estimate:
         ]  # fmt: skip
         head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
         caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
-        yield caption, "<>>>>>", (22, 12, 10, 14, 17, 10), [head, *rows]
+        yield caption, "<>>>>>", [head, *rows]
 
     def _notes(self) -> list[str]:
         """Return lines that say what was counted."""
@@ -177,31 +176,25 @@ class Estimate:
         ]
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draw lengths, padding, fill and speed; return the figure of matplotlib, and write it where a path is given.
+        """Draw lengths, fill and speed; return the figure of matplotlib, and write it where a path is given.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
         title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
         figure = drawing.picture(self._charts(), title)
         if path is not None:
-            drawing.save(figure, path)
+            figure.savefig(path)
         return figure
 
     def _charts(self) -> list[Chart]:
         edges = np.linspace(0, max(1, self.lengths.max()), 61)
         counts, against = np.histogram(self.lengths, edges)[0], f"padded batches of {self.baseline.batch_size}"
-        shares = {
-            label: ([100 * arm.padding for arm in self.padded[number::2]], color)
-            for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items())
-        }
-        sizes = [str(arm.batch_size) for arm in self.padded[::2]]
         fill = [_bar(arm, 100 * (1 - arm.padding), f"{1 - arm.padding:.2%}") for arm in self._compared]
         speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
         mean, axes = float(self.lengths.mean()), ("tokens", "documents")
         return [
             Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
             Bars("Real tokens, % of all columns", fill, whole=100),
-            Columns("Padding of padded batches", sizes, shares, ("documents per batch", "% of all columns")),
             Bars(f"Expected speed, against {against}", speed),
         ]
 

@@ -21,7 +21,7 @@ from typing import Any
 from autopack.errors import AutopackError
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
-from autopack.pages.figure import NeedsMatplotlib, formats, save
+from autopack.pages.figure import formats
 from autopack.version import __version__
 
 
@@ -58,29 +58,13 @@ def _names(text: str) -> list[str]:
 
 def check_directory(option: str, path: Path | None) -> None:
     """Raise `AutopackError` if an option names a file in a directory that is not there, or a directory."""
-    if path is not None and not path.parent.is_dir():
-        raise AutopackError(
-            f"{option} {path}: there is no directory {path.parent}; create it or name another one", code="cannot-write"
-        )
-    if path is not None and path.is_dir():
-        raise AutopackError(
-            f"{option} {path}: wanted a file, found a directory; name a file in it", code="cannot-write"
-        )
-
-
-def check_drawable(path: Path | None) -> None:
-    """Raise `AutopackError` if the picture that --plot asks for could not be drawn or written."""
     if path is None:
         return
-    try:
-        known = formats()
-    except NeedsMatplotlib as error:
-        raise AutopackError(f"--plot: {error.message}", code="missing-package") from error
-    check_directory("--plot", path)
-    if path.suffix.lstrip(".").lower() not in known:
-        raise AutopackError(
-            f"--plot {path}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
-        )
+    wrong = "wanted a file, found a directory; name a file in it" if path.is_dir() else ""
+    if not path.parent.is_dir():
+        wrong = f"there is no directory {path.parent}; create it or name another one"
+    if wrong:
+        raise AutopackError(f"{option} {path}: {wrong}", code="cannot-write")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
@@ -106,7 +90,11 @@ def add_outputs(parser: argparse._ActionsContainer) -> None:
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
     check_directory("--html", args.html)
-    check_drawable(args.plot)
+    check_directory("--plot", args.plot)
+    if args.plot is not None and args.plot.suffix.lstrip(".").lower() not in (known := formats()):
+        raise AutopackError(
+            f"--plot {args.plot}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
+        )
 
 
 def write_outputs(
@@ -130,7 +118,7 @@ def write_outputs(
         page = parts.whole(title, made.items(), body())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
     if args.plot is not None:
-        save(draw(), args.plot)
+        draw().savefig(args.plot)
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and args.json is not True:
             print(f"\n{name}: {path}")

@@ -1,6 +1,6 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
-A chart has a caption and a size in inches, and draws itself on axes. Several make one picture, or figures of a page:
+A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
 SVG in its colours and its width, with texts that are texts.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autopack.errors import AutopackError
@@ -29,6 +28,8 @@ _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
 LEAST, MOST = 1e-9, 10.0
 """Errors below and above these are drawn at the edge; 0 is below."""
+WIDTH = 6
+"""Width of every chart, in inches."""
 MARKERS = (("o", PACKED), ("D", LEAKS), ("^", GROUPED), ("s", PADDED))
 
 
@@ -45,7 +46,7 @@ class Chart(Protocol):
     def caption(self) -> str: ...
 
     @property
-    def size(self) -> tuple[float, float]: ...
+    def height(self) -> float: ...
 
     def draw(self, axes: Axes) -> None: ...
 
@@ -59,12 +60,6 @@ class Bar:
     said: str
     color: str = PACKED
     interval: tuple[float, float] | None = None
-    hatched: bool = False
-
-    @property
-    def end(self) -> float:
-        """The end of the bar and its interval."""
-        return max(self.value or 0.0, *(self.interval or (0.0, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -74,39 +69,29 @@ class Bars:
     caption: str
     rows: Sequence[Bar]
     whole: float | None = None
-    numbered: bool = False
-    width: float = 5.4
 
     @property
-    def size(self) -> tuple[float, float]:
-        return self.width, 0.7 + 0.34 * max(len(self.rows), 3)
+    def height(self) -> float:
+        return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
-        most = self.whole or max((row.end for row in self.rows), default=0.0) or 1.0
-        for number, row in enumerate(self.rows):
-            if self.whole is not None:
-                axes.barh(number, self.whole, 0.66, color=LINE)
-            if row.value is not None:
-                hatch = "//" if row.hatched else None
-                axes.barh(number, row.value, 0.66, color=row.color, edgecolor=PAPER, linewidth=0, hatch=hatch)
-            if row.value is not None and row.interval is not None:
-                low, high = row.interval
-                reach = [[row.value - low], [high - row.value]]
-                for color, width in ((PAPER, 4.0), (INK, 1.4)):  # seen on dark bars and on light ones
-                    axes.errorbar(row.value, number, xerr=reach, color=color, lw=width, capsize=4, capthick=width)
-            color = FAINT if row.value is None else INK
-            axes.text((self.whole or row.end) + 0.02 * most, number, row.said, va="center", color=color, clip_on=False)
-        axes.set_yticks(range(len(self.rows)), [row.name for row in self.rows])
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.set(xlim=(0, 1.02 * most), ylim=(len(self.rows) - 0.45, -0.55))
-        axes.spines["bottom"].set_visible(False)
-        if not self.numbered:
-            axes.set_xticks([])
-            return
+        places, values = range(len(self.rows)), [row.value or 0.0 for row in self.rows]
+        form: dict[str, Any] = {"color": [row.color for row in self.rows]}
+        if any(row.interval for row in self.rows):
+            ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
+            below = [value - low for value, (low, _) in zip(values, ends, strict=True)]
+            above = [high - value for value, (_, high) in zip(values, ends, strict=True)]
+            form |= {"xerr": [below, above], "ecolor": INK, "capsize": 4}
+        bars = axes.barh(places, values, 0.66, **form)
+        if self.whole is not None:
+            bars = axes.barh(places, self.whole, 0.66, color=LINE, zorder=0)
+        axes.bar_label(bars, [row.said for row in self.rows], padding=6)
+        axes.set_yticks(places, [row.name for row in self.rows])
+        axes.invert_yaxis()
         axes.locator_params(axis="x", nbins=5)
-        axes.xaxis.set_major_formatter("{x:,.0f}" if most >= 5 else "{x:,g}")
-        axes.tick_params(axis="x", length=0)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
         axes.grid(axis="x", color=LINE)
         axes.set_axisbelow(True)
 
@@ -121,46 +106,19 @@ class Histogram:
     labels: tuple[str, str]
     mean: float | None = None
     log: bool = False
-    size: tuple[float, float] = (4.8, 3.0)
+    height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
-        apart = 0.6 if len(self.counts) < 30 else 0.0
-        wide = [right - left for left, right in pairwise(self.edges)]
-        form: dict[str, Any] = {"color": PACKED, "edgecolor": PAPER, "linewidth": apart}
-        axes.bar(self.edges[:-1], self.counts, wide, align="edge", **form)
+        edges = list(self.edges)
+        axes.hist(edges[:-1], edges, weights=self.counts, log=self.log, color=PACKED, edgecolor=PAPER, linewidth=0.4)
+        if self.log:
+            axes.set_ylim(bottom=0.5)
+            axes.minorticks_off()
         if self.mean is not None:
             axes.axvline(self.mean, color=INK, lw=1, ls="--")
-        if self.log:
-            axes.set_yscale("log")
-            axes.set_ylim(0.5, 2 * max([1.0, *self.counts]))
-            axes.minorticks_off()
-        else:
-            axes.locator_params(axis="y", integer=True)
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.locator_params(axis="x", integer=True)
-        axes.set(xlim=(self.edges[0], self.edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Groups of columns in percent, the series beside each other: the values and the colour of each by its name."""
-
-    caption: str
-    groups: Sequence[str]
-    series: Mapping[str, tuple[Sequence[float], str]]
-    labels: tuple[str, str]
-    size: tuple[float, float] = (4.8, 3.0)
-
-    def draw(self, axes: Axes) -> None:
-        width = 0.8 / len(self.series)
-        for number, (name, (values, color)) in enumerate(self.series.items()):
-            left = [group - 0.4 + (number + 0.5) * width for group in range(len(values))]
-            axes.bar(left, values, width, color=color, label=name)
-        axes.set_xticks(range(len(self.groups)), self.groups)
-        axes.tick_params(axis="x", length=0)
-        axes.set(xlabel=self.labels[0], ylabel=self.labels[1], ylim=(0, 100))
-        axes.legend(loc="upper left")
+        axes.set(xlim=(edges[0], edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
 
 
 @dataclass(frozen=True)
@@ -178,8 +136,8 @@ class Errors:
     raised: Sequence[bool]
 
     @property
-    def size(self) -> tuple[float, float]:
-        return 5.4, 0.9 + 0.22 * len(self.rows)
+    def height(self) -> float:
+        return 0.9 + 0.22 * len(self.rows)
 
     def draw(self, axes: Axes) -> None:
         axes.hlines(range(len(self.rows)), LEAST, MOST, color=LINE, linewidth=1, zorder=0)
@@ -217,7 +175,7 @@ class Influence:
     rounding: float
     labels: tuple[str, str]
     scale: str
-    size: tuple[float, float] = (5.6, 4.6)
+    height: float = 4.6
 
     def draw(self, axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -254,29 +212,27 @@ def on_axes(chart: Chart, axes: Axes) -> Any:
     return axes.figure
 
 
-def picture(charts: Sequence[Chart], title: str = "", below: str = "", rows: int = 0) -> Figure:
-    """Draw charts as one picture, in so many rows (two where they are more than three): a title, and a text below.
+def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure:
+    """Draw charts as one picture, in two rows where they are more than three: a title, and a text below.
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
     _check()
     from matplotlib.figure import Figure
 
-    rows = rows or (1 if len(charts) <= 3 else 2)
-    columns = math.ceil(len(charts) / rows)
-    lines = [charts[first : first + columns] for first in range(0, len(charts), columns)]
-    widths = [max(line[column].size[0] for line in lines if column < len(line)) for column in range(columns)]
-    heights = [max(chart.size[1] for chart in line) for line in lines]
-    title, below = _filled(title, int(9.5 * sum(widths))), _filled(below, int(14 * sum(widths)))
-    height = sum(heights) + 0.3 * rows + 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
+    columns = min(len(charts), 3)
+    rows = math.ceil(len(charts) / columns)
+    title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
+    height = rows * (0.3 + max(chart.height for chart in charts))
+    height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
     with style():
-        figure = Figure(figsize=(sum(widths), height), layout="constrained")
+        figure = Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
-        form: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights, "squeeze": False}
-        for axes, chart in zip(figure.subplots(rows, columns, **form).flat, charts, strict=False):
+        for number, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(rows, columns, number)
             chart.draw(axes)
-            axes.set_title(_filled(chart.caption, int(8.6 * chart.size[0])))
+            axes.set_title(_filled(chart.caption, 8 * WIDTH))
         return readable(figure)
 
 
@@ -295,7 +251,7 @@ def svg(chart: Chart) -> str:
 
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with style():
-        figure = Figure(figsize=chart.size, layout="constrained")
+        figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
         readable(figure).savefig(buffer, format="svg", transparent=True, metadata=nothing)
     return inline(buffer.getvalue())
@@ -307,11 +263,6 @@ def formats() -> list[str]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(FigureCanvasAgg.get_supported_filetypes())
-
-
-def save(figure: Figure, path: Any) -> None:
-    """Write a picture to a file."""
-    figure.savefig(path, dpi=150)
 
 
 def _check() -> None:
@@ -340,7 +291,7 @@ def style() -> Iterator[None]:
     colored = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     settings: dict[Any, Any] = dict.fromkeys(colored, INK)
     settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
-    settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack", "hatch.linewidth": 1.2}
+    settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack"}
     settings |= {"axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 8}
     with matplotlib.rc_context(settings):
         yield
