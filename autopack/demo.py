@@ -25,6 +25,7 @@ from typing import Any
 
 from autopack.commands import keep_freed_memory, positive
 from autopack.errors import AutopackError
+from autopack.pages.parts import text_table
 from autopack.version import __version__
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
@@ -254,38 +255,41 @@ def write_table(result: DemoResult) -> str:
     half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
     last = settings.steps - 1
-    shown = range(last + 1) if last < 8 else sorted({0, 1, *(last * part // 4 for part in range(1, 5))})
-    verdicts = ["equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms]
+    shown = sorted({*range(0, last, max(1, last // 5)), last})
+    speeds = [
+        ["", *arms],
+        ["tokens computed", *(f"{arm.tokens:,}" for arm in arms.values())],
+        ["of these padding", *(f"{1 - real / arm.tokens:.1%}" for arm in arms.values())],
+        ["seconds of training", *(f"{arm.seconds:.1f}" for arm in arms.values())],
+        ["real tokens per second", *(f"{real / arm.seconds:,.0f}" for arm in arms.values())],
+        ["relative speed", *(f"{result.speed(name):.2f}x" for name in arms)],
+    ]
+    losses = [
+        ["", *arms],
+        *([f"step {n + 1}", *(f"{arm.losses[n]:.6f}" for arm in arms.values())] for n in shown),
+        ["largest difference", *(f"{result.difference(name):.1e}" for name in arms)],
+        [
+            "within float32 rounding",
+            *("equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms),
+        ],
+    ]
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
-        f"  text      {len(lengths):,} documents from the documentation of Python "
-        f"{'.'.join(platform.python_version_tuple()[:2])}, {sum(lengths):,} tokens",
-        f"            lengths: median {half}, one in ten above {most}, longest {lengths[-1]}",
-        f"  model     Llama, {parameters / 1e6:.1f} M parameters, sdpa, float32, {torch.get_num_threads()} CPU threads",
-        f"  training  {settings.steps} steps of {settings.batch_size} documents, all ways in the same order and from "
-        f"seed {settings.seed}",
+        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, {sum(lengths):,} "
+        f"tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
+        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: {torch.get_num_threads()}; "
+        f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
         "",
         "Speed: padding costs time and teaches nothing; packed rows have none.",
-        _columns("", arms),
-        _columns("tokens computed", [f"{arm.tokens:,}" for arm in arms.values()]),
-        _columns("of these padding", [f"{1 - real / arm.tokens:.1%}" for arm in arms.values()]),
-        _columns("seconds of training", [f"{arm.seconds:.1f}" for arm in arms.values()]),
-        _columns("real tokens per second", [f"{real / arm.seconds:,.0f}" for arm in arms.values()]),
-        _columns("relative speed", [f"{result.speed(name):.2f}x" for name in arms]),
+        *text_table(speeds, "<>>>"),
         "",
         "Loss: every optimizer step sees the same documents, so the losses must be the same.",
-        *(_columns(f"step {n + 1}", [f"{arm.losses[n]:.6f}" for arm in arms.values()]) for n in shown),
-        _columns("largest difference", ["", *(f"{result.difference(n):.1e}" for n in (STOCK, ENABLED))]),
-        _columns("within float32 rounding", ["", *verdicts[1:]]),
+        *text_table(losses, "<>>>"),
         "",
         _verdict(result),
     ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _columns(name: str, values: Iterable[str]) -> str:
-    return f"  {name:<26}" + "".join(f"{value:>18}" for value in values)
+    return "\n".join(lines)
 
 
 def _verdict(result: DemoResult) -> str:

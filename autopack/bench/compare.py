@@ -151,7 +151,7 @@ def compare(
     count = settings.batches
     if count is None:
         tell("timing a first step, to see how much fits")
-        count = _batches_that_fit(contest((BASELINE,), [shuffled[:size]]), until, tell)
+        count = _batches_that_fit(contest((BASELINE,), [shuffled[:size]]), until)
     chosen = shuffled[: count * size]
     documents = [chosen[i : i + size] for i in range(0, len(chosen), size)]
     whole = contest(ARMS, documents)
@@ -192,21 +192,14 @@ def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:
         raise CannotBench(f"{over}; --max-length {most} cuts what is longer")
 
 
-def _batches_that_fit(first: Contest, until: float, tell: Callable[[str], None]) -> int:
+def _batches_that_fit(first: Contest, until: float) -> int:
     """Return how many batches like this a pass of an arm may have, for enough rounds in the time."""
     first.model.train(first.optimizer is not None)
     first.race(2)
     if not first.outcomes[0].timed:
         return FEW_BATCHES
-    taken = first.outcomes[0].seconds[-1]
-    each = taken * len(ARMS) * _OF_PADDED
+    each = first.outcomes[0].seconds[-1] * len(ARMS) * _OF_PADDED
     left = until - time.monotonic() - _PREPARING * each
-    if left < each * (least := LEAST + _COMPARING):
-        wanted = each * (_PREPARING + least)
-        tell(
-            f"this takes about {wanted:.0f} s, since one batch takes {taken:.1g} s; shorter documents or fewer "
-            f"would do, or --seconds {math.ceil(wanted)}"
-        )
     return min(max(int(left / each / (WANTED_ROUNDS + _COMPARING)), 1), MOST_BATCHES)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopack.commands import add_outputs, check_outputs, finite, write_outputs
-from autopack.commands.models import add_model_options, obtain, task_for
+from autopack.commands.models import add_model_options, is_saved, obtain, task_for
 from autopack.errors import AutopackError
 from autopack.options import TASKS
 
@@ -24,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
-    about = "a directory with a saved model, or a model type such as qwen3 (built tiny)"
-    parser.add_argument("model", metavar="PATH_OR_TYPE", help=about)
+    about = (
+        "a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 (built tiny)"
+    )
+    parser.add_argument("model", metavar="MODEL", help=about)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
@@ -65,16 +65,10 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> PreTrainedModel:
     from autopack import tiny
 
-    path = Path(args.model).expanduser()
-    if path.is_dir() and args.task is not None:
+    if args.task is not None and is_saved(args.model):
         raise AutopackError(
             f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
         )
-    if not path.is_dir() and (path.exists() or os.sep in args.model or args.model.startswith((".", "~"))):
-        wanted = "a directory with a saved model, or a model type such as qwen3"
-        hint = "For a model of the Hub, download it first and name the directory."
-        said = "is a file" if path.exists() else "does not exist"
-        raise AutopackError(f"{args.model} {said}; wanted {wanted}. {hint}", code="model-unavailable")
     task = args.task or task_for(args.model)
 
     def build() -> PreTrainedModel:
@@ -83,8 +77,7 @@ def _load(args: argparse.Namespace) -> PreTrainedModel:
         form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
         return tiny.build(args.model, task=str(task), device=args.device, **form)
 
-    types = [name for each in ([task] if task else TASKS) for name in tiny.types_for(each)]
-    return obtain(args, types, f"a {task}" if task else "a", build, downloaded=False)
+    return obtain(args, [args.task] if args.task else TASKS, build)
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:

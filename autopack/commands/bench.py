@@ -25,7 +25,7 @@ from autopack.commands import (
     whole_number,
     write_outputs,
 )
-from autopack.commands.models import add_model_options, obtain, task_for
+from autopack.commands.models import add_model_options, is_saved, obtain, task_for, types_for
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     """Return the model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
-    from autopack import tiny
     from autopack.bench.subjects import build
 
     if args.threads is not None:
@@ -140,12 +139,10 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     size, task = args.size or ("130M" if cuda else "small"), str(task_for(args.model, TASKS))
     form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
     form |= {"device": args.device, "seed": args.seed}
-    known = [name for each in TASKS for name in tiny.types_for(each)]
-    built = args.model in known and not Path(args.model).is_dir()
+    built = args.model in types_for(TASKS) and not is_saved(args.model)
     if args.size and not built:
         raise CannotTime(f"--size is for models that are built, and {args.model} is loaded; leave it out")
-    sort = "a causal or masked language"
-    model = obtain(args, known, sort, lambda: build(args.model, size, task, longest, **form), downloaded=True)
+    model = obtain(args, TASKS, lambda: build(args.model, size, task, longest, **form))
     return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
 

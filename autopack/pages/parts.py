@@ -17,8 +17,7 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
     widths[0] = max(len(row[0]) for row in rows)
-    lines = ("  ".join(map("{:{}{}}".format, row, sides, widths)) for row in rows)
-    return [line.rstrip() for line in lines]
+    return ["  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
 
 
 def table(head: Row, rows: Iterable[Row], sides: str, caption: str = "") -> str:
