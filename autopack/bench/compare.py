@@ -108,7 +108,7 @@ def compare(
     settings: RaceSettings,
     about: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[int], Any] = lambda number: None,
 ) -> Comparison:
     """Time padded batches and packed rows of documents of these lengths, stock and enabled, on this model.
 
@@ -121,7 +121,7 @@ def compare(
         lengths: (documents,) ints, of which as many as are timed are drawn.
         about: what is said of the model, beside what it says itself.
         tell: called with a line at the beginning of every stage.
-        progress: called with the share of the rounds that are over, 0 to 1.
+        progress: called with the number of each round that is over.
 
     Raises `CannotBench` for documents longer than the model's positions, and for models whose loss is not one over
     tokens.
@@ -159,13 +159,7 @@ def compare(
     for outcome in whole.outcomes:
         whole.attempt(outcome, partial(_prepare, whole, outcome, state))
     tell(f"timing every arm on {len(documents)} x {size} documents")
-    started, rounds = time.monotonic(), settings.rounds
-
-    def report(number: int) -> None:
-        by_time = (time.monotonic() - started) / max(until - started, 1e-3)
-        progress(number / rounds if rounds else min(number / LEAST, by_time, 1.0))
-
-    whole.race(rounds, math.inf if rounds else until, LEAST, report)
+    whole.race(settings.rounds, math.inf if settings.rounds else until, LEAST, progress)
     found = {
         "class": type(model).__name__,
         "type": model.config.model_type,

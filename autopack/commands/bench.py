@@ -109,13 +109,9 @@ def run(args: argparse.Namespace) -> int:
         about["lengths"] += f"; those of a batch begin with the same {args.prompt:,} tokens, put before them"
     same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
     settings = RaceSettings(**same, backend=args.backend or "auto")
-    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
-
-        def progress(share: float) -> None:
-            bar.update(100 * share - bar.n)
-
-        result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
+    with tqdm(total=args.rounds, desc="timing", unit="round", file=sys.stderr, leave=False, disable=None) as bar:
+        tell = partial(bar.write, file=sys.stderr)
+        result = compare(model, lengths, settings, about, tell, lambda number: bar.update())
     print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from autopack import tiny
 from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
-from autopack.bench.race import Entrant, Spread, race, summary, verdict
+from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.bench.report import write_table
 from autopack.cli import main
 from tests.support.refusals import refused
@@ -134,7 +134,7 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
 def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
     laps = race({"a": int}, 5, until=until, least=2)["a"]
     assert len(laps) == wanted
-    assert summary(laps)["wall"] == [lap["wall"] for lap in laps]
+    assert all(lap["wall"] >= 0 for lap in laps)
 
 
 # The arms
@@ -302,14 +302,12 @@ def test_models_without_a_loss_over_tokens_are_refused():
 @pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
-    shares: list[float] = []
+    rounds: list[int] = []
     settings = RaceSettings(batch_size=2, seconds=3)
-    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=shares.append)
+    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
     assert result.rounds >= 6
     assert result.outcomes[0].arm == BASELINE
-    assert shares == sorted(shares)
-    assert len(shares) == result.rounds
-    assert 0 < shares[-1] <= 1
+    assert rounds == [*range(1, result.rounds + 1)]
 
 
 def test_sizes_hold_for_other_types_too():
