@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from autopack.errors import AutopackError
 from autopack.pages import parts
 from autopack.pages.theme import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, PACKED, PADDED, PAPER, inline
@@ -140,24 +142,24 @@ class Errors:
         return 0.9 + 0.22 * len(self.rows)
 
     def draw(self, axes: Axes) -> None:
-        axes.hlines(range(len(self.rows)), LEAST, MOST, color=LINE, linewidth=1, zorder=0)
-        for row, limits in enumerate(self.limits):
-            for limit, color in zip(limits, (LIMIT, FAINT), strict=True):
-                above = 1.2 if color == LIMIT else 1.1
-                axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=above)
-        for number, ((name, errors), (marker, color)) in enumerate(zip(self.found.items(), MARKERS, strict=True)):
-            measured = [row for row, error in enumerate(errors) if error is not None]
-            values = [_within(errors[row]) for row in measured]
+        places = np.arange(len(self.rows))
+        for ends, color in zip(zip(*self.limits, strict=True), (LIMIT, FAINT), strict=False):
+            axes.vlines(ends, places - 0.5, places + 0.5, color=color, linewidth=1.2, zorder=1)
+        for (name, errors), (marker, color) in zip(self.found.items(), MARKERS, strict=True):
+            measured = {row: error for row, error in enumerate(errors) if error is not None}
+            values = np.nan_to_num([*measured.values()], nan=MOST).clip(LEAST, MOST)
             form: dict[str, Any] = {"color": color, "edgecolor": INK, "linewidth": 0.5, "clip_on": False}
-            axes.scatter(values, measured, 26, marker=marker, label=name, zorder=2 + number, **form)
-        for row in [row for row, raised in enumerate(self.raised) if raised]:
-            axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
-        axes.set_yticks(range(len(self.rows)), self.rows)
+            axes.scatter(values, [*measured], 26, marker=marker, label=name, zorder=2, **form)
+        for row, raised in enumerate(self.raised):
+            if raised:
+                axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
+        axes.set_yticks(places, self.rows)
         ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
         axes.set_xscale("log")
         axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
         axes.minorticks_off()
         axes.set(xlim=(LEAST, MOST), ylim=(max(len(self.rows), 1) - 0.5, -0.5))
+        axes.grid(axis="y", color=LINE)
         axes.tick_params(axis="y", length=0, pad=8)
         axes.spines["left"].set_visible(False)
         axes.figure.legend(loc="outside upper right", ncols=4, handletextpad=0.1, columnspacing=0.9, fontsize=9)
@@ -178,22 +180,19 @@ class Influence:
     height: float = 4.6
 
     def draw(self, axes: Axes) -> None:
-        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+        from matplotlib import colormaps
+        from matplotlib.colors import LogNorm
 
-        least = min(self.rounding, 1.0)
-        reds = LinearSegmentedColormap.from_list("leaks", ["#f7dccb", "#f0b49b", "#d9482b", "#8c1c13"])
-        colors = reds.with_extremes(under="#e3eff3", over="#8c1c13", bad=LINE)
+        least, count = min(self.rounding, 1.0), len(self.values)
         # A logarithm of 0 would be as grey as what was not measured.
-        drawn = [[max(value, 1e-3 * least) if value == value else value for value in row] for row in self.values]
-        image = axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors)
-        for row, values in enumerate(self.values):
-            for column, value in enumerate(values):
-                color = PAPER if value > 0.1 else INK
-                said = "" if math.isnan(value) else f"{value:.2g}"
-                axes.text(column, row, said, ha="center", va="center", color=color)
-        count = range(len(self.values))
-        axes.set_xticks(count, [str(number + 1) for number in count])
-        axes.set_yticks(count, [str(number + 1) for number in count])
+        drawn = np.maximum(self.values, 1e-3 * least)
+        colors = colormaps["Reds"].with_extremes(under="#e3eff3", bad=LINE)
+        end = count + 0.5
+        image = axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors, extent=(0.5, end, end, 0.5))
+        for (row, column), value in np.ndenumerate(self.values):
+            said = "" if np.isnan(value) else f"{value:.2g}"
+            axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)
+        axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set(xlabel=self.labels[0], ylabel=self.labels[1])
@@ -276,11 +275,6 @@ def _check() -> None:
 def _filled(text: str, width: int) -> str:
     """Return a text whose lines are no longer than so many characters."""
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
-
-
-def _within(error: float | None) -> float:
-    """Return the place where an error is drawn; one that is no number is as bad as any."""
-    return MOST if error is None or math.isnan(error) else min(max(error, LEAST), MOST)
 
 
 @contextmanager
