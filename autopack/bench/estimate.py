@@ -21,8 +21,7 @@ from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.pages import figure as drawing
 from autopack.pages import parts
-from autopack.pages.figure import Bar, Bars, Chart, Histogram
-from autopack.pages.theme import GROUPED, PACKED, PADDED
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50

@@ -9,8 +9,8 @@ from typing import Any
 from autopack.bench.batches import BASELINE, GROUPED, STOCK_ROW
 from autopack.bench.compare import Comparison
 from autopack.bench.contest import Outcome
-from autopack.bench.race import CONFIDENCE, FASTER, LEAST, NOISY, SLOWER, TOO_FEW
-from autopack.pages import figure, parts, theme
+from autopack.bench.race import CONFIDENCE, LEAST, NOISY, TOO_FEW
+from autopack.pages import figure, parts
 from autopack.pages.figure import Bar, Bars
 
 MIB = 2**20
@@ -127,29 +127,25 @@ def body(result: Comparison) -> str:
 def charts(result: Comparison) -> list[Bars]:
     """Return bars of speed with their ratios to padded, and bars of memory where any was measured."""
     speeds, memory = [], []
-    for outcome in result.outcomes:
-        name, says = outcome.arm.name, outcome.says
-        form: dict[str, Any] = {"color": _color(outcome)}
+    for outcome, (name, *cells) in zip(result.outcomes, rows_of(result), strict=True):
+        color = _color(outcome)
         if outcome.timed:
-            speed, ratio = outcome.speed, f"× {outcome.ratio}" if says in (FASTER, SLOWER) else says
-            ratio = "" if outcome.arm == BASELINE or outcome.ratio is None else ratio
-            wrong = "LEAKS" if outcome.leaks else "WRONG LOSS" if outcome.wrong else ""
-            said = "  ".join(filter(None, (ratio, wrong)))
-            speeds.append(Bar(name, speed.median, said, interval=(speed.low, speed.high), **form))
+            speed = outcome.speed
+            wrong = "  LEAKS" if outcome.leaks else "  WRONG LOSS" if outcome.wrong else ""
+            speeds.append(Bar(name, speed.median, cells[1] + wrong, color, (speed.low, speed.high)))
         else:
-            speeds.append(Bar(name, None, textwrap.shorten(outcome.failed or "not timed", 50, placeholder=" ...")))
-        peak = None if outcome.peak is None else outcome.peak / MIB
-        memory.append(Bar(name, peak, mebibytes(outcome.peak), **form))
-    caption = f"Real tokens per second and × speed of padded, {result.rounds} rounds"
-    found = [Bars(caption, speeds)]
-    if any(bar.value is not None for bar in memory):
+            speeds.append(Bar(name, None, textwrap.shorten(cells[0], 50, placeholder=" ...")))
+        if outcome.peak is not None:
+            memory.append(Bar(name, outcome.peak / MIB, mebibytes(outcome.peak), color))
+    found = [Bars(f"Real tokens per second and speed of padded, {result.rounds} rounds", speeds)]
+    if memory:
         found.append(Bars(f"Peak memory{'' if result.settings.forward else ' of a step'}, MiB", memory))
     return found
 
 
 def _color(outcome: Outcome) -> str:
     if outcome.arm.enabled:
-        return theme.PACKED
+        return figure.PACKED
     if outcome.arm.packed:
-        return theme.LEAKS if outcome.leaks else theme.STOCK
-    return theme.GROUPED if outcome.arm.form == GROUPED else theme.PADDED
+        return figure.LEAKS if outcome.leaks else figure.STOCK
+    return figure.GROUPED if outcome.arm.form == GROUPED else figure.PADDED

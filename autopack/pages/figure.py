@@ -1,7 +1,7 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
 A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
-SVG in its colours and its width, with texts that are texts.
+SVG of its width, with texts that are texts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import numpy as np
 
 from autopack.errors import AutopackError
 from autopack.pages import parts
-from autopack.pages.theme import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, PACKED, PADDED, PAPER, inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
+PADDED, GROUPED, PACKED, STOCK, LEAKS, LIMIT = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b", "#b42318"
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
@@ -245,15 +246,19 @@ def figures(charts: Sequence[Chart], before: Sequence[tuple[str, str]] = ()) -> 
 
 
 def svg(chart: Chart) -> str:
-    """Return a chart as SVG, without its caption."""
+    """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
     from matplotlib.figure import Figure
 
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with style():
+    # Several figures share a page: what one names must not be another's.
+    with style({"svg.hashsalt": repr(chart)}):
         figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
-        readable(figure).savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return inline(buffer.getvalue())
+        readable(figure).savefig(buffer, format="svg", metadata=nothing)
+    drawn = buffer.getvalue()
+    head, end, body = drawn[drawn.index("<svg") :].partition(">")
+    head = re.sub(r' (xmlns|xmlns:xlink|width|height)="[^"]*"', "", head)
+    return f'{head} role="img"{end}' + body.replace("xlink:href", "href").replace("<g id=", "<g class=")
 
 
 def formats() -> list[str]:
@@ -278,15 +283,15 @@ def _filled(text: str, width: int) -> str:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style(further: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Settings of figures, for what is drawn in the block; texts are never taken for formulas."""
     import matplotlib
 
     colored = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    settings: dict[Any, Any] = dict.fromkeys(colored, INK)
+    settings: dict[Any, Any] = {**dict.fromkeys(colored, INK), **(further or {})}
     settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
-    settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack"}
     settings |= {"axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 8}
+    settings |= {"legend.frameon": False, "svg.fonttype": "none"}
     with matplotlib.rc_context(settings):
         yield
 

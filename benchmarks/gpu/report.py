@@ -8,8 +8,7 @@ from typing import Any
 
 from autopack.bench.race import Spread
 from autopack.bench.report import mebibytes
-from autopack.pages.figure import Bar, Bars, picture
-from autopack.pages.theme import PACKED, PADDED
+from autopack.pages.figure import PACKED, PADDED, Bar, Bars, picture
 from benchmarks.gpu.job import FAILED
 
 KINDS = {"forward": "forward, no gradients", "step": "training step"}
