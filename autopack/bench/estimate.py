@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -134,12 +133,9 @@ class Estimate:
         """Return the data in words: a line, and one more if documents are longer than a row."""
         counts = self.counts
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
-        over = [
-            f"{getattr(counts, name):,} {name}" + (f" ({getattr(counts, more):,} tokens)" if more else "")
-            for name, more in (("truncated", "truncated_tokens"), ("split", None), ("dropped", "dropped_tokens"))
-            if getattr(counts, name)
-        ]
-        longer = [f"longer than {self.max_length:,} tokens: {', '.join(over)}"] if over else []
+        over = {name: value for name, value in asdict(counts).items() if value and name not in ("documents", "tokens")}
+        said = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in over.items())
+        longer = [f"longer than {self.max_length:,} tokens: {said}"] if over else []
         return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
 
     def _tables(self) -> Iterator[tuple[str, str, list[list[str]]]]:
@@ -174,16 +170,13 @@ class Estimate:
             *once,
         ]
 
-    def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draw lengths, fill and speed; return the figure of matplotlib, and write it where a path is given.
+    def plot(self) -> Any:
+        """Draw lengths, fill and speed; return the figure of matplotlib.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
         title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
-        figure = drawing.picture(self._charts(), title)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        return drawing.picture(self._charts(), title)
 
     def _charts(self) -> list[Chart]:
         edges = np.linspace(0, max(1, self.lengths.max()), 61)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import math
 import platform
 import shlex
@@ -125,12 +126,8 @@ def write_outputs(
 
 
 def finite(data: Any) -> Any:
-    """The data with None for what JSON has no number for."""
-    if isinstance(data, dict):
-        return {name: finite(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    """Return the data with None for what JSON has no number for."""
+    return json.loads(json.dumps(data), parse_constant=lambda name: None)
 
 
 def keep_freed_memory() -> None:

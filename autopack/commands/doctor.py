@@ -19,9 +19,9 @@ from autopack.version import MINIMUM, __version__, mismatch, problem
 OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
 
 FLASH_ATTENTION = {
-    "flash-attn": ("FA2", "flash_attn"),
-    "flash-attn-3": ("FA3", "flash_attn_interface"),
-    "flash-attn-4": ("FA4", "flash_attn.cute"),
+    "flash-attn": "flash_attn",
+    "flash-attn-3": "flash_attn_interface",
+    "flash-attn-4": "flash_attn.cute",
 }
 """Distributions of FlashAttention, with the module that transformers imports from each."""
 
@@ -75,18 +75,12 @@ def examine() -> Diagnosis:
         found.problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
-    for distribution, (_, module) in FLASH_ATTENTION.items():
+    for distribution, module in FLASH_ATTENTION.items():
         _imports(distribution, module, found)
     if "torch" in working:
         found.devices = _devices()
     if versions_fit and len(working) == 2:
-        try:  # autopack itself is asked, so that the doctor cannot say anything but what `enable` will do
-            _examine_backends(found)
-        except Exception as error:
-            found.problems.append(
-                f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. {_REPORT}"
-            )
-        found.problems += (f"autopack was tried, and {failure}. {_REPORT}" for failure in _failures())
+        found.problems += (f"autopack was tried, and {failure}. {_REPORT}" for failure in _failures(found))
     return found
 
 
@@ -144,9 +138,12 @@ def _examine_backends(found: Diagnosis) -> None:
         found.choices.append({**row, "backend": choose("auto", call)})
 
 
-def _failures() -> Iterator[str]:
-    """Yield what of autopack does not work here, in words: importing a part, or a model."""
-    tried: dict[str, Callable[[], None]] = {"importing autopack's parts": _import_all}
+def _failures(found: Diagnosis) -> Iterator[str]:
+    """Yield what of autopack does not work here, in words; what is asked of it is added to `found`."""
+    tried: dict[str, Callable[[], None]] = {
+        "looking for backends": partial(_examine_backends, found),
+        "importing autopack's parts": _import_all,
+    }
     for implementation in ("sdpa", "eager"):
         tried[f"a tiny Llama with {implementation} attention"] = partial(_try_model, implementation)
     for what, attempt in tried.items():
@@ -186,9 +183,7 @@ def _try_model(implementation: str) -> None:
 def write_text(found: Diagnosis) -> str:
     """The diagnosis for people."""
     packages = [["python", found.python], ["autopack", found.autopack]]
-    for name, installed in found.packages.items():
-        label = f"   ({FLASH_ATTENTION[name][0]})" if name in FLASH_ATTENTION else ""
-        packages.append([name, (installed or "not installed") + label])
+    packages += [[name, installed or "not installed"] for name, installed in found.packages.items()]
     backends = [[name, "yes" if row["available"] else "no", str(row["reason"])] for name, row in found.backends.items()]
     chosen = {(row["attn_implementation"], f"{row['device']} {row['dtype']}"): row["backend"] for row in found.choices}
     names, columns = (list(dict.fromkeys(each)) for each in zip(*chosen, strict=True)) if chosen else ([], [])

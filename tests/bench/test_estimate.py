@@ -83,7 +83,11 @@ def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kep
     found = autopack.estimate([12, 3, 6], 5, overflow=overflow)
     assert found.lengths.tolist() == kept
     assert found["mini-batch"].tokens == sum(kept)
-    word = {"truncate": "2 truncated (8 tokens)", "drop": "2 dropped (18 tokens)", "split": "2 split"}[overflow]
+    word = {
+        "truncate": "2 truncated, 8 truncated tokens",
+        "drop": "2 dropped, 18 dropped tokens",
+        "split": "2 split",
+    }[overflow]
     assert word in str(found)
 
 
