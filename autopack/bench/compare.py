@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from autopack.auditing.cases import tokens_to_draw
 from autopack.bench.batches import ARMS, BASELINE, Arm, Batch
 from autopack.bench.contest import Contest, Outcome
-from autopack.bench.estimate import padded_arms
 from autopack.bench.machine import load, origin
 from autopack.bench.race import LEAST
 from autopack.bench.subjects import longest_document
@@ -28,7 +27,6 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
 
 WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
@@ -71,7 +69,6 @@ class Comparison:
     model: dict[str, Any]
     documents: list[list[int]]
     columns: dict[str, int]
-    padding_of_all: float
     outcomes: list[Outcome]
 
     @property
@@ -95,7 +92,6 @@ class Comparison:
             "documents": self.documents,
             "tokens": first.tokens,
             "columns": self.columns,
-            "padding of all documents": self.padding_of_all,
             "rounds": self.rounds,
             "loss tolerance": first.tolerance,
             "arms": {outcome.arm.name: outcome.as_dict() for outcome in self.outcomes},
@@ -139,6 +135,7 @@ def compare(
         optimizer = torch.optim.AdamW(model.parameters(), **form)
 
     def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Handle | None]:
+        # Verified models have their first calls checked, which is not what is timed.
         return enable(model, backend=settings.backend, verify=verify) if arm.enabled else nullcontext()
 
     def contest(arms: tuple[Arm, ...], documents: list[list[int]]) -> Contest:
@@ -172,9 +169,8 @@ def compare(
         found["gpu"] = torch.cuda.get_device_name(device)
     forms = zip(("as drawn", "grouped"), ARMS, strict=False)
     columns = {name: sum(call["input_ids"].numel() for call in whole.calls[arm.name]) for name, arm in forms}
-    padding_of_all = padded_arms(lengths, [size], CostModel(), settings.seed)[0].padding
     where["load at end"] = load()
-    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, padding_of_all, whole.outcomes)
+    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, whole.outcomes)
 
 
 def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:

@@ -45,8 +45,8 @@ def head_of(result: Comparison) -> list[str]:
         f"{model['name']}, {size} parameters, {model['dtype']}, {model['attention']}; {work}",
         f"{device}{load}; torch {where['torch']}, transformers {where['transformers']}",
         f"{len(batches)} x {len(batches[0])} documents of {min(lengths):,} to {max(lengths):,} tokens "
-        f"({model['lengths']}), {tokens:,} tokens; padding {padding['as drawn']}, grouped by length "
-        f"{padding['grouped']}; in batches of all documents {result.padding_of_all:.0%}",
+        f"({model['lengths']}), {tokens:,} tokens; padding {padding['as drawn']}, "
+        f"grouped by length {padding['grouped']}",
     ]
 
 

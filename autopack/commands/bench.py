@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw
+import numpy as np
+
+from autopack.bench.sources import lengths_of
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw, longest_document
 from autopack.commands import (
     above_0,
     add_data_options,
@@ -29,7 +32,6 @@ from autopack.commands.models import add_model_options, is_saved, obtain, task_f
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
-    import numpy as np
     from transformers import PreTrainedModel
 
 TASKS = ("causal-lm", "masked-lm")
@@ -89,10 +91,6 @@ def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
     check_outputs(args)
-    if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
-        raise CannotTime(
-            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
-        )
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
@@ -100,10 +98,11 @@ def run(args: argparse.Namespace) -> int:
     from autopack.bench import report
     from autopack.bench.compare import RaceSettings, compare
 
-    given = None if args.lengths in DISTRIBUTIONS else _given(args)
-    longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
-    model, about = _model(args, longest + args.prompt)
-    lengths, about["lengths"] = given or _drawn(args, model)
+    lengths, source = _lengths(args)
+    model, about = _model(args, int(lengths.max()) + args.prompt)
+    about["lengths"] = source
+    if args.max_length is None and args.lengths in DISTRIBUTIONS:
+        lengths = np.minimum(lengths, longest_document(model) or LONGEST)
     if args.prompt:
         lengths = lengths + args.prompt
         about["lengths"] += f"; those of a batch begin with the same {args.prompt:,} tokens, put before them"
@@ -142,25 +141,20 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
 
-def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
-    """Tokens of every document of a file or data set, as `autopack estimate` reads them, and what is said of them."""
-    from autopack.bench.sources import lengths_of
-
+def _lengths(args: argparse.Namespace) -> tuple[np.ndarray, str]:
+    """Return tokens of every document, drawn or read as `autopack estimate` reads them, and what is said of them."""
+    if args.lengths in DISTRIBUTIONS:
+        known = DISTRIBUTIONS[args.lengths]
+        lengths = Lengths(args.mean or known.mean, args.sigma or known.sigma)
+        said = (
+            f"drawn, as in {args.lengths}" if lengths == known else f"drawn, mean {lengths[0]:g}, sigma {lengths[1]:g}"
+        )
+        return draw(lengths, DRAWN, args.max_length or LONGEST, args.seed), said
+    if args.mean or args.sigma:
+        raise CannotTime(
+            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
+        )
     found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
-    said = f"{args.lengths}: {len(found):,} documents"
-    if args.max_length is None:
-        return found, said
-    over = int((found > args.max_length).sum())
-    return found.clip(max=args.max_length), said + (f", {over:,} cut to {args.max_length:,} tokens" if over else "")
-
-
-def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
-    """Tokens of documents that are drawn, and like which."""
-    from autopack.bench.subjects import longest_document
-
-    known = DISTRIBUTIONS[args.lengths]
-    mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)
-    longest = args.max_length or min(LONGEST, longest_document(model) or LONGEST)
-    own = args.mean or args.sigma
-    said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
-    return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
+    cut = np.minimum(found, args.max_length or found.max())
+    over = f", {(cut < found).sum():,} cut to {args.max_length:,} tokens" if (cut < found).any() else ""
+    return cut, f"{args.lengths}: {len(found):,} documents{over}"

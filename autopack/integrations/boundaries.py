@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -132,7 +131,7 @@ def _samples(dataset: Any) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         try:
-            places = sorted({*np.linspace(0, max(len(dataset) - 1, 0), min(len(dataset), _ROWS)).astype(int).tolist()})
+            places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
             found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
         except Exception:
             # What its rows are got by, nobody knows; whoever loads them will say what is wrong.

@@ -78,13 +78,11 @@ class Bars:
         return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
-        places, values = range(len(self.rows)), [row.value or 0.0 for row in self.rows]
+        places, values = range(len(self.rows)), np.array([row.value or 0.0 for row in self.rows])
         form: dict[str, Any] = {"color": [row.color for row in self.rows]}
         if any(row.interval for row in self.rows):
             ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
-            below = [value - low for value, (low, _) in zip(values, ends, strict=True)]
-            above = [high - value for value, (_, high) in zip(values, ends, strict=True)]
-            form |= {"xerr": [below, above], "ecolor": INK, "capsize": 4}
+            form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK, "capsize": 4}
         bars = axes.barh(places, values, 0.66, **form)
         if self.whole is not None:
             bars = axes.barh(places, self.whole, 0.66, color=LINE, zorder=0)

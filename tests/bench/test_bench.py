@@ -277,7 +277,7 @@ def bare_result(name: str = "a llama") -> Comparison:
     where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
-    return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+    return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, outcomes)
 
 
 def test_an_arm_with_another_loss_is_wrong(capsys):
