@@ -23,6 +23,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from autopack.bench.subjects import SIZES
 from autopack.commands import keep_freed_memory, positive
 from autopack.errors import AutopackError
 from autopack.pages.parts import text_table
@@ -55,10 +56,7 @@ class DemoSettings:
     seed: int = 0
     batch_size: int = 16
     longest: int = 512
-    vocabulary: int = 4096
-    hidden: int = 256
-    layers: int = 4
-    learning_rate: float = 1e-3
+    size: str = "small"
 
 
 @dataclass
@@ -206,7 +204,7 @@ def compare(
     tell("collecting the documentation of this Python installation")
     texts = collect_documents()
     tell(f"training a tokenizer on {len(texts):,} documents")
-    examples = tokenize(texts, train_tokenizer(texts, settings.vocabulary), settings.longest)
+    examples = tokenize(texts, train_tokenizer(texts, SIZES[settings.size]["vocab_size"]), settings.longest)
     batches = draw_batches(examples, settings.batch_size, settings.steps, settings.seed)
     tell("importing torch and transformers")
     import autopack
@@ -228,20 +226,16 @@ def compare(
 
 
 def _model(settings: DemoSettings) -> tuple[Any, Any]:
-    """A Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
+    """Return a Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
 
-    hidden, heads = settings.hidden, max(1, settings.hidden // 64)
-    form: dict[str, Any] = {"vocab_size": settings.vocabulary, "max_position_embeddings": settings.longest}
-    form |= {"hidden_size": hidden, "intermediate_size": hidden * 5 // 2, "num_hidden_layers": settings.layers}
-    form |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "tie_word_embeddings": True}
-    form |= {"bos_token_id": None, "eos_token_id": END_OF_TEXT_ID, "pad_token_id": None}
-    torch.manual_seed(settings.seed)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**form), attn_implementation="sdpa").train()
+    from autopack.bench.subjects import build
+
+    form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "device": "cpu", "seed": settings.seed}
+    model = build("llama", settings.size, "causal-lm", settings.longest, **form).train()
     # The second beta and the clipped norm are those of most language models. They also keep the training calm:
     # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
     optimizer.register_step_post_hook(lambda *_: rates.step())
     return model, optimizer

@@ -117,5 +117,5 @@ def test_disable_restores(stock: Any) -> None:
 @pytest.mark.exhaustive
 def test_demo() -> None:
     """The demo: packed rows with autopack have the losses of padded training."""
-    result = compare(DemoSettings(steps=3, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2))
+    result = compare(DemoSettings(steps=3, batch_size=6, longest=96, size="small"))
     assert result.same(ENABLED)

@@ -25,7 +25,7 @@ from autopack.demo import (
 )
 from tests.support.refusals import refused
 
-SMALL = DemoSettings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
+SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
 
 
 @pytest.fixture(scope="module")
