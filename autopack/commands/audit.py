@@ -12,8 +12,6 @@ from autopack.errors import AutopackError
 from autopack.options import TASKS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from autopack.auditing.report import LeakReport
 
 
@@ -44,7 +42,12 @@ def run(args: argparse.Namespace) -> int:
             "--backend chooses what autopack uses, and --stock asks for none of it; leave one out", code="bad-option"
         )
     check_outputs(args)
-    model = _load(args)
+    if args.task is not None and is_saved(args.model):
+        raise AutopackError(
+            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
+        )
+    tasks = TASKS if args.task is None else [args.task]
+    model = obtain(args, tasks, args.task or task_for(args.model))
 
     import autopack
 
@@ -60,24 +63,6 @@ def run(args: argparse.Namespace) -> int:
     }
     write_outputs(args, f"autopack audit: {report.model}", report.to_html, about, report.plot)
     return 0 if report.exact else 1
-
-
-def _load(args: argparse.Namespace) -> PreTrainedModel:
-    from autopack import tiny
-
-    if args.task is not None and is_saved(args.model):
-        raise AutopackError(
-            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
-        )
-    task = args.task or task_for(args.model)
-
-    def build() -> PreTrainedModel:
-        import torch
-
-        form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
-        return tiny.build(args.model, task=str(task), device=args.device, **form)
-
-    return obtain(args, [args.task] if args.task else TASKS, build)
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:

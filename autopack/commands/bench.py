@@ -124,20 +124,16 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     """Return the model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
-    from autopack.bench.subjects import build
-
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cuda = args.device.startswith("cuda")
     args.dtype = args.dtype or ("bfloat16" if cuda else "float32")
-    size, task = args.size or ("130M" if cuda else "small"), str(task_for(args.model, TASKS))
-    form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
-    form |= {"device": args.device, "seed": args.seed}
+    size, task = args.size or ("130M" if cuda else "small"), task_for(args.model, TASKS)
     built = args.model in types_for(TASKS) and not is_saved(args.model)
     if args.size and not built:
         raise CannotTime(f"--size is for models that are built, and {args.model} is loaded; leave it out")
-    model = obtain(args, TASKS, lambda: build(args.model, size, task, longest, **form))
+    model = obtain(args, TASKS, task, size, longest, args.seed)
     return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
 

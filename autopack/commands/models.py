@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopack.bench.subjects import TINY, build
 from autopack.errors import AutopackError, did_you_mean
 from autopack.options import CHOICES, TASKS
 
@@ -36,11 +37,20 @@ def add_model_options(
     parser.add_argument("--device", default=device, help=about)
 
 
-def obtain(args: argparse.Namespace, tasks: Collection[str], build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def obtain(
+    args: argparse.Namespace,
+    tasks: Collection[str],
+    task: str | None,
+    size: str = TINY,
+    longest: int = 0,
+    seed: int = 0,
+) -> PreTrainedModel:
     """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or one of the Hub.
 
-    Of the Hub it is one that has been downloaded. Raises `CannotLoad`.
+    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one that has been
+    downloaded. Raises `CannotLoad`.
     """
+    import torch
     import transformers
 
     from autopack.tiny import CannotBuild
@@ -50,8 +60,9 @@ def obtain(args: argparse.Namespace, tasks: Collection[str], build: Callable[[],
         return load_saved(str(Path(args.model).expanduser()), args)
     known = types_for(tasks)
     if args.model in known:
+        form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
         try:
-            return build()
+            return build(args.model, size, str(task), longest, seed=seed, **form)
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
             options = f"{'--size, ' if hasattr(args, 'size') else ''}--attn, --dtype or --device"
