@@ -185,15 +185,12 @@ def write_text(found: Diagnosis) -> str:
     packages = [["python", found.python], ["autopack", found.autopack]]
     packages += [[name, installed or "not installed"] for name, installed in found.packages.items()]
     backends = [[name, "yes" if row["available"] else "no", str(row["reason"])] for name, row in found.backends.items()]
-    chosen = {(row["attn_implementation"], f"{row['device']} {row['dtype']}"): row["backend"] for row in found.choices}
-    names, columns = (list(dict.fromkeys(each)) for each in zip(*chosen, strict=True)) if chosen else ([], [])
-    choices = [["attn_implementation", *columns]]
-    choices += [[name, *(chosen.get((name, column), "-") for column in columns)] for name in names]
+    choices = [[*found.choices[0]], *([*row.values()] for row in found.choices)] if found.choices else []
     blocks = {
         "Installed": packages,
         "Devices": [[str(row["device"]), str(row["description"])] for row in found.devices],
         "Attention backends": backends,
-        "What autopack.enable(model) computes packed rows with (plain causal attention)": choices if names else [],
+        "What autopack.enable(model) computes packed rows with (plain causal attention)": choices,
     }
     said = ["\n  ".join([title, *text_table(rows, "<" * len(rows[0]))]) for title, rows in blocks.items() if rows]
     said.append("\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.")

@@ -36,35 +36,35 @@ class KeptColumns(list[str]):
     """The columns that a trainer keeps, with `added` ones; `before` is the value that they
     replaced."""
 
-    def __init__(self, before: list[str] | None, known: list[str], added: list[str]):
-        super().__init__([*known, *added])
-        self.before, self.added = before, added
+    before: list[str] | None
+    added: list[str]
 
 
 def keep_columns(trainer: Any) -> None:
     """Let a trainer keep the columns that `PackingCollator` reads but its model does not name."""
     adapter = _adapter(trainer)
     collator = adapter.collator_of(trainer)
-    before = adapter.columns_of(trainer)
-    if not (adapter.drops_columns(trainer) and _packs(collator)) or isinstance(before, KeptColumns):
+    if not (adapter.drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
         return
+    before = trainer._signature_columns
     known = adapter.found_columns(trainer)
     there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
     added = [name for name in (*_KEPT, *_pictures(collator)) if name in there and name not in known]
-    adapter.set_columns(trainer, KeptColumns(before, known, added) if added else before)
+    columns = KeptColumns([*known, *added])
+    columns.before, columns.added = before, added
+    trainer._signature_columns = columns if added else before
 
 
 def kept_columns(trainer: Any) -> list[str]:
     """Return the columns that a trainer keeps because of `keep_columns`."""
-    columns = _adapter(trainer).columns_of(trainer)
+    columns = getattr(trainer, "_signature_columns", None)
     return columns.added if isinstance(columns, KeptColumns) else []
 
 
 def give_columns_back(trainer: Any) -> None:
     """Undo `keep_columns`."""
-    adapter = _adapter(trainer)
-    if isinstance(columns := adapter.columns_of(trainer), KeptColumns):
-        adapter.set_columns(trainer, columns.before)
+    if kept_columns(trainer):
+        trainer._signature_columns = trainer._signature_columns.before
 
 
 def what_is_lost(trainer: Any) -> str | None:
