@@ -98,9 +98,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         )
 
 
-def write_outputs(
-    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Any]
-) -> None:
+def write_outputs(args: argparse.Namespace, title: str, body: Callable[[], str], draw: Callable[[], Any]) -> None:
     """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
@@ -110,7 +108,6 @@ def write_outputs(
         versions = [f"{name} {version(name)}" for name in packages]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
-            **about,
             "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
@@ -118,16 +115,26 @@ def write_outputs(
         # A path may hold bytes that are no text, which print escapes too.
         page = parts.whole(title, made.items(), body())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
+        print_path(args, "Page", args.html)
     if args.plot is not None:
         draw().savefig(args.plot)
-    for name, path in (("Page", args.html), ("Picture", args.plot)):
-        if path is not None and args.json is not True:
-            print(f"\n{name}: {path}")
+        print_path(args, "Picture", args.plot)
+
+
+def print_path(args: argparse.Namespace, name: str, path: Path) -> None:
+    """Print where something was written, unless JSON is printed."""
+    if args.json is not True:
+        print(f"\n{name}: {path}")
 
 
 def finite(data: Any) -> Any:
     """Return the data with None for what JSON has no number for."""
-    return json.loads(json.dumps(data), parse_constant=lambda name: None)
+    return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
+
+
+def _plain(value: Any) -> list[Any]:
+    """Return an array or a set as a list."""
+    return value.tolist() if hasattr(value, "tolist") else sorted(value)
 
 
 def keep_freed_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autopack.commands import add_outputs, check_outputs, finite, write_outputs
@@ -56,21 +57,12 @@ def run(args: argparse.Namespace) -> int:
         autopack.enable(model, backend=args.backend or "auto", verify=False)
     report = autopack.audit(model)
     print(json.dumps(_as_data(report), indent=2) if args.json else report)
-    about = {
-        "model": f"{args.model}: {report.model}",
-        "attention": report.implementation,
-        "device": f"{model.device}, {report.dtype}",
-    }
-    write_outputs(args, f"autopack audit: {report.model}", report.to_html, about, report.plot)
+    write_outputs(args, f"autopack audit: {report.model}", report.to_html, report.plot)
     return 0 if report.exact else 1
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:
-    names = "model implementation enabled dtype lengths tolerance gradient_tolerance exact worst".split()
-    names += ["packed", "labels", "padded", "left_out", "notes"]
-    results = []
-    for result in report.results:
-        first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
-        influence = None if result.influence is None else result.influence.tolist()
-        results.append(first | vars(result) | {"influence": influence})
-    return finite({name: getattr(report, name) for name in names} | {"results": results})
+    data = asdict(report) | {name: getattr(report, name) for name in "exact worst packed labels padded".split()}
+    for row, result in zip(data["results"], report.results, strict=True):
+        row["exact"] = report.is_exact(result)
+    return finite(data)

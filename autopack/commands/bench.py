@@ -114,9 +114,8 @@ def run(args: argparse.Namespace) -> int:
     print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
-    name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
-    said = {"model": name, "device": f"{result.model['device']}: {device}"}
-    write_outputs(args, f"autopack bench: {name}", lambda: report.body(result), said, lambda: report.draw(result))
+    title = f"autopack bench: {result.model['name']}"
+    write_outputs(args, title, partial(report.body, result), partial(report.draw, result))
     return 1 if result.wrong else 0
 
 
