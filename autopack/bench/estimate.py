@@ -171,7 +171,7 @@ class Estimate:
         ]
 
     def plot(self) -> Any:
-        """Draw lengths, fill and speed; return the figure of matplotlib.
+        """Draw lengths and speed; return the figure of matplotlib.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
@@ -179,15 +179,21 @@ class Estimate:
         return drawing.picture(self._charts(), title)
 
     def _charts(self) -> list[Chart]:
-        edges = np.linspace(0, max(1, self.lengths.max()), 61)
-        counts, against = np.histogram(self.lengths, edges)[0], f"padded batches of {self.baseline.batch_size}"
-        fill = [_bar(arm, 100 * (1 - arm.padding), f"{1 - arm.padding:.2%}") for arm in self._compared]
-        speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
-        mean, axes = float(self.lengths.mean()), ("tokens", "documents")
+        counts, edges = np.histogram(self.lengths, 60, (0, self.lengths.max()))
+        colors, mean = {"random": PADDED, "grouped": GROUPED}, float(self.lengths.mean())
+        bars = [
+            Bar(
+                f"padded, {arm.order}" if arm.order else arm.name,
+                arm.speedup,
+                f"{arm.speedup:.2f} x",
+                colors.get(arm.order or "", PACKED),
+            )
+            for arm in self._compared
+        ]
+        caption, axes = f"Tokens of documents (dashed: mean {mean:,.0f})", ("tokens", "documents")
         return [
-            Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
-            Bars("Real tokens, % of all columns", fill, whole=100),
-            Bars(f"Expected speed, against {against}", speed),
+            Histogram(caption, counts.tolist(), edges.tolist(), axes, mean),
+            Bars(f"Expected speed, against padded batches of {self.baseline.batch_size}", bars),
         ]
 
     @property
@@ -228,12 +234,6 @@ def packed_arm(made: Plan, cost: CostModel) -> EstimatedArm:
     name = made.strategy if made.shared is None else f"{made.strategy}, groups"
     pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
     return EstimatedArm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
-
-
-def _bar(arm: EstimatedArm, value: float, said: str) -> Bar:
-    """The bar of an arm, in the colour of its sort."""
-    name = f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
-    return Bar(name, value, said, {"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED))
 
 
 def estimate(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -42,18 +42,6 @@ class NeedsMatplotlib(AutopackError, ImportError):
     code = "missing-package"
 
 
-class Chart(Protocol):
-    """Something that can be drawn."""
-
-    @property
-    def caption(self) -> str: ...
-
-    @property
-    def height(self) -> float: ...
-
-    def draw(self, axes: Axes) -> None: ...
-
-
 @dataclass(frozen=True)
 class Bar:
     """A row of `Bars`: a value and the interval it lies in, or, in its place, the reason why there is none."""
@@ -67,11 +55,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each row, with what is said of it at its end; behind all of them, `whole` of something."""
+    """A horizontal bar for each row, with what is said of it at its end."""
 
     caption: str
     rows: Sequence[Bar]
-    whole: float | None = None
 
     @property
     def height(self) -> float:
@@ -84,8 +71,6 @@ class Bars:
             ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
             form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK, "capsize": 4}
         bars = axes.barh(places, values, 0.66, **form)
-        if self.whole is not None:
-            bars = axes.barh(places, self.whole, 0.66, color=LINE, zorder=0)
         axes.bar_label(bars, [row.said for row in self.rows], padding=6)
         axes.set_yticks(places, [row.name for row in self.rows])
         axes.invert_yaxis()
@@ -199,6 +184,9 @@ class Influence:
         bar.minorticks_off()
         bar.set_label(self.scale)
         bar.outline.set_visible(False)
+
+
+Chart: TypeAlias = Bars | Histogram | Errors | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:

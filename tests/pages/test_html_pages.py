@@ -68,7 +68,7 @@ def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys)
     facts = dict(made)
     assert facts["command"] == f"autopack estimate {file} --max-length 512 --html {page}"
     assert autopack.__version__ in facts["versions"]
-    assert found.drawn == 3
+    assert found.drawn == 2
 
 
 def test_audit_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
@@ -157,17 +157,13 @@ def test_limits_of_padded_batches_are_their_own():
     assert [subject.is_exact(result) for result in subject.results] == [False, True]
 
 
-def test_rows_are_drawn_as_full_as_they_are():
+def test_lengths_and_expected_speeds_are_drawn_as_they_are():
     found = autopack.estimate(lengths(), 512)
-    histogram, fill, speed = map(drawn, found._charts())
+    histogram, speed = map(drawn, found._charts())
     assert sum(bar.get_height() for bar in histogram.patches) == 300
-    count = len(found._compared)
-    bars, wholes = fill.patches[:count], fill.patches[count:]
-    assert {bar.get_width() for bar in wholes} == {100}
-    assert [bar.get_width() for bar in bars] == pytest.approx([100 * (1 - arm.padding) for arm in found._compared])
     assert [bar.get_width() for bar in speed.patches] == [arm.speedup for arm in found._compared]
-    said = [text.get_text() for text in fill.texts]
-    assert said == [f"{1 - arm.padding:.2%}" for arm in found._compared]
+    said = [text.get_text() for text in speed.texts]
+    assert said == [f"{arm.speedup:.2f} x" for arm in found._compared]
     assert all(text in found._repr_html_() for text in said)
 
 
