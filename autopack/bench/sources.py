@@ -86,7 +86,7 @@ def _open(given: str | PathLike[str]) -> Any:
 
 
 def _dataset(data: Any) -> Any:
-    """Return examples, columns, texts and lists of tokens as a `datasets.Dataset`, and numbers as they are."""
+    """Return examples and columns as a `datasets.Dataset`, and anything else as it is."""
     if hasattr(data, "column_names"):
         if not isinstance(data.column_names, list) or not hasattr(data, "data"):
             one_split = isinstance(data.column_names, dict)
@@ -94,16 +94,12 @@ def _dataset(data: Any) -> Any:
             raise no_examples(f"wanted a Dataset, found {type(data).__name__}; pass {way}")
         return data
     first = data[0] if isinstance(data, (list, tuple)) and data else data
-    if first is data and not isinstance(data, Mapping):
-        return data
-    if not isinstance(first, (Mapping, str, list, tuple)) and getattr(first, "ndim", 0) == 0:
+    if not isinstance(first, Mapping):
         return data
     from datasets import Dataset
 
     try:
-        if isinstance(data, Mapping):
-            return Dataset.from_dict(dict(data))
-        return Dataset.from_list(list(data)) if isinstance(first, Mapping) else Dataset.from_dict({"text": list(data)})
+        return Dataset.from_dict(dict(data)) if first is data else Dataset.from_list(list(data))
     except (ValueError, TypeError, AttributeError, OverflowError) as error:  # what arrow raises is among them
         raise unusable(f"these examples make no columns, each of one kind of values: {error}") from error
 

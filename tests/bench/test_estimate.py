@@ -243,7 +243,7 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
     with refused("no-examples", match="sample of the stream"):
         autopack.estimate(dataset.to_iterable_dataset())
     with refused("tokenizer"):
-        autopack.estimate(["a b"], tokenizer=str(tmp_path))
+        autopack.estimate([{"text": "a b"}], tokenizer=str(tmp_path))
     with pytest.raises(ValueError, match="batch_size=0"):
         autopack.estimate([1], batch_size=0)
 
