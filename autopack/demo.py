@@ -303,7 +303,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=positive, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -311,10 +310,6 @@ def run(args: argparse.Namespace) -> int:
     keep_freed_memory()
     from tqdm import tqdm
 
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)
     tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
     result = compare(DemoSettings(steps=args.steps, seed=args.seed), tell, progress)
     print(write_table(result))

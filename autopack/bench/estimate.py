@@ -43,6 +43,7 @@ class EstimatedArm:
         pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
         cost: by the cost model, in tokens.
         speedup: the cost of the baseline over this one.
+        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it does not compute.
     """
 
     name: str
@@ -54,6 +55,8 @@ class EstimatedArm:
     pairs: int
     cost: float
     speedup: float = 1.0
+    tokens_saved: float = 0.0
+    attention_saved: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,30 +87,12 @@ class Estimate:
             raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
         return found[name]
 
-    def tokens_saved(self, arm: EstimatedArm) -> float:
-        """The share of the baseline's tokens that an arm does not compute."""
-        return 1 - arm.tokens / self.baseline.tokens
-
-    def attention_saved(self, arm: EstimatedArm) -> float:
-        """The share of the baseline's attention, in operations, that an arm does not compute."""
-        return 1 - arm.pairs / self.baseline.pairs
-
     def as_dict(self) -> dict[str, Any]:
         """All figures as plain data; of the lengths, their spread."""
         shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
         quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
-        return {
-            "max_length": self.max_length,
-            "counts": asdict(self.counts),
-            "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
-            "cost": asdict(self.cost),
-            "baseline": asdict(self.baseline),
-            "padded": [asdict(arm) for arm in self.padded],
-            "packed": [
-                asdict(arm) | {"tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
-                for arm in self.packed
-            ],
-        }
+        spread = {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())}
+        return asdict(self) | {"lengths": spread}
 
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
@@ -147,8 +132,8 @@ class Estimate:
         grouped = next(arm for arm in self._compared if arm.order == "grouped")
         named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
         rows = [
-            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{self.tokens_saved(arm):.1%}",
-             f"{self.attention_saved(arm):.1%}", f"{arm.speedup:.2f} x"]
+            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{arm.tokens_saved:.1%}",
+             f"{arm.attention_saved:.1%}", f"{arm.speedup:.2f} x"]
             for name, arm in [("padded, grouped", grouped), *named]
         ]  # fmt: skip
         head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
@@ -300,5 +285,11 @@ def estimate(
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
         found["prefixes"] = np.minimum(found["prefixes"], max_length)
         packed.append(packed_arm(plan(lengths, max_length, seed=seed, ranks=ranks, **found), cost))
-    compared = (tuple(replace(a, speedup=baseline.cost / a.cost) for a in arms) for arms in (padded, packed))
-    return Estimate(lengths, counts, max_length, cost, baseline, *compared)
+    padded, packed = ([_against(baseline, arm) for arm in arms] for arms in (padded, packed))
+    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))
+
+
+def _against(baseline: EstimatedArm, arm: EstimatedArm) -> EstimatedArm:
+    """Return an arm with what it saves of the baseline."""
+    tokens, attention = 1 - arm.tokens / baseline.tokens, 1 - arm.pairs / baseline.pairs
+    return replace(arm, speedup=baseline.cost / arm.cost, tokens_saved=tokens, attention_saved=attention)

@@ -25,10 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 (built tiny)"
     )
     parser.add_argument("model", metavar="MODEL", help=about)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
-    mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
-    parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
+    about = "audit the model as transformers runs it, without autopack"
+    parser.add_argument("--stock", action="store_true", help=about)
     about = "what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
     parser.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{about}: {', '.join(TASKS)}")
     add_model_options(parser, "what autopack computes attention with", dtype="float32", device="cpu")

@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
     add_model_options(model, "of enabled arms")
-    model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
     data = parser.add_argument_group("lengths of documents")
     about = (
@@ -123,8 +122,6 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     """Return the model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cuda = args.device.startswith("cuda")
     args.dtype = args.dtype or ("bfloat16" if cuda else "float32")

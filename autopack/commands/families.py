@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from autopack.commands.models import task_for
 from autopack.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
         hint = "remote code of this type is served where its structure allows"
         meant = did_you_mean(name, list(CONFIG_MAPPING), f"; {hint}")
         return {"refused": f"transformers {transformers.__version__} has no such type{meant}"}
-    task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
+    task = task_for(name)
     if task is None:
         return {"refused": "transformers has no language model of this type"}
     try:

@@ -74,7 +74,8 @@ def obtain(
         sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
         raise CannotLoad(
             f"{args.model!r} is neither a directory with a saved model, nor a downloaded model of the Hub (nothing is "
-            f"downloaded here), nor a model type{sorts} of transformers {transformers.__version__}{closest}"
+            f"downloaded here), nor a model type{sorts} of transformers {transformers.__version__}; name one of "
+            f"these{closest}"
         ) from error
 
 

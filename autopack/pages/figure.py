@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +25,16 @@ if TYPE_CHECKING:
 
 INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
 PADDED, GROUPED, PACKED, STOCK, LEAKS, LIMIT = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b", "#b42318"
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "svg.fonttype": "none",
+}
+"""Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
@@ -192,7 +201,9 @@ Chart: TypeAlias = Bars | Histogram | Errors | Influence
 def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's; return their figure."""
     _check()
-    with style():
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
     return axes.figure
@@ -204,6 +215,7 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
     Raises `NeedsMatplotlib` where it is not installed.
     """
     _check()
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = min(len(charts), 3)
@@ -211,7 +223,7 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
     title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
     height = rows * (0.3 + max(chart.height for chart in charts))
     height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
-    with style():
+    with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
@@ -233,11 +245,12 @@ def figures(charts: Sequence[Chart], before: Sequence[tuple[str, str]] = ()) -> 
 
 def svg(chart: Chart) -> str:
     """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Several figures share a page: what one names must not be another's.
-    with style({"svg.hashsalt": repr(chart)}):
+    with rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
         figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
         readable(figure).savefig(buffer, format="svg", metadata=nothing)
@@ -266,20 +279,6 @@ def _check() -> None:
 def _filled(text: str, width: int) -> str:
     """Return a text whose lines are no longer than so many characters."""
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
-
-
-@contextmanager
-def style(further: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Settings of figures, for what is drawn in the block; texts are never taken for formulas."""
-    import matplotlib
-
-    colored = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    settings: dict[Any, Any] = {**dict.fromkeys(colored, INK), **(further or {})}
-    settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
-    settings |= {"axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 8}
-    settings |= {"legend.frameon": False, "svg.fonttype": "none"}
-    with matplotlib.rc_context(settings):
-        yield
 
 
 def readable(figure: Figure) -> Figure:

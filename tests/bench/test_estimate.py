@@ -37,8 +37,8 @@ def test_one_padded_batch_of_all_documents_is_as_counted_by_hand():
     assert (mini.rows, mini.tokens, mini.padding, mini.pairs, mini.cost) == (1, 28, 0, squares, 28 + 0.5 * squares)
     assert (best.rows, best.tokens, best.pairs, best.cost) == (3, 30, squares, 30 + 0.5 * squares)
     assert best.speedup == pytest.approx((54 + 243) / (30 + 86))
-    assert found.tokens_saved(best) == pytest.approx(1 - 30 / 54)
-    assert found.attention_saved(best) == pytest.approx(1 - squares / 486)
+    assert best.tokens_saved == pytest.approx(1 - 30 / 54)
+    assert best.attention_saved == pytest.approx(1 - squares / 486)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
@@ -205,12 +205,12 @@ def test_chats_and_several_columns(example, column, tokens, kind, tmp_path):
         data.write_text(json.dumps(example) + "\n" + json.dumps(example))
     found = autopack.estimate(data, column=column, tokenizer=Words())
     assert found.lengths.tolist() == [tokens, tokens]
-    assert all(found.tokens_saved(arm) >= 0 for arm in found.packed)
+    assert all(arm.tokens_saved >= 0 for arm in found.packed)
 
 
 def test_few_short_documents_save_no_less_than_nothing():
     found = autopack.estimate([2] * 50)
-    assert all(found.tokens_saved(arm) == 0 for arm in found.packed)
+    assert all(arm.tokens_saved == 0 for arm in found.packed)
 
 
 @pytest.mark.parametrize("value", [[0.5], [[1], [2]], {"bytes": b"", "path": "a.png"}, ["a"], 0.5, [True]])

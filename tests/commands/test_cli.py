@@ -101,7 +101,6 @@ def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys
         (["demo", "--steps", "few"], "argument --steps: invalid"),
         (["bench", "--mean", "0"], "argument --mean: wanted a number above 0, found 0"),
         (["audit"], "the following arguments are required: MODEL"),
-        (["audit", "llama", "--stock", "--enable"], "not allowed with argument"),
     ],
 )
 def test_wrong_names_are_told_what_was_meant(arguments, said, capsys):
@@ -182,7 +181,7 @@ def test_audit_of_a_directory_without_a_model_exits_with_2(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("option", "status", "said"),
-    [([], 0, "enabled by autopack"), (["--enable"], 0, "enabled by autopack"), (["--stock"], 1, "LEAK")],
+    [([], 0, "enabled by autopack"), (["--stock"], 1, "LEAK")],
 )
 def test_audit_enables_unless_told_otherwise(option, status, said, capsys):
     assert main(["audit", "llama", *option]) == status
