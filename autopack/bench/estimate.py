@@ -192,8 +192,8 @@ def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, se
     shuffled = np.random.default_rng(seed).permutation(lengths)
     arms = []
     for size in batch_sizes:
-        for order in get_args(Order):
-            ordered = shuffled if order == "random" else _grouped(shuffled, size)
+        orders: dict[Order, np.ndarray] = {"random": shuffled, "grouped": _grouped(shuffled, size)}
+        for order, ordered in orders.items():
             starts = np.arange(0, len(lengths), size)
             documents = np.diff(starts, append=len(lengths))
             longest = np.maximum.reduceat(ordered, starts)

@@ -181,18 +181,14 @@ class Influence:
         drawn = np.maximum(self.values, 1e-3 * least)
         colors = colormaps["Reds"].with_extremes(under="#e3eff3", bad=LINE)
         end = count + 0.5
-        image = axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors, extent=(0.5, end, end, 0.5))
+        axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors, extent=(0.5, end, end, 0.5))
         for (row, column), value in np.ndenumerate(self.values):
             said = "" if np.isnan(value) else f"{value:.2g}"
             axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)
         axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.set(xlabel=self.labels[0], ylabel=self.labels[1])
-        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, extend="min", format="{x:g}")
-        bar.minorticks_off()
-        bar.set_label(self.scale)
-        bar.outline.set_visible(False)
+        axes.set(xlabel=f"{self.labels[0]}\n({self.scale})", ylabel=self.labels[1])
 
 
 Chart: TypeAlias = Bars | Histogram | Errors | Influence
