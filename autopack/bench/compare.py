@@ -37,12 +37,6 @@ TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-
 random model's loss moves by a few thousandths where documents see each other."""
 
 
-class CannotBench(AutopackError):
-    """Nothing can be timed of this model on these documents."""
-
-    code = "not-timed"
-
-
 @dataclass(frozen=True)
 class RaceSettings:
     """Settings of a race; `batches` and `rounds` of None are as many as fit into the seconds.
@@ -119,7 +113,7 @@ def compare(
         tell: called with a line at the beginning of every stage.
         progress: called with the number of each round that is over.
 
-    Raises `CannotBench` for documents longer than the model's positions, and for models whose loss is not one over
+    Raises `AutopackError` for documents longer than the model's positions, and for models whose loss is not one over
     tokens.
     """
     where, until = origin(), time.monotonic() + settings.seconds
@@ -176,10 +170,15 @@ def compare(
 def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:
     name, most = type(model).__name__, longest_document(model)
     if is_pair(model) or row_head(model) is not None or not name.endswith(("LM", "LMHeadModel", "Generation")):
-        raise CannotBench(f"wanted a causal or masked language model, whose loss is one over tokens, found {name}")
+        raise AutopackError(
+            f"wanted a causal or masked language model, whose loss is one over tokens, found {name}", code="not-timed"
+        )
     if most is not None and lengths.max() > most:
-        over = f"the longest document has {lengths.max():,} tokens, and {name} takes {most:,}"
-        raise CannotBench(f"{over}; --max-length {most} cuts what is longer")
+        raise AutopackError(
+            f"the longest document has {lengths.max():,} tokens, and {name} takes {most:,}; --max-length {most} cuts "
+            f"what is longer",
+            code="not-timed",
+        )
 
 
 def _batches_that_fit(first: Contest, until: float) -> int:

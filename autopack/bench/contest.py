@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,7 +18,6 @@ from autopack.errors import AutopackError
 from autopack.inspection.modules import device_of
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-_Found = TypeVar("_Found")
 State = Callable[[Arm], AbstractContextManager[Any]]
 CallsOf = Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]]
 
@@ -185,8 +184,8 @@ class Contest:
         """Do what a first call does that has just been given to a model in the state of an arm."""
         self.model(**self._few[arm.name])
 
-    def attempt(self, outcome: Outcome, act: Callable[[], _Found]) -> _Found | None:
-        """Return what an act of an arm gives; where it fails, note why, and leave room for others."""
+    def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
+        """Return what an act of an arm gives; where it fails, note why, leave room for others, and return None."""
         try:
             return act()
         except AutopackError as raised:

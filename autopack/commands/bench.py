@@ -41,12 +41,6 @@ LONGEST = 2048
 """Tokens of the longest document that is drawn, unless `--max-length` says otherwise."""
 
 
-class CannotTime(AutopackError):
-    """These options contradict each other, or ask for a device that is not there."""
-
-    code = "bad-option"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Time a model on documents of your lengths: padded batches, padded and grouped by length, stock packed rows, "
@@ -128,7 +122,9 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     size, task = args.size or ("130M" if cuda else "small"), task_for(args.model, TASKS)
     built = args.model in types_for(TASKS) and not is_saved(args.model)
     if args.size and not built:
-        raise CannotTime(f"--size is for models that are built, and {args.model} is loaded; leave it out")
+        raise AutopackError(
+            f"--size is for models that are built, and {args.model} is loaded; leave it out", code="bad-option"
+        )
     model = obtain(args, TASKS, task, size, longest, args.seed)
     return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
@@ -143,8 +139,9 @@ def _lengths(args: argparse.Namespace) -> tuple[np.ndarray, str]:
         )
         return draw(lengths, DRAWN, args.max_length or LONGEST, args.seed), said
     if args.mean or args.sigma:
-        raise CannotTime(
-            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
+        raise AutopackError(
+            f"--mean and --sigma are for drawn lengths, and --lengths {args.lengths} is read; leave either out",
+            code="bad-option",
         )
     found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
     cut = np.minimum(found, args.max_length or found.max())

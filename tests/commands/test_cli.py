@@ -68,7 +68,7 @@ def test_module_runs():
         (["bench", "llamma"], "did you mean llama"),
         (["bench", "no/such-model"], "nothing is downloaded here"),
         (["bench", "--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (["bench", "--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for lengths that are drawn"),
+        (["bench", "--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for drawn lengths"),
         (["bench", "--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
         (["bench", "--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
         (["bench", "--plot", "a.xyz"], "wanted a file name that ends with"),
