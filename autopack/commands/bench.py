@@ -134,9 +134,7 @@ def _lengths(args: argparse.Namespace) -> tuple[np.ndarray, str]:
     if args.lengths in DISTRIBUTIONS:
         known = DISTRIBUTIONS[args.lengths]
         lengths = Lengths(args.mean or known.mean, args.sigma or known.sigma)
-        said = (
-            f"drawn, as in {args.lengths}" if lengths == known else f"drawn, mean {lengths[0]:g}, sigma {lengths[1]:g}"
-        )
+        said = f"drawn, mean {lengths.mean:g}, sigma {lengths.sigma:g}"
         return draw(lengths, DRAWN, args.max_length or LONGEST, args.seed), said
     if args.mean or args.sigma:
         raise AutopackError(
