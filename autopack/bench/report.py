@@ -32,8 +32,6 @@ def head_of(result: Comparison) -> list[str]:
     """Return what was timed, on what, and of what documents: a line each."""
     model, where = result.model, result.origin
     work = "forward passes, no gradients" if result.settings.forward else "training steps: forward, backward, AdamW"
-    millions = model["parameters"] / 1e6
-    size = f"{millions / 1e3:.1f} B" if millions >= 1e3 else f"{millions:.{1 if millions < 10 else 0}f} M"
     device = f"{where['device']}, {where['cores']} cores, threads: {where['threads']}"
     device = f"{model['gpu']} (host: {device})" if "gpu" in model else device
     loads = [where["load at start"], where["load at end"]]
@@ -42,7 +40,8 @@ def head_of(result: Comparison) -> list[str]:
     tokens = sum(lengths)
     padding = {name: f"{1 - tokens / columns:.0%}" for name, columns in result.columns.items()}
     return [
-        f"{model['name']}, {size} parameters, {model['dtype']}, {model['attention']}; {work}",
+        f"{model['name']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, {model['attention']}; "
+        f"{work}",
         f"{device}{load}; torch {where['torch']}, transformers {where['transformers']}",
         f"{len(batches)} x {len(batches[0])} documents of {min(lengths):,} to {max(lengths):,} tokens "
         f"({model['lengths']}), {tokens:,} tokens; padding {padding['as drawn']}, "
@@ -64,11 +63,8 @@ def rows_of(result: Comparison) -> list[list[str]]:
 
 
 def mebibytes(count: int | None) -> str:
-    """Return a number of bytes in MiB, in three digits or all of a greater number; "-" for None."""
-    if count is None:
-        return "-"
-    found = count / MIB
-    return f"{found:,.{0 if found >= 100 else 1 if found >= 10 else 2}f}"
+    """Return a number of bytes in MiB; "-" for None."""
+    return "-" if count is None else f"{count / MIB:,.1f}"
 
 
 def notes_of(result: Comparison) -> Iterator[str]:

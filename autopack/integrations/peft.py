@@ -52,8 +52,10 @@ def base_model(module: nn.Module) -> nn.Module | None:
     Raises `UnsupportedModel` for methods that cannot be packed.
     """
     peft = sys.modules.get("peft")
-    is_tuner = peft is not None and isinstance(module, peft.tuners.tuners_utils.BaseTuner)
-    if peft is None or not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
+    if peft is None:
+        return None
+    is_tuner = isinstance(module, peft.tuners.tuners_utils.BaseTuner)
+    if not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
         return None
     check(module)
     return getattr(module, "model" if is_tuner else "base_model")
