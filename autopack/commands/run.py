@@ -46,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
-    parser.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    kinds.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
     about = "a file, a module with -m, or a program on PATH; what follows it is its own"
     parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
@@ -58,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
-    if args.is_module and args.is_code:
-        raise AutopackError("-m and -c cannot both be given; name a module or pass code", code="bad-option")
     as_code = script == "-" and not args.is_module
     if args.is_code or as_code:
         command, launches = [*_interpreter(), *(["-"] if as_code else ["-c", script])], False

@@ -101,6 +101,7 @@ def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys
         (["demo", "--steps", "few"], "argument --steps: invalid"),
         (["bench", "--mean", "0"], "argument --mean: wanted a number above 0, found 0"),
         (["audit"], "the following arguments are required: MODEL"),
+        (["run", "-m", "-c", "pass"], "argument -c: not allowed with argument -m"),
     ],
 )
 def test_wrong_names_are_told_what_was_meant(arguments, said, capsys):
