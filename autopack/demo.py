@@ -23,8 +23,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from autopack.bench.subjects import SIZES
 from autopack.commands import keep_freed_memory, positive
 from autopack.errors import AutopackError
+from autopack.pages.parts import text_table
 from autopack.version import __version__
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
@@ -54,10 +56,7 @@ class DemoSettings:
     seed: int = 0
     batch_size: int = 16
     longest: int = 512
-    vocabulary: int = 4096
-    hidden: int = 256
-    layers: int = 4
-    learning_rate: float = 1e-3
+    size: str = "small"
 
 
 @dataclass
@@ -205,7 +204,7 @@ def compare(
     tell("collecting the documentation of this Python installation")
     texts = collect_documents()
     tell(f"training a tokenizer on {len(texts):,} documents")
-    examples = tokenize(texts, train_tokenizer(texts, settings.vocabulary), settings.longest)
+    examples = tokenize(texts, train_tokenizer(texts, SIZES[settings.size]["vocab_size"]), settings.longest)
     batches = draw_batches(examples, settings.batch_size, settings.steps, settings.seed)
     tell("importing torch and transformers")
     import autopack
@@ -227,20 +226,16 @@ def compare(
 
 
 def _model(settings: DemoSettings) -> tuple[Any, Any]:
-    """A Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
+    """Return a Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
 
-    hidden, heads = settings.hidden, max(1, settings.hidden // 64)
-    form: dict[str, Any] = {"vocab_size": settings.vocabulary, "max_position_embeddings": settings.longest}
-    form |= {"hidden_size": hidden, "intermediate_size": hidden * 5 // 2, "num_hidden_layers": settings.layers}
-    form |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "tie_word_embeddings": True}
-    form |= {"bos_token_id": None, "eos_token_id": END_OF_TEXT_ID, "pad_token_id": None}
-    torch.manual_seed(settings.seed)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**form), attn_implementation="sdpa").train()
+    from autopack.bench.subjects import build
+
+    form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "device": "cpu", "seed": settings.seed}
+    model = build("llama", settings.size, "causal-lm", settings.longest, **form).train()
     # The second beta and the clipped norm are those of most language models. They also keep the training calm:
     # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
     optimizer.register_step_post_hook(lambda *_: rates.step())
     return model, optimizer
@@ -254,38 +249,41 @@ def write_table(result: DemoResult) -> str:
     half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
     last = settings.steps - 1
-    shown = range(last + 1) if last < 8 else sorted({0, 1, *(last * part // 4 for part in range(1, 5))})
-    verdicts = ["equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms]
+    shown = sorted({*range(0, last, max(1, last // 5)), last})
+    speeds = [
+        ["", *arms],
+        ["tokens computed", *(f"{arm.tokens:,}" for arm in arms.values())],
+        ["of these padding", *(f"{1 - real / arm.tokens:.1%}" for arm in arms.values())],
+        ["seconds of training", *(f"{arm.seconds:.1f}" for arm in arms.values())],
+        ["real tokens per second", *(f"{real / arm.seconds:,.0f}" for arm in arms.values())],
+        ["relative speed", *(f"{result.speed(name):.2f}x" for name in arms)],
+    ]
+    losses = [
+        ["", *arms],
+        *([f"step {n + 1}", *(f"{arm.losses[n]:.6f}" for arm in arms.values())] for n in shown),
+        ["largest difference", *(f"{result.difference(name):.1e}" for name in arms)],
+        [
+            "within float32 rounding",
+            *("equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms),
+        ],
+    ]
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
-        f"  text      {len(lengths):,} documents from the documentation of Python "
-        f"{'.'.join(platform.python_version_tuple()[:2])}, {sum(lengths):,} tokens",
-        f"            lengths: median {half}, one in ten above {most}, longest {lengths[-1]}",
-        f"  model     Llama, {parameters / 1e6:.1f} M parameters, sdpa, float32, {torch.get_num_threads()} CPU threads",
-        f"  training  {settings.steps} steps of {settings.batch_size} documents, all ways in the same order and from "
-        f"seed {settings.seed}",
+        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, {sum(lengths):,} "
+        f"tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
+        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: {torch.get_num_threads()}; "
+        f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
         "",
         "Speed: padding costs time and teaches nothing; packed rows have none.",
-        _columns("", arms),
-        _columns("tokens computed", [f"{arm.tokens:,}" for arm in arms.values()]),
-        _columns("of these padding", [f"{1 - real / arm.tokens:.1%}" for arm in arms.values()]),
-        _columns("seconds of training", [f"{arm.seconds:.1f}" for arm in arms.values()]),
-        _columns("real tokens per second", [f"{real / arm.seconds:,.0f}" for arm in arms.values()]),
-        _columns("relative speed", [f"{result.speed(name):.2f}x" for name in arms]),
+        *text_table(speeds, "<>>>"),
         "",
         "Loss: every optimizer step sees the same documents, so the losses must be the same.",
-        *(_columns(f"step {n + 1}", [f"{arm.losses[n]:.6f}" for arm in arms.values()]) for n in shown),
-        _columns("largest difference", ["", *(f"{result.difference(n):.1e}" for n in (STOCK, ENABLED))]),
-        _columns("within float32 rounding", ["", *verdicts[1:]]),
+        *text_table(losses, "<>>>"),
         "",
         _verdict(result),
     ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _columns(name: str, values: Iterable[str]) -> str:
-    return f"  {name:<26}" + "".join(f"{value:>18}" for value in values)
+    return "\n".join(lines)
 
 
 def _verdict(result: DemoResult) -> str:
@@ -305,7 +303,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=positive, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -313,10 +310,6 @@ def run(args: argparse.Namespace) -> int:
     keep_freed_memory()
     from tqdm import tqdm
 
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)
     tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
     result = compare(DemoSettings(steps=args.steps, seed=args.seed), tell, progress)
     print(write_table(result))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autopack.bench import machine
-from autopack.bench.race import Entrant, Lap, race, summary
+from autopack.bench.race import Entrant, Lap, race
 from autopack.commands import keep_freed_memory
 
 STATISTICS = ("median", "min", "cpu median")
@@ -53,6 +54,13 @@ def interleave(
             report(f"round {number} of {rounds}: {done}")
 
     return {name: summary(laps) for name, laps in race(arms, rounds, report=tell).items()}
+
+
+def summary(laps: Sequence[Lap]) -> dict[str, Any]:
+    """Return least and median by the clock, the median of processor time, and all that they come from."""
+    wall, cpu = ([lap[name] for lap in laps] for name in ("wall", "cpu"))
+    found = {"min": min(wall), "median": statistics.median(wall), "cpu median": statistics.median(cpu)}
+    return {**found, "wall": wall, "cpu": cpu}
 
 
 def speeds(times: Times, arm: str) -> dict[str, dict[str, float]]:

@@ -94,7 +94,7 @@ def test_a_model_is_enabled_audited_and_called(bare):
     "arguments",
     [
         ["demo", "--help"],
-        ["demo", "--steps", "1", "--threads", "1"],
+        ["demo", "--steps", "1"],
         ["audit", "gpt2"],
         ["families"],
         ["run", "--help"],

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from autopack.auditing.cases import tokens_to_draw
 from autopack.bench.batches import ARMS, BASELINE, Arm, Batch
 from autopack.bench.contest import Contest, Outcome
-from autopack.bench.estimate import padded_arms
 from autopack.bench.machine import load, origin
 from autopack.bench.race import LEAST
 from autopack.bench.subjects import longest_document
@@ -28,7 +27,6 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
 
 WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
@@ -37,12 +35,6 @@ _OF_PADDED, _PREPARING, _COMPARING = 0.6, 4, 0.4
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
 """How far losses may be apart, relative to padded's, and still count as equal: rounding, over thousands of tokens. A
 random model's loss moves by a few thousandths where documents see each other."""
-
-
-class CannotBench(AutopackError):
-    """Nothing can be timed of this model on these documents."""
-
-    code = "not-timed"
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,6 @@ class Comparison:
     model: dict[str, Any]
     documents: list[list[int]]
     columns: dict[str, int]
-    padding_of_all: float
     outcomes: list[Outcome]
 
     @property
@@ -95,7 +86,6 @@ class Comparison:
             "documents": self.documents,
             "tokens": first.tokens,
             "columns": self.columns,
-            "padding of all documents": self.padding_of_all,
             "rounds": self.rounds,
             "loss tolerance": first.tolerance,
             "arms": {outcome.arm.name: outcome.as_dict() for outcome in self.outcomes},
@@ -108,7 +98,7 @@ def compare(
     settings: RaceSettings,
     about: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[int], Any] = lambda number: None,
 ) -> Comparison:
     """Time padded batches and packed rows of documents of these lengths, stock and enabled, on this model.
 
@@ -121,9 +111,9 @@ def compare(
         lengths: (documents,) ints, of which as many as are timed are drawn.
         about: what is said of the model, beside what it says itself.
         tell: called with a line at the beginning of every stage.
-        progress: called with the share of the rounds that are over, 0 to 1.
+        progress: called with the number of each round that is over.
 
-    Raises `CannotBench` for documents longer than the model's positions, and for models whose loss is not one over
+    Raises `AutopackError` for documents longer than the model's positions, and for models whose loss is not one over
     tokens.
     """
     where, until = origin(), time.monotonic() + settings.seconds
@@ -139,6 +129,7 @@ def compare(
         optimizer = torch.optim.AdamW(model.parameters(), **form)
 
     def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Handle | None]:
+        # Verified models have their first calls checked, which is not what is timed.
         return enable(model, backend=settings.backend, verify=verify) if arm.enabled else nullcontext()
 
     def contest(arms: tuple[Arm, ...], documents: list[list[int]]) -> Contest:
@@ -151,7 +142,7 @@ def compare(
     count = settings.batches
     if count is None:
         tell("timing a first step, to see how much fits")
-        count = _batches_that_fit(contest((BASELINE,), [shuffled[:size]]), until, tell)
+        count = _batches_that_fit(contest((BASELINE,), [shuffled[:size]]), until)
     chosen = shuffled[: count * size]
     documents = [chosen[i : i + size] for i in range(0, len(chosen), size)]
     whole = contest(ARMS, documents)
@@ -159,13 +150,7 @@ def compare(
     for outcome in whole.outcomes:
         whole.attempt(outcome, partial(_prepare, whole, outcome, state))
     tell(f"timing every arm on {len(documents)} x {size} documents")
-    started, rounds = time.monotonic(), settings.rounds
-
-    def report(number: int) -> None:
-        by_time = (time.monotonic() - started) / max(until - started, 1e-3)
-        progress(number / rounds if rounds else min(number / LEAST, by_time, 1.0))
-
-    whole.race(rounds, math.inf if rounds else until, LEAST, report)
+    whole.race(settings.rounds, math.inf if settings.rounds else until, LEAST, progress)
     found = {
         "class": type(model).__name__,
         "type": model.config.model_type,
@@ -178,35 +163,32 @@ def compare(
         found["gpu"] = torch.cuda.get_device_name(device)
     forms = zip(("as drawn", "grouped"), ARMS, strict=False)
     columns = {name: sum(call["input_ids"].numel() for call in whole.calls[arm.name]) for name, arm in forms}
-    padding_of_all = padded_arms(lengths, [size], CostModel(), settings.seed)[0].padding
     where["load at end"] = load()
-    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, padding_of_all, whole.outcomes)
+    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, whole.outcomes)
 
 
 def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:
     name, most = type(model).__name__, longest_document(model)
     if is_pair(model) or row_head(model) is not None or not name.endswith(("LM", "LMHeadModel", "Generation")):
-        raise CannotBench(f"wanted a causal or masked language model, whose loss is one over tokens, found {name}")
+        raise AutopackError(
+            f"wanted a causal or masked language model, whose loss is one over tokens, found {name}", code="not-timed"
+        )
     if most is not None and lengths.max() > most:
-        over = f"the longest document has {lengths.max():,} tokens, and {name} takes {most:,}"
-        raise CannotBench(f"{over}; --max-length {most} cuts what is longer")
+        raise AutopackError(
+            f"the longest document has {lengths.max():,} tokens, and {name} takes {most:,}; --max-length {most} cuts "
+            f"what is longer",
+            code="not-timed",
+        )
 
 
-def _batches_that_fit(first: Contest, until: float, tell: Callable[[str], None]) -> int:
+def _batches_that_fit(first: Contest, until: float) -> int:
     """Return how many batches like this a pass of an arm may have, for enough rounds in the time."""
     first.model.train(first.optimizer is not None)
     first.race(2)
     if not first.outcomes[0].timed:
         return FEW_BATCHES
-    taken = first.outcomes[0].seconds[-1]
-    each = taken * len(ARMS) * _OF_PADDED
+    each = first.outcomes[0].seconds[-1] * len(ARMS) * _OF_PADDED
     left = until - time.monotonic() - _PREPARING * each
-    if left < each * (least := LEAST + _COMPARING):
-        wanted = each * (_PREPARING + least)
-        tell(
-            f"this takes about {wanted:.0f} s, since one batch takes {taken:.1g} s; shorter documents or fewer "
-            f"would do, or --seconds {math.ceil(wanted)}"
-        )
     return min(max(int(left / each / (WANTED_ROUNDS + _COMPARING)), 1), MOST_BATCHES)
 
 

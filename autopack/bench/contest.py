@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,7 +18,6 @@ from autopack.errors import AutopackError
 from autopack.inspection.modules import device_of
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-_Found = TypeVar("_Found")
 State = Callable[[Arm], AbstractContextManager[Any]]
 CallsOf = Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]]
 
@@ -166,6 +165,10 @@ class Contest:
     ) -> None:
         """Time the arms that have not failed, as `autopack.bench.race.race` does; `report` gets the round's number."""
         racing = {outcome.arm.name: outcome for outcome in self.outcomes if outcome.failed is None}
+        entrants = {
+            name: Entrant(partial(self.run, of.arm), partial(self.state, of.arm), partial(self._get_ready, of.arm))
+            for name, of in racing.items()
+        }
 
         def attempt(name: str, lap: Callable[[], Lap]) -> Lap | None:
             found = self.attempt(racing[name], lap)
@@ -173,20 +176,16 @@ class Contest:
                 racing[name].seconds.append(found["wall"])
             return found
 
-        entrants = {name: self._entrant(outcome.arm) for name, outcome in racing.items()}
         form: dict[str, Any] = {"until": until, "least": least, "wait": partial(wait_for, self.device)}
         race(entrants, rounds, attempt=attempt, report=lambda number, _: report(number), **form)
 
-    def _entrant(self, arm: Arm) -> Entrant:
-        """Return an arm in its state, which first does what a first call does that has just been given to it."""
-        return Entrant(lambda: self.run(arm), lambda: self.state(arm), lambda: self._get_ready(arm))
-
     @torch.no_grad()
     def _get_ready(self, arm: Arm) -> None:
+        """Do what a first call does that has just been given to a model in the state of an arm."""
         self.model(**self._few[arm.name])
 
-    def attempt(self, outcome: Outcome, act: Callable[[], _Found]) -> _Found | None:
-        """Return what an act of an arm gives; where it fails, note why, and leave room for others."""
+    def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
+        """Return what an act of an arm gives; where it fails, note why, leave room for others, and return None."""
         try:
             return act()
         except AutopackError as raised:
@@ -203,4 +202,5 @@ class Contest:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:300]
+    """Return the first line of an error, cut where it is long."""
+    return str(error).partition("\n")[0][:300]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,8 +20,7 @@ from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.pages import figure as drawing
 from autopack.pages import parts
-from autopack.pages.figure import Bar, Bars, Chart, Columns, Histogram
-from autopack.pages.theme import GROUPED, PACKED, PADDED
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -45,6 +43,7 @@ class EstimatedArm:
         pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
         cost: by the cost model, in tokens.
         speedup: the cost of the baseline over this one.
+        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it does not compute.
     """
 
     name: str
@@ -56,6 +55,8 @@ class EstimatedArm:
     pairs: int
     cost: float
     speedup: float = 1.0
+    tokens_saved: float = 0.0
+    attention_saved: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,30 +87,12 @@ class Estimate:
             raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
         return found[name]
 
-    def tokens_saved(self, arm: EstimatedArm) -> float:
-        """The share of the baseline's tokens that an arm does not compute."""
-        return 1 - arm.tokens / self.baseline.tokens
-
-    def attention_saved(self, arm: EstimatedArm) -> float:
-        """The share of the baseline's attention, in operations, that an arm does not compute."""
-        return 1 - arm.pairs / self.baseline.pairs
-
     def as_dict(self) -> dict[str, Any]:
         """All figures as plain data; of the lengths, their spread."""
         shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
         quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
-        return {
-            "max_length": self.max_length,
-            "counts": asdict(self.counts),
-            "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
-            "cost": asdict(self.cost),
-            "baseline": asdict(self.baseline),
-            "padded": [asdict(arm) for arm in self.padded],
-            "packed": [
-                asdict(arm) | {"tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
-                for arm in self.packed
-            ],
-        }
+        spread = {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())}
+        return asdict(self) | {"lengths": spread}
 
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
@@ -118,9 +101,8 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = self._head()
-        for caption, sides, widths, rows in self._tables():
-            form = "".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-            lines += [f"\n{caption}", *(form.format(*row) for row in rows)]
+        for caption, sides, rows in self._tables():
+            lines += [f"\n{caption}", *parts.text_table(rows, sides)]
         return "\n".join([*lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
@@ -128,7 +110,7 @@ class Estimate:
         return parts.joined(
             parts.lines(self._head()),
             drawing.figures(self._charts()),
-            *(parts.table(head, rows, sides, caption) for caption, sides, _, (head, *rows) in self._tables()),
+            *(parts.table(head, rows, sides, caption) for caption, sides, (head, *rows) in self._tables()),
             parts.lines([" ".join(notes[:3]), *notes[3:]]),
         )
 
@@ -136,30 +118,27 @@ class Estimate:
         """Return the data in words: a line, and one more if documents are longer than a row."""
         counts = self.counts
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
-        over = [
-            f"{getattr(counts, name):,} {name}" + (f" ({getattr(counts, more):,} tokens)" if more else "")
-            for name, more in (("truncated", "truncated_tokens"), ("split", None), ("dropped", "dropped_tokens"))
-            if getattr(counts, name)
-        ]
-        longer = [f"longer than {self.max_length:,} tokens: {', '.join(over)}"] if over else []
+        over = {name: value for name, value in asdict(counts).items() if value and name not in ("documents", "tokens")}
+        said = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in over.items())
+        longer = [f"longer than {self.max_length:,} tokens: {said}"] if over else []
         return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
 
-    def _tables(self) -> Iterator[tuple[str, str, tuple[int, ...], list[list[str]]]]:
-        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, widths, and cells."""
+    def _tables(self) -> Iterator[tuple[str, str, list[list[str]]]]:
+        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, and cells."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
         head = ["documents per batch", "random", "grouped by length"]
-        yield "padded batches: share of padding", "<>>", (22, 10, 20), [head, *rows]
+        yield "padded batches: share of padding", "<>>", [head, *rows]
         grouped = next(arm for arm in self._compared if arm.order == "grouped")
         named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
         rows = [
-            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{self.tokens_saved(arm):.1%}",
-             f"{self.attention_saved(arm):.1%}", f"{arm.speedup:.2f} x"]
+            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{arm.tokens_saved:.1%}",
+             f"{arm.attention_saved:.1%}", f"{arm.speedup:.2f} x"]
             for name, arm in [("padded, grouped", grouped), *named]
         ]  # fmt: skip
         head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
         caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
-        yield caption, "<>>>>>", (22, 12, 10, 14, 17, 10), [head, *rows]
+        yield caption, "<>>>>>", [head, *rows]
 
     def _notes(self) -> list[str]:
         """Return lines that say what was counted."""
@@ -176,33 +155,30 @@ class Estimate:
             *once,
         ]
 
-    def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Draw lengths, padding, fill and speed; return the figure of matplotlib, and write it where a path is given.
+    def plot(self) -> Any:
+        """Draw lengths and speed; return the figure of matplotlib.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
         title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
-        figure = drawing.picture(self._charts(), title)
-        if path is not None:
-            drawing.save(figure, path)
-        return figure
+        return drawing.picture(self._charts(), title)
 
     def _charts(self) -> list[Chart]:
-        edges = np.linspace(0, max(1, self.lengths.max()), 61)
-        counts, against = np.histogram(self.lengths, edges)[0], f"padded batches of {self.baseline.batch_size}"
-        shares = {
-            label: ([100 * arm.padding for arm in self.padded[number::2]], color)
-            for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items())
-        }
-        sizes = [str(arm.batch_size) for arm in self.padded[::2]]
-        fill = [_bar(arm, 100 * (1 - arm.padding), f"{1 - arm.padding:.2%}") for arm in self._compared]
-        speed = [_bar(arm, arm.speedup, f"{arm.speedup:.2f} x") for arm in self._compared]
-        mean, axes = float(self.lengths.mean()), ("tokens", "documents")
+        counts, edges = np.histogram(self.lengths, 60, (0, self.lengths.max()))
+        colors, mean = {"random": PADDED, "grouped": GROUPED}, float(self.lengths.mean())
+        bars = [
+            Bar(
+                f"padded, {arm.order}" if arm.order else arm.name,
+                arm.speedup,
+                f"{arm.speedup:.2f} x",
+                colors.get(arm.order or "", PACKED),
+            )
+            for arm in self._compared
+        ]
+        caption, axes = f"Tokens of documents (dashed: mean {mean:,.0f})", ("tokens", "documents")
         return [
-            Histogram(f"Tokens of documents (dashed: mean {mean:,.0f})", counts.tolist(), edges.tolist(), axes, mean),
-            Bars("Real tokens, % of all columns", fill, whole=100),
-            Columns("Padding of padded batches", sizes, shares, ("documents per batch", "% of all columns")),
-            Bars(f"Expected speed, against {against}", speed),
+            Histogram(caption, counts.tolist(), edges.tolist(), axes, mean),
+            Bars(f"Expected speed, against padded batches of {self.baseline.batch_size}", bars),
         ]
 
     @property
@@ -216,8 +192,8 @@ def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, se
     shuffled = np.random.default_rng(seed).permutation(lengths)
     arms = []
     for size in batch_sizes:
-        for order in get_args(Order):
-            ordered = shuffled if order == "random" else _grouped(shuffled, size)
+        orders: dict[Order, np.ndarray] = {"random": shuffled, "grouped": _grouped(shuffled, size)}
+        for order, ordered in orders.items():
             starts = np.arange(0, len(lengths), size)
             documents = np.diff(starts, append=len(lengths))
             longest = np.maximum.reduceat(ordered, starts)
@@ -243,12 +219,6 @@ def packed_arm(made: Plan, cost: CostModel) -> EstimatedArm:
     name = made.strategy if made.shared is None else f"{made.strategy}, groups"
     pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
     return EstimatedArm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
-
-
-def _bar(arm: EstimatedArm, value: float, said: str) -> Bar:
-    """The bar of an arm, in the colour of its sort."""
-    name = f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
-    return Bar(name, value, said, {"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED))
 
 
 def estimate(
@@ -315,5 +285,11 @@ def estimate(
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
         found["prefixes"] = np.minimum(found["prefixes"], max_length)
         packed.append(packed_arm(plan(lengths, max_length, seed=seed, ranks=ranks, **found), cost))
-    compared = (tuple(replace(a, speedup=baseline.cost / a.cost) for a in arms) for arms in (padded, packed))
-    return Estimate(lengths, counts, max_length, cost, baseline, *compared)
+    padded, packed = ([_against(baseline, arm) for arm in arms] for arms in (padded, packed))
+    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))
+
+
+def _against(baseline: EstimatedArm, arm: EstimatedArm) -> EstimatedArm:
+    """Return an arm with what it saves of the baseline."""
+    tokens, attention = 1 - arm.tokens / baseline.tokens, 1 - arm.pairs / baseline.pairs
+    return replace(arm, speedup=baseline.cost / arm.cost, tokens_saved=tokens, attention_saved=attention)

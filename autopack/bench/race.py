@@ -76,13 +76,6 @@ def race(
     return laps
 
 
-def summary(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Return least and median by the clock, the median of processor time, and all that they come from."""
-    wall, cpu = ([lap[name] for lap in laps] for name in ("wall", "cpu"))
-    found = {"min": min(wall), "median": statistics.median(wall), "cpu median": statistics.median(cpu)}
-    return {**found, "wall": wall, "cpu": cpu}
-
-
 @dataclass(frozen=True)
 class Spread:
     """A median, and an interval that holds it; `count` numbers were measured."""

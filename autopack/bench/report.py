@@ -9,24 +9,22 @@ from typing import Any
 from autopack.bench.batches import BASELINE, GROUPED, STOCK_ROW
 from autopack.bench.compare import Comparison
 from autopack.bench.contest import Outcome
-from autopack.bench.race import CONFIDENCE, FASTER, LEAST, NOISY, SLOWER, TOO_FEW
-from autopack.pages import figure, parts, theme
+from autopack.bench.race import CONFIDENCE, LEAST, NOISY, TOO_FEW
+from autopack.pages import figure, parts
 from autopack.pages.figure import Bar, Bars
 
-BUSY = 0.5
-"""A load per core above this, before anything was timed, is somebody else's."""
 MIB = 2**20
 HEAD = ["", "real tokens/s", "speed of padded", "peak MiB"]
-WIDTHS = (26, 24, 20, 9)
+SIDES = "<>>>"
 
 
 def write_table(result: Comparison, width: int = 80) -> str:
-    """Return the result as text: head and notes wrapped at `width`, the table of 79 columns."""
+    """Return the result as text, with head and notes wrapped at `width`."""
 
     def wrapped(text: str, hang: str = "") -> str:
         return textwrap.fill(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
 
-    rows = [_line(row) for row in [HEAD, *rows_of(result)]]
+    rows = parts.text_table([HEAD, *rows_of(result)], SIDES)
     return "\n".join([*map(wrapped, head_of(result)), "", *rows, "", *(wrapped(n, "  ") for n in notes_of(result))])
 
 
@@ -34,22 +32,20 @@ def head_of(result: Comparison) -> list[str]:
     """Return what was timed, on what, and of what documents: a line each."""
     model, where = result.model, result.origin
     work = "forward passes, no gradients" if result.settings.forward else "training steps: forward, backward, AdamW"
-    millions = model["parameters"] / 1e6
-    size = f"{millions / 1e3:.1f} B" if millions >= 1e3 else f"{millions:.{1 if millions < 10 else 0}f} M"
-    device = f"{where['device']}, {where['cores']} cores, {_counted(where['threads'], 'thread')}"
+    device = f"{where['device']}, {where['cores']} cores, threads: {where['threads']}"
     device = f"{model['gpu']} (host: {device})" if "gpu" in model else device
     loads = [where["load at start"], where["load at end"]]
     load = "" if None in loads else f", load {loads[0]:.1f} before and {loads[1]:.1f} after"
     batches, lengths = result.documents, [length for batch in result.documents for length in batch]
     tokens = sum(lengths)
     padding = {name: f"{1 - tokens / columns:.0%}" for name, columns in result.columns.items()}
-    count = f"{_counted(len(batches), 'batch', 'batches')} of {len(batches[0])}"
     return [
-        f"{model['name']}, {size} parameters, {model['dtype']}, {model['attention']}; {work}",
+        f"{model['name']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, {model['attention']}; "
+        f"{work}",
         f"{device}{load}; torch {where['torch']}, transformers {where['transformers']}",
-        f"{_counted(len(lengths), 'document')} of {min(lengths):,} to {max(lengths):,} tokens ({model['lengths']}), "
-        f"{tokens:,} tokens in {count}; padding {padding['as drawn']}, grouped by length {padding['grouped']}; in "
-        f"batches of all documents {result.padding_of_all:.0%}",
+        f"{len(batches)} x {len(batches[0])} documents of {min(lengths):,} to {max(lengths):,} tokens "
+        f"({model['lengths']}), {tokens:,} tokens; padding {padding['as drawn']}, "
+        f"grouped by length {padding['grouped']}",
     ]
 
 
@@ -66,25 +62,14 @@ def rows_of(result: Comparison) -> list[list[str]]:
     return rows
 
 
-def _line(row: list[str]) -> str:
-    name, *cells = row
-    if len(cells) == 1:
-        return f"{name:<{WIDTHS[0]}}" + textwrap.shorten(cells[0], 79 - WIDTHS[0], placeholder=" ...")
-    # A cell as wide as its column keeps a space before it.
-    return f"{name:<{WIDTHS[0]}}" + "".join(f" {cell:>{w - 1}}" for cell, w in zip(cells, WIDTHS[1:], strict=True))
-
-
 def mebibytes(count: int | None) -> str:
-    """Return a number of bytes in MiB, in three digits or all of a greater number; "-" for None."""
-    if count is None:
-        return "-"
-    found = count / MIB
-    return f"{found:,.{0 if found >= 100 else 1 if found >= 10 else 2}f}"
+    """Return a number of bytes in MiB; "-" for None."""
+    return "-" if count is None else f"{count / MIB:,.1f}"
 
 
 def notes_of(result: Comparison) -> Iterator[str]:
     """Yield what has to be said of the numbers, and how they came about."""
-    first, where = result.outcomes[0], result.origin
+    first = result.outcomes[0]
     yield from (f"WRONG: {_name(each)} {_off(each)}; please report it" for each in result.wrong)
     if not result.wrong and any(o.same_loss for o in result.outcomes if o.arm not in (BASELINE, STOCK_ROW)):
         others = f'All arms that ran beside "{STOCK_ROW.name}" have padded\'s loss on the same documents'
@@ -102,18 +87,11 @@ def notes_of(result: Comparison) -> Iterator[str]:
     for outcome in result.outcomes:
         if outcome.note is not None:
             yield f"{_name(outcome)}: {outcome.note}."
-        if outcome.failed is not None and len(outcome.failed) > 79 - WIDTHS[0]:
-            yield f"{_name(outcome)}: {outcome.failed}"
     enough = result.rounds >= LEAST
     interval = f"that holds it with {CONFIDENCE:.0%} confidence" if enough else "from the least to the greatest"
     few = "" if enough else f"; fewer than {LEAST} rounds cannot tell a difference from noise"
-    took = f"Median of {_counted(result.rounds, 'round')} in turns, and an interval {interval}{few}. Peak memory is "
+    took = f"Rounds in turns: {result.rounds}. Shown are their median and an interval {interval}{few}. Peak memory is "
     yield f"{took}torch's, of the largest batch." if result.rounds else "Nothing was timed."
-    if where["load at start"] is not None and where["load at start"] > BUSY * where["cores"]:
-        yield (
-            f"The machine was busy before this began (load {where['load at start']:.1f} on {where['cores']} cores): "
-            "arms ran in turns, so ratios suffer least, but none of these speeds is that of a quiet machine."
-        )
 
 
 def _off(outcome: Outcome) -> str:
@@ -126,10 +104,6 @@ def _name(outcome: Outcome) -> str:
     return f'"{outcome.arm.name}"'
 
 
-def _counted(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def draw(result: Comparison) -> Any:
     """Draw the result: bars are medians, lines the intervals that hold them."""
     title, *below = head_of(result)
@@ -140,7 +114,7 @@ def body(result: Comparison) -> str:
     """Return the result as HTML without scripts or outside references; figures where matplotlib is installed."""
     return parts.joined(
         parts.lines(head_of(result)),
-        parts.table(HEAD, rows_of(result), "<>>>"),
+        parts.table(HEAD, rows_of(result), SIDES),
         figure.figures(charts(result)),
         parts.lines(notes_of(result)),
     )
@@ -149,29 +123,25 @@ def body(result: Comparison) -> str:
 def charts(result: Comparison) -> list[Bars]:
     """Return bars of speed with their ratios to padded, and bars of memory where any was measured."""
     speeds, memory = [], []
-    for outcome in result.outcomes:
-        name, says = outcome.arm.name, outcome.says
-        form: dict[str, Any] = {"color": _color(outcome), "hatched": outcome.leaks}
+    for outcome, (name, *cells) in zip(result.outcomes, rows_of(result), strict=True):
+        color = _color(outcome)
         if outcome.timed:
-            speed, ratio = outcome.speed, f"× {outcome.ratio}" if says in (FASTER, SLOWER) else says
-            ratio = "" if outcome.arm == BASELINE or outcome.ratio is None else ratio
-            wrong = "LEAKS" if outcome.leaks else "WRONG LOSS" if outcome.wrong else ""
-            said = "  ".join(filter(None, (ratio, wrong)))
-            speeds.append(Bar(name, speed.median, said, interval=(speed.low, speed.high), **form))
+            speed = outcome.speed
+            wrong = "  LEAKS" if outcome.leaks else "  WRONG LOSS" if outcome.wrong else ""
+            speeds.append(Bar(name, speed.median, cells[1] + wrong, color, (speed.low, speed.high)))
         else:
-            speeds.append(Bar(name, None, textwrap.shorten(outcome.failed or "not timed", 50, placeholder=" ...")))
-        peak = None if outcome.peak is None else outcome.peak / MIB
-        memory.append(Bar(name, peak, mebibytes(outcome.peak), **form))
-    caption = f"Real tokens per second and × speed of padded, {result.rounds} rounds"
-    found = [Bars(caption, speeds, numbered=True, width=7)]
-    if any(bar.value is not None for bar in memory):
-        found.append(Bars(f"Peak memory{'' if result.settings.forward else ' of a step'}, MiB", memory, width=4.6))
+            speeds.append(Bar(name, None, textwrap.shorten(cells[0], 50, placeholder=" ...")))
+        if outcome.peak is not None:
+            memory.append(Bar(name, outcome.peak / MIB, mebibytes(outcome.peak), color))
+    found = [Bars(f"Real tokens per second and speed of padded, {result.rounds} rounds", speeds)]
+    if memory:
+        found.append(Bars(f"Peak memory{'' if result.settings.forward else ' of a step'}, MiB", memory))
     return found
 
 
 def _color(outcome: Outcome) -> str:
     if outcome.arm.enabled:
-        return theme.PACKED
+        return figure.PACKED
     if outcome.arm.packed:
-        return theme.LEAKS if outcome.leaks else theme.STOCK
-    return theme.GROUPED if outcome.arm.form == GROUPED else theme.PADDED
+        return figure.LEAKS if outcome.leaks else figure.STOCK
+    return figure.GROUPED if outcome.arm.form == GROUPED else figure.PADDED

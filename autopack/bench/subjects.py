@@ -81,7 +81,7 @@ def build(
 
     default = text_config(configs.config(model_type, task=task))
     given: dict[str, Any] = {}
-    if hasattr(default, "max_position_embeddings"):
+    if longest and hasattr(default, "max_position_embeddings"):
         given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)  # RoBERTa's first position is not 0
     if size == TINY:
         form: dict[str, Any] = {"task": task, "attn_implementation": attn, "dtype": dtype, "device": device}

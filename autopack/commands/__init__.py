@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import math
 import platform
 import shlex
@@ -21,7 +22,7 @@ from typing import Any
 from autopack.errors import AutopackError
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
-from autopack.pages.figure import NeedsMatplotlib, formats, save
+from autopack.pages.figure import formats
 from autopack.version import __version__
 
 
@@ -58,29 +59,13 @@ def _names(text: str) -> list[str]:
 
 def check_directory(option: str, path: Path | None) -> None:
     """Raise `AutopackError` if an option names a file in a directory that is not there, or a directory."""
-    if path is not None and not path.parent.is_dir():
-        raise AutopackError(
-            f"{option} {path}: there is no directory {path.parent}; create it or name another one", code="cannot-write"
-        )
-    if path is not None and path.is_dir():
-        raise AutopackError(
-            f"{option} {path}: wanted a file, found a directory; name a file in it", code="cannot-write"
-        )
-
-
-def check_drawable(path: Path | None) -> None:
-    """Raise `AutopackError` if the picture that --plot asks for could not be drawn or written."""
     if path is None:
         return
-    try:
-        known = formats()
-    except NeedsMatplotlib as error:
-        raise AutopackError(f"--plot: {error.message}", code="missing-package") from error
-    check_directory("--plot", path)
-    if path.suffix.lstrip(".").lower() not in known:
-        raise AutopackError(
-            f"--plot {path}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
-        )
+    wrong = "wanted a file, found a directory; name a file in it" if path.is_dir() else ""
+    if not path.parent.is_dir():
+        wrong = f"there is no directory {path.parent}; create it or name another one"
+    if wrong:
+        raise AutopackError(f"{option} {path}: {wrong}", code="cannot-write")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
@@ -106,12 +91,14 @@ def add_outputs(parser: argparse._ActionsContainer) -> None:
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
     check_directory("--html", args.html)
-    check_drawable(args.plot)
+    check_directory("--plot", args.plot)
+    if args.plot is not None and args.plot.suffix.lstrip(".").lower() not in (known := formats()):
+        raise AutopackError(
+            f"--plot {args.plot}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
+        )
 
 
-def write_outputs(
-    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Any]
-) -> None:
+def write_outputs(args: argparse.Namespace, title: str, body: Callable[[], str], draw: Callable[[], Any]) -> None:
     """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
@@ -121,7 +108,6 @@ def write_outputs(
         versions = [f"{name} {version(name)}" for name in packages]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
-            **about,
             "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
@@ -129,20 +115,26 @@ def write_outputs(
         # A path may hold bytes that are no text, which print escapes too.
         page = parts.whole(title, made.items(), body())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
+        print_path(args, "Page", args.html)
     if args.plot is not None:
-        save(draw(), args.plot)
-    for name, path in (("Page", args.html), ("Picture", args.plot)):
-        if path is not None and args.json is not True:
-            print(f"\n{name}: {path}")
+        draw().savefig(args.plot)
+        print_path(args, "Picture", args.plot)
+
+
+def print_path(args: argparse.Namespace, name: str, path: Path) -> None:
+    """Print where something was written, unless JSON is printed."""
+    if args.json is not True:
+        print(f"\n{name}: {path}")
 
 
 def finite(data: Any) -> Any:
-    """The data with None for what JSON has no number for."""
-    if isinstance(data, dict):
-        return {name: finite(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    """Return the data with None for what JSON has no number for."""
+    return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
+
+
+def _plain(value: Any) -> list[Any]:
+    """Return an array or a set as a list."""
+    return value.tolist() if hasattr(value, "tolist") else sorted(value)
 
 
 def keep_freed_memory() -> None:

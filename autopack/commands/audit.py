@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autopack.commands import add_outputs, check_outputs, finite, write_outputs
-from autopack.commands.models import add_model_options, obtain, task_for
+from autopack.commands.models import add_model_options, is_saved, obtain, task_for
 from autopack.errors import AutopackError
 from autopack.options import TASKS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from autopack.auditing.report import LeakReport
 
 
@@ -24,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
-    about = "a directory with a saved model, or a model type such as qwen3 (built tiny)"
-    parser.add_argument("model", metavar="PATH_OR_TYPE", help=about)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
-    mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
-    parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
+    about = (
+        "a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 (built tiny)"
+    )
+    parser.add_argument("model", metavar="MODEL", help=about)
+    about = "audit the model as transformers runs it, without autopack"
+    parser.add_argument("--stock", action="store_true", help=about)
     about = "what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
     parser.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{about}: {', '.join(TASKS)}")
     add_model_options(parser, "what autopack computes attention with", dtype="float32", device="cpu")
@@ -44,7 +41,12 @@ def run(args: argparse.Namespace) -> int:
             "--backend chooses what autopack uses, and --stock asks for none of it; leave one out", code="bad-option"
         )
     check_outputs(args)
-    model = _load(args)
+    if args.task is not None and is_saved(args.model):
+        raise AutopackError(
+            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
+        )
+    tasks = TASKS if args.task is None else [args.task]
+    model = obtain(args, tasks, args.task or task_for(args.model))
 
     import autopack
 
@@ -53,46 +55,12 @@ def run(args: argparse.Namespace) -> int:
         autopack.enable(model, backend=args.backend or "auto", verify=False)
     report = autopack.audit(model)
     print(json.dumps(_as_data(report), indent=2) if args.json else report)
-    about = {
-        "model": f"{args.model}: {report.model}",
-        "attention": report.implementation,
-        "device": f"{model.device}, {report.dtype}",
-    }
-    write_outputs(args, f"autopack audit: {report.model}", report.to_html, about, report.plot)
+    write_outputs(args, f"autopack audit: {report.model}", report.to_html, report.plot)
     return 0 if report.exact else 1
 
 
-def _load(args: argparse.Namespace) -> PreTrainedModel:
-    from autopack import tiny
-
-    path = Path(args.model).expanduser()
-    if path.is_dir() and args.task is not None:
-        raise AutopackError(
-            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
-        )
-    if not path.is_dir() and (path.exists() or os.sep in args.model or args.model.startswith((".", "~"))):
-        wanted = "a directory with a saved model, or a model type such as qwen3"
-        hint = "For a model of the Hub, download it first and name the directory."
-        said = "is a file" if path.exists() else "does not exist"
-        raise AutopackError(f"{args.model} {said}; wanted {wanted}. {hint}", code="model-unavailable")
-    task = args.task or task_for(args.model)
-
-    def build() -> PreTrainedModel:
-        import torch
-
-        form = {"attn_implementation": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
-        return tiny.build(args.model, task=str(task), device=args.device, **form)
-
-    types = [name for each in ([task] if task else TASKS) for name in tiny.types_for(each)]
-    return obtain(args, types, f"a {task}" if task else "a", build, downloaded=False)
-
-
 def _as_data(report: LeakReport) -> dict[str, Any]:
-    names = "model implementation enabled dtype lengths tolerance gradient_tolerance exact worst".split()
-    names += ["packed", "labels", "padded", "left_out", "notes"]
-    results = []
-    for result in report.results:
-        first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
-        influence = None if result.influence is None else result.influence.tolist()
-        results.append(first | vars(result) | {"influence": influence})
-    return finite({name: getattr(report, name) for name in names} | {"results": results})
+    data = asdict(report) | {name: getattr(report, name) for name in "exact worst packed labels padded".split()}
+    for row, result in zip(data["results"], report.results, strict=True):
+        row["exact"] = report.is_exact(result)
+    return finite(data)

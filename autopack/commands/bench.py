@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw
+import numpy as np
+
+from autopack.bench.sources import lengths_of
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, Lengths, draw, longest_document
 from autopack.commands import (
     above_0,
     add_data_options,
@@ -25,11 +28,10 @@ from autopack.commands import (
     whole_number,
     write_outputs,
 )
-from autopack.commands.models import add_model_options, obtain, task_for
+from autopack.commands.models import add_model_options, is_saved, obtain, task_for, types_for
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
-    import numpy as np
     from transformers import PreTrainedModel
 
 TASKS = ("causal-lm", "masked-lm")
@@ -37,12 +39,6 @@ DRAWN = 4096
 """Documents that are drawn, of which as many are timed as there is time for."""
 LONGEST = 2048
 """Tokens of the longest document that is drawn, unless `--max-length` says otherwise."""
-
-
-class CannotTime(AutopackError):
-    """These options contradict each other, or ask for a device that is not there."""
-
-    code = "bad-option"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
     add_model_options(model, "of enabled arms")
-    model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
     data = parser.add_argument_group("lengths of documents")
     about = (
@@ -89,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
     check_outputs(args)
-    if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
-        raise CannotTime(
-            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
-        )
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
@@ -100,28 +91,24 @@ def run(args: argparse.Namespace) -> int:
     from autopack.bench import report
     from autopack.bench.compare import RaceSettings, compare
 
-    given = None if args.lengths in DISTRIBUTIONS else _given(args)
-    longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
-    model, about = _model(args, longest + args.prompt)
-    lengths, about["lengths"] = given or _drawn(args, model)
+    lengths, source = _lengths(args)
+    model, about = _model(args, int(lengths.max()) + args.prompt)
+    about["lengths"] = source
+    if args.max_length is None and args.lengths in DISTRIBUTIONS:
+        lengths = np.minimum(lengths, longest_document(model) or LONGEST)
     if args.prompt:
         lengths = lengths + args.prompt
         about["lengths"] += f"; those of a batch begin with the same {args.prompt:,} tokens, put before them"
     same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
     settings = RaceSettings(**same, backend=args.backend or "auto")
-    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
-
-        def progress(share: float) -> None:
-            bar.update(100 * share - bar.n)
-
-        result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
+    with tqdm(total=args.rounds, desc="timing", unit="round", file=sys.stderr, leave=False, disable=None) as bar:
+        tell = partial(bar.write, file=sys.stderr)
+        result = compare(model, lengths, settings, about, tell, lambda number: bar.update())
     print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
-    name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
-    said = {"model": name, "device": f"{result.model['device']}: {device}"}
-    write_outputs(args, f"autopack bench: {name}", lambda: report.body(result), said, lambda: report.draw(result))
+    title = f"autopack bench: {result.model['name']}"
+    write_outputs(args, title, partial(report.body, result), partial(report.draw, result))
     return 1 if result.wrong else 0
 
 
@@ -129,45 +116,32 @@ def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dic
     """Return the model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
-    from autopack import tiny
-    from autopack.bench.subjects import build
-
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cuda = args.device.startswith("cuda")
     args.dtype = args.dtype or ("bfloat16" if cuda else "float32")
-    size, task = args.size or ("130M" if cuda else "small"), str(task_for(args.model, TASKS))
-    form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype)}
-    form |= {"device": args.device, "seed": args.seed}
-    known = [name for each in TASKS for name in tiny.types_for(each)]
-    built = args.model in known and not Path(args.model).is_dir()
+    size, task = args.size or ("130M" if cuda else "small"), task_for(args.model, TASKS)
+    built = args.model in types_for(TASKS) and not is_saved(args.model)
     if args.size and not built:
-        raise CannotTime(f"--size is for models that are built, and {args.model} is loaded; leave it out")
-    sort = "a causal or masked language"
-    model = obtain(args, known, sort, lambda: build(args.model, size, task, longest, **form), downloaded=True)
+        raise AutopackError(
+            f"--size is for models that are built, and {args.model} is loaded; leave it out", code="bad-option"
+        )
+    model = obtain(args, TASKS, task, size, longest, args.seed)
     return model, {"name": f"{args.model}, {size}, random" if built else args.model}
 
 
-def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
-    """Tokens of every document of a file or data set, as `autopack estimate` reads them, and what is said of them."""
-    from autopack.bench.sources import lengths_of
-
+def _lengths(args: argparse.Namespace) -> tuple[np.ndarray, str]:
+    """Return tokens of every document, drawn or read as `autopack estimate` reads them, and what is said of them."""
+    if args.lengths in DISTRIBUTIONS:
+        known = DISTRIBUTIONS[args.lengths]
+        lengths = Lengths(args.mean or known.mean, args.sigma or known.sigma)
+        said = f"drawn, mean {lengths.mean:g}, sigma {lengths.sigma:g}"
+        return draw(lengths, DRAWN, args.max_length or LONGEST, args.seed), said
+    if args.mean or args.sigma:
+        raise AutopackError(
+            f"--mean and --sigma are for drawn lengths, and --lengths {args.lengths} is read; leave either out",
+            code="bad-option",
+        )
     found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
-    said = f"{args.lengths}: {len(found):,} documents"
-    if args.max_length is None:
-        return found, said
-    over = int((found > args.max_length).sum())
-    return found.clip(max=args.max_length), said + (f", {over:,} cut to {args.max_length:,} tokens" if over else "")
-
-
-def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
-    """Tokens of documents that are drawn, and like which."""
-    from autopack.bench.subjects import longest_document
-
-    known = DISTRIBUTIONS[args.lengths]
-    mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)
-    longest = args.max_length or min(LONGEST, longest_document(model) or LONGEST)
-    own = args.mean or args.sigma
-    said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
-    return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
+    cut = np.minimum(found, args.max_length or found.max())
+    over = f", {(cut < found).sum():,} cut to {args.max_length:,} tokens" if (cut < found).any() else ""
+    return cut, f"{args.lengths}: {len(found):,} documents{over}"

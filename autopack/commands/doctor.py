@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import logging
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import product
-from typing import Any
 
+from autopack.pages.parts import text_table
 from autopack.version import MINIMUM, __version__, mismatch, problem
 
 OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
 
 FLASH_ATTENTION = {
-    "flash-attn": ("FA2", "flash_attn"),
-    "flash-attn-3": ("FA3", "flash_attn_interface"),
-    "flash-attn-4": ("FA4", "flash_attn.cute"),
+    "flash-attn": "flash_attn",
+    "flash-attn-3": "flash_attn_interface",
+    "flash-attn-4": "flash_attn.cute",
 }
 """Distributions of FlashAttention, with the module that transformers imports from each."""
 
@@ -75,18 +75,12 @@ def examine() -> Diagnosis:
         found.problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
-    for distribution, (_, module) in FLASH_ATTENTION.items():
+    for distribution, module in FLASH_ATTENTION.items():
         _imports(distribution, module, found)
     if "torch" in working:
         found.devices = _devices()
     if versions_fit and len(working) == 2:
-        try:  # autopack itself is asked, so that the doctor cannot say anything but what `enable` will do
-            _examine_backends(found)
-        except Exception as error:
-            found.problems.append(
-                f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. {_REPORT}"
-            )
-        found.problems += (f"autopack was tried, and {failure}. {_REPORT}" for failure in _failures())
+        found.problems += (f"autopack was tried, and {failure}. {_REPORT}" for failure in _failures(found))
     return found
 
 
@@ -97,10 +91,9 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken binary package fails in any way it likes
-        said, optional = _first_line(error), name not in MINIMUM
-        said = said.rstrip(".") + (". Reinstall it to match the installed torch" if optional else ". Reinstall it")
-        said += ", or uninstall it." if optional else ", with what it needs."
-        found.problems.append(f"{name} {found.packages[name]} is installed, but `import {module}` fails: {said}")
+        said = f"{name} {found.packages[name]} is installed, but `import {module}` fails: {_first_line(error)}"
+        way = "with what it needs" if name in MINIMUM else "to match the installed torch, or uninstall it"
+        found.problems.append(f"{said.rstrip('.')}. Reinstall it {way}.")
         return False
     return True
 
@@ -145,37 +138,23 @@ def _examine_backends(found: Diagnosis) -> None:
         found.choices.append({**row, "backend": choose("auto", call)})
 
 
-def _failures() -> list[str]:
-    """Return what of autopack does not work here, in words: importing a part, or a model."""
-    found: list[str] = []
-    with _noting("importing autopack's parts", found):
-        _import_all()
+def _failures(found: Diagnosis) -> Iterator[str]:
+    """Yield what of autopack does not work here, in words; what is asked of it is added to `found`."""
+    tried: dict[str, Callable[[], None]] = {
+        "looking for backends": partial(_examine_backends, found),
+        "importing autopack's parts": _import_all,
+    }
     for implementation in ("sdpa", "eager"):
-        with _noting(f"a tiny Llama with {implementation} attention", found), _quietly():
-            _try_model(implementation)
-    return found
+        tried[f"a tiny Llama with {implementation} attention"] = partial(_try_model, implementation)
+    for what, attempt in tried.items():
+        try:
+            attempt()
+        except Exception as error:  # whatever an installation that does not fit may raise
+            yield f"{what} fails with {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-@contextmanager
-def _noting(what: str, found: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # whatever an installation that does not fit may raise
-        found.append(f"{what} fails with {_first_line(error)}")
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the log lines of `enable` and of tiny models; the doctor prints what it finds."""
-    before, logging.root.manager.disable = logging.root.manager.disable, logging.WARNING
-    try:
-        yield
-    finally:
-        logging.root.manager.disable = before
 
 
 def _import_all() -> None:
@@ -203,30 +182,16 @@ def _try_model(implementation: str) -> None:
 
 def write_text(found: Diagnosis) -> str:
     """The diagnosis for people."""
-    packages = {"python": found.python, "autopack": found.autopack}
-    for name, installed in found.packages.items():
-        label = f"   ({FLASH_ATTENTION[name][0]})" if name in FLASH_ATTENTION else ""
-        packages[name] = (installed or "not installed") + label
-    backends = {
-        name: f"{'yes' if row['available'] else 'no':<5}{row['reason']}" for name, row in found.backends.items()
+    packages = [["python", found.python], ["autopack", found.autopack]]
+    packages += [[name, installed or "not installed"] for name, installed in found.packages.items()]
+    backends = [[name, "yes" if row["available"] else "no", str(row["reason"])] for name, row in found.backends.items()]
+    choices = [[*found.choices[0]], *([*row.values()] for row in found.choices)] if found.choices else []
+    blocks = {
+        "Installed": packages,
+        "Devices": [[str(row["device"]), str(row["description"])] for row in found.devices],
+        "Attention backends": backends,
+        "What autopack.enable(model) computes packed rows with (plain causal attention)": choices,
     }
-    # A row for each attention implementation, with a column for each device and dtype, under a row of their names.
-    table: dict[str, dict[str, str]] = {}
-    for row in found.choices:
-        column = f"{row['device']} {row['dtype']}"
-        table.setdefault("attn_implementation", {})[column] = column
-        table.setdefault(row["attn_implementation"], {})[column] = row["backend"]
-    columns = table.get("attn_implementation", {})
-    choices = {name: "".join(f"{cells.get(column, '-'):<16}" for column in columns) for name, cells in table.items()}
-    blocks = [
-        _block("Installed", packages),
-        _block("Devices", {row["device"]: row["description"] for row in found.devices}),
-        _block("Attention backends", backends),
-        _block("What autopack.enable(model) computes packed rows with (plain causal attention)", choices, 22),
-        "\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.",
-    ]
-    return "\n\n".join(filter(None, blocks))
-
-
-def _block(title: str, rows: dict[Any, Any], width: int = 14) -> str:
-    return "\n".join([title, *(f"  {name:<{width}}{value}".rstrip() for name, value in rows.items())]) if rows else ""
+    said = ["\n  ".join([title, *text_table(rows, "<" * len(rows[0]))]) for title, rows in blocks.items() if rows]
+    said.append("\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.")
+    return "\n\n".join(said)

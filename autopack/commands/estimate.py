@@ -53,6 +53,5 @@ def run(args: argparse.Namespace) -> int:
     cost = CostModel(1.0, 1 / (12 * args.hidden_size))
     found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
     print(json.dumps(found.as_dict(), indent=1) if args.json else found)
-    about = {"data": args.data, "model": "none: lengths are counted, and nothing is run"}
-    write_outputs(args, f"autopack estimate: {args.data}", found._repr_html_, about, found.plot)
+    write_outputs(args, f"autopack estimate: {args.data}", found._repr_html_, found.plot)
     return 0

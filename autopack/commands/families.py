@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from autopack.commands.models import task_for
 from autopack.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ ATTENTION = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the families of architectures that autopack serves: their model types, their mixers, the path that "
-        "attention and mixers take on each device. Other models with attention of the same structure are served too."
+        "List the families of architectures that autopack serves: the path of each, and its model types; --json adds "
+        "the mixers, and their paths and those of attention on each device. Other models with attention of the same "
+        "structure are served too."
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -32,23 +34,33 @@ def run(args: argparse.Namespace) -> int:
     from autopack.registry import families
 
     found = [describe(family) for family in families()]
-    if args.types:
-        rows = [of_type(name, found) for name in args.types]
-        print(json.dumps(rows, indent=1) if args.json else "\n".join(map(_type_text, rows)))
-        return 0 if all(row["served"] for row in rows) else 1
+    rows = [of_type(name, found) for name in args.types]
     if args.json:
-        print(json.dumps({"families": found}, indent=1))
-        return 0
-    refused = {name: reason for family in found for name, reason in family["refused"].items()}
-    served = sum(len(family["model_types"]) for family in found)
-    print("\n\n".join(_family_text(family) for family in found if family["model_types"]))
-    print("\nrefused", *(_wrapped(f"  {name:<20} ", refused[name], 118) for name in sorted(refused)), sep="\n")
-    print(f"\n{served} model types. What was measured of each: docs/reliability.md")
-    return 0
+        print(json.dumps(rows if rows else {"families": found}, indent=1))
+    elif rows:
+        for row in rows:
+            by = f" (family {row['family']})" if row["family"] else ""
+            _print(row["type"], f"{row['path']}{by}" if row["served"] else f"refused: {row['refused']}")
+    else:
+        for family in found:
+            print(f"{family['name']}: {family['path']}")
+            _print("", " ".join(family["model_types"]), indent=2)
+        print("refused")
+        for name, reason in sorted((name, reason) for family in found for name, reason in family["refused"].items()):
+            _print(f"  {name}", reason)
+        served = sum(len(family["model_types"]) for family in found)
+        print(f"{served} model types. What was measured of each: docs/reliability.md")
+    return 0 if all(row["served"] for row in rows) else 1
+
+
+def _print(name: str, text: str, indent: int = 21) -> None:
+    """Print a text behind a name, in lines that are indented alike."""
+    form: dict[str, Any] = {"initial_indent": f"{name:<{indent - 1}} ", "subsequent_indent": " " * indent}
+    print(textwrap.fill(text, 118, break_on_hyphens=False, **form))
 
 
 def describe(family: Family) -> dict[str, Any]:
-    """One family as plain data."""
+    """Return one family as plain data."""
     ways: dict[Any, list[str]] = {}
     for name, way in family.mixers.items():
         ways.setdefault(way, []).append(name)
@@ -64,12 +76,13 @@ def describe(family: Family) -> dict[str, Any]:
 
 def of_type(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return facts on one model type: its family and path, or the reason why it is refused."""
-    family = next((f for f in found if name in f["model_types"]), None)
-    row = {"type": name, "served": family is not None, "family": None, "path": None, "refused": None}
-    if family is not None:
-        return {**row, "family": family["name"], "path": family["path"]}
-    refused = next((f["refused"][name] for f in found if name in f["refused"]), None)
-    return {**row, **({"refused": refused} if refused else _asked_of_a_tiny_model(name))}
+    row = {"type": name, "served": False, "family": None, "path": None, "refused": None}
+    for family in found:
+        if name in family["model_types"]:
+            return row | {"served": True, "family": family["name"], "path": family["path"]}
+        if name in family["refused"]:
+            return row | {"refused": family["refused"][name]}
+    return row | _asked_of_a_tiny_model(name)
 
 
 def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
@@ -83,7 +96,7 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
         hint = "remote code of this type is served where its structure allows"
         meant = did_you_mean(name, list(CONFIG_MAPPING), f"; {hint}")
         return {"refused": f"transformers {transformers.__version__} has no such type{meant}"}
-    task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
+    task = task_for(name)
     if task is None:
         return {"refused": "transformers has no language model of this type"}
     try:
@@ -93,28 +106,3 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     family, reason = registry.look_up(model)
     served = {"served": True, "path": f"{family.how}, by its structure"}
     return served if reason is None else {"refused": reason}
-
-
-def _type_text(row: dict[str, Any]) -> str:
-    by = f" (family {row['family']})" if row["family"] else ""
-    said = f"{row['path']}{by}" if row["served"] else f"refused: {row['refused']}"
-    return _wrapped(f"{row['type']:<20} ", said, 116)
-
-
-def _family_text(family: dict[str, Any]) -> str:
-    lines = [f"{family['name']}: {family['path']}", _wrapped("  ", " ".join(family["model_types"]))]
-    if family["attention"]:
-        lines += ["  attention", *_path_lines(family["attention"])]
-    for mixers in family["mixers"]:
-        lines += [_wrapped("  ", ", ".join(mixers["classes"])), *_path_lines(mixers["paths"])]
-    return "\n".join(lines)
-
-
-def _path_lines(paths: dict[str, str]) -> list[str]:
-    return [_wrapped(f"    {device:<5} ", path, 108) for device, path in paths.items()]
-
-
-def _wrapped(name: str, text: str, width: int = 112) -> str:
-    """A text behind its name, in lines that are all indented as far as the name reaches."""
-    after = " " * len(name)
-    return textwrap.fill(text, width, initial_indent=name, subsequent_indent=after, break_on_hyphens=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopack.bench.subjects import TINY, build
 from autopack.errors import AutopackError, did_you_mean
 from autopack.options import CHOICES, TASKS
 
@@ -37,33 +38,57 @@ def add_model_options(
 
 
 def obtain(
-    args: argparse.Namespace, types: Iterable[str], sort: str, build: Callable[[], PreTrainedModel], downloaded: bool
+    args: argparse.Namespace,
+    tasks: Collection[str],
+    task: str | None,
+    size: str = TINY,
+    longest: int = 0,
+    seed: int = 0,
 ) -> PreTrainedModel:
-    """Return the model that `args.model` names: a saved one, or one of some types.
+    """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or one of the Hub.
 
-    `sort` says what types these are. With `downloaded`, it may also be one of the Hub. Raises `CannotLoad`.
+    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one that has been
+    downloaded. Raises `CannotLoad`.
     """
+    import torch
+    import transformers
+
     from autopack.tiny import CannotBuild
 
-    name, known = args.model, sorted({*types})
     check_device(args.device)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return load_saved(str(path), args)
-    if name in known:
+    if is_saved(args.model):
+        return load_saved(str(Path(args.model).expanduser()), args)
+    known = types_for(tasks)
+    if args.model in known:
+        form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
         try:
-            return build()
+            return build(args.model, size, str(task), longest, seed=seed, **form)
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
             options = f"{'--size, ' if hasattr(args, 'size') else ''}--attn, --dtype or --device"
-            raise CannotLoad(f"cannot build {name}: {reason}; choose another type, {options}") from error
-    if not downloaded:
-        raise unknown_name(name, known, sort)
+            raise CannotLoad(f"cannot build {args.model}: {reason}; choose another type, {options}") from error
     try:
-        return load_saved(name, args)
+        return load_saved(args.model, args)
     except CannotLoad as error:
-        where = "a downloaded model of the Hub (nothing is downloaded here), nor "
-        raise unknown_name(name, known, where + sort) from error
+        closest = did_you_mean(args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
+        sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
+        raise CannotLoad(
+            f"{args.model!r} is neither a directory with a saved model, nor a downloaded model of the Hub (nothing is "
+            f"downloaded here), nor a model type{sorts} of transformers {transformers.__version__}; name one of "
+            f"these{closest}"
+        ) from error
+
+
+def is_saved(name: str) -> bool:
+    """Return True for the name of a directory."""
+    return Path(name).expanduser().is_dir()
+
+
+def types_for(tasks: Iterable[str]) -> list[str]:
+    """Return the types that have a model for one of these tasks, sorted."""
+    from autopack import tiny
+
+    return sorted({name for task in tasks for name in tiny.types_for(task)})
 
 
 def load_saved(name: str, args: argparse.Namespace) -> PreTrainedModel:
@@ -90,15 +115,6 @@ def load_saved(name: str, args: argparse.Namespace) -> PreTrainedModel:
         raise CannotLoad(f"transformers {transformers.__version__} cannot load {name}: {error}") from error
 
 
-def unknown_name(name: str, known: list[str], sort: str) -> CannotLoad:
-    """Return the error for what is neither a directory nor, as `sort` says, one of the types that are known."""
-    import transformers
-
-    closest = did_you_mean(name, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
-    wanted = f"{sort} model type of transformers {transformers.__version__}"
-    return CannotLoad(f"{name!r} is neither a directory nor {wanted}{closest}")
-
-
 def check_device(name: str) -> None:
     """Raise `CannotLoad` for a device on which torch cannot compute here."""
     import torch
@@ -106,10 +122,10 @@ def check_device(name: str) -> None:
     try:
         torch.zeros(1, device=name).item()
     except Exception as error:  # each kind of device fails in its own way, by an AssertionError too
-        there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        there += [kind for kind in ("mps", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
-        wanted = f"pass --device {' or '.join(['cpu', *there])}"
-        raise CannotLoad(f"--device {name}: torch {torch.__version__} cannot compute on it here; {wanted}") from error
+        raise CannotLoad(
+            f"--device {name}: torch {torch.__version__} cannot compute on it here; pass --device cpu, or another one "
+            f"that `autopack doctor` names"
+        ) from error
 
 
 def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None:

@@ -38,21 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  autopack run --strict torchrun --nproc-per-node 2 train.py"
     )
     for option in settings.OPTIONS:
-        is_switch = not option.choices and option.metavar is None
+        form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if option.choices:
+            form = {"choices": option.choices}
+        elif option.metavar is not None:
+            form = {"type": whole_number, "metavar": option.metavar}
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
-        described: dict[str, Any] = {
-            "help": option.help + ("" if default is None else f" (default: {default})"),
-            "default": None,
-        }
-        if is_switch:
-            described["action"] = argparse.BooleanOptionalAction
-        elif option.choices:
-            described["choices"] = option.choices
-        else:
-            described |= {"type": whole_number, "metavar": option.metavar}
-        parser.add_argument(option.flag, **described)
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
-    parser.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
+        said = "" if default is None else f" (default: {default})"
+        parser.add_argument(option.flag, default=None, help=option.help + said, **form)
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    kinds.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
     about = "a file, a module with -m, or a program on PATH; what follows it is its own"
     parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
@@ -63,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
-    if args.is_module and args.is_code:
-        raise AutopackError("-m and -c cannot both be given; name a module or pass code", code="bad-option")
     as_code = script == "-" and not args.is_module
     if args.is_code or as_code:
         command, launches = [*_interpreter(), *(["-"] if as_code else ["-c", script])], False
@@ -102,8 +96,6 @@ def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
             f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"
         )
     hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
-    if script in ("auto", "always", "never"):
-        hint = "; --unpad and --share take no value: write --no-unpad or --no-share to turn them off"
     raise AutopackError(f"there is no file {script}, and no program of that name on PATH{hint}", code="cannot-run")
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -37,35 +36,35 @@ class KeptColumns(list[str]):
     """The columns that a trainer keeps, with `added` ones; `before` is the value that they
     replaced."""
 
-    def __init__(self, before: list[str] | None, known: list[str], added: list[str]):
-        super().__init__([*known, *added])
-        self.before, self.added = before, added
+    before: list[str] | None
+    added: list[str]
 
 
 def keep_columns(trainer: Any) -> None:
     """Let a trainer keep the columns that `PackingCollator` reads but its model does not name."""
     adapter = _adapter(trainer)
     collator = adapter.collator_of(trainer)
-    before = adapter.columns_of(trainer)
-    if not (adapter.drops_columns(trainer) and _packs(collator)) or isinstance(before, KeptColumns):
+    if not (adapter.drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
         return
+    before = trainer._signature_columns
     known = adapter.found_columns(trainer)
     there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
     added = [name for name in (*_KEPT, *_pictures(collator)) if name in there and name not in known]
-    adapter.set_columns(trainer, KeptColumns(before, known, added) if added else before)
+    columns = KeptColumns([*known, *added])
+    columns.before, columns.added = before, added
+    trainer._signature_columns = columns if added else before
 
 
 def kept_columns(trainer: Any) -> list[str]:
     """Return the columns that a trainer keeps because of `keep_columns`."""
-    columns = _adapter(trainer).columns_of(trainer)
+    columns = getattr(trainer, "_signature_columns", None)
     return columns.added if isinstance(columns, KeptColumns) else []
 
 
 def give_columns_back(trainer: Any) -> None:
     """Undo `keep_columns`."""
-    adapter = _adapter(trainer)
-    if isinstance(columns := adapter.columns_of(trainer), KeptColumns):
-        adapter.set_columns(trainer, columns.before)
+    if kept_columns(trainer):
+        trainer._signature_columns = trainer._signature_columns.before
 
 
 def what_is_lost(trainer: Any) -> str | None:
@@ -74,11 +73,9 @@ def what_is_lost(trainer: Any) -> str | None:
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
     """
-    adapter = _adapter(trainer)
-    read = {*BOUNDARIES, *TARGETS, *_pictures(adapter.collator_of(trainer))}
     with drawing_nothing(nn.Module()):  # data sets and collators may draw
-        rows = (row for dataset in adapter.datasets_of(trainer) for row in _rows(dataset, read))
-        return next((reason for row in rows if (reason := _lost(trainer, adapter, row)) is not None), None)
+        lost = (_lost(trainer, dataset) for dataset in _adapter(trainer).datasets_of(trainer))
+        return next((reason for reason in lost if reason is not None), None)
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
@@ -125,31 +122,24 @@ def _is_packed_stream(dataset: Any) -> bool:
     return False
 
 
-def _rows(dataset: Any, read: set[str]) -> list[Mapping[str, Any]]:
-    """Return sample rows: one of several documents, one that marks targets, and one with pictures.
+def _samples(dataset: Any) -> list[Mapping[str, Any]]:
+    """Return rows of a data set, and one of two documents that is made up of its known columns.
 
-    The rows come from a data set, or are made up from its columns if any of them are `read`.
     Nothing is drawn from a stream. The whole data set is sampled, since rows of a plan begin with
     long documents.
     """
-    names = _columns(dataset)
-    if names and not read.intersection(names):
-        return []
     found: list[Mapping[str, Any]] = []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         try:
-            places = sorted({*np.linspace(0, max(len(dataset) - 1, 0), min(len(dataset), _ROWS)).astype(int).tolist()})
+            places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
             found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
         except Exception:
             # What its rows are got by, nobody knows; whoever loads them will say what is wrong.
             found = []
-    made: dict[str, Any] = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
-    made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1], **{key: [0, 1, 0, 1] for key in TARGETS}}
-    found.append({name: made[name] for name in names if name in made})
-    several = next((row for row in found if _documents(row) > 1), None)
-    aimed = next((row for row in found if _targets(row) is not None), None)
-    pictured = next((row for row in found if {*PICTURES} & read & {*row}), None)
-    return [row for row in (several, aimed, pictured) if row is not None]
+    names = _columns(dataset)
+    made = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
+    made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1]}
+    return [*found, {name: made[name] for name in names if name in made}]
 
 
 def _documents(row: Mapping[str, Any]) -> int:
@@ -165,14 +155,6 @@ def _documents(row: Mapping[str, Any]) -> int:
     return (_declared(batch) if "input_ids" in batch else None) or 1
 
 
-def _targets(row: Mapping[str, Any]) -> int | None:
-    """Return the number of possible targets in a row without labels; None if it marks none."""
-    given = [np.asarray(row[name]).reshape(-1) != 0 for name in TARGETS if row.get(name) is not None]
-    if not given or any(row.get(name) is not None for name in _LABELS):
-        return None
-    return int(np.logical_and.reduce(given).sum())
-
-
 def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
     """Return the collator's batch of this row alone; None if it makes none."""
     try:
@@ -184,14 +166,21 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
     return batch if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 else None
 
 
-def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str | None:
-    """Return what is lost of one row, as `what_is_lost` does; None if nothing."""
+def _lost(trainer: Any, dataset: Any) -> str | None:
+    """Return what is lost of the rows of one data set, as `what_is_lost` does; None if nothing."""
+    adapter = _adapter(trainer)
     collator, name = adapter.collator_of(trainer), type(trainer).__name__
-    columns = adapter.found_columns(trainer) if adapter.drops_columns(trainer) else list(row)
-    kept = {column: value for column, value in row.items() if column in columns}
-    dropped = [column for column in row if column not in kept]
+    names = _columns(dataset)
+    if names and not {*BOUNDARIES, *TARGETS, *_pictures(collator)}.intersection(names):
+        return None
+    samples = _samples(dataset)
+    names = names or list(samples[0])
+    columns = adapter.found_columns(trainer) if adapter.drops_columns(trainer) else names
+    dropped = [column for column in names if column not in columns]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
-    documents, wanted = _documents(row), _targets(row)
+    row = next((row for row in samples if _documents(row) > 1), {})
+    documents = _documents(row)
+    kept = {column: value for column, value in row.items() if column in columns}
     # What never comes to the collator is lost, whatever the collator makes of the rest.
     if _documents(kept) < documents:
         lost = ", ".join(column for column in dropped if column in BOUNDARIES)
@@ -199,13 +188,14 @@ def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str 
             f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
             f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
         )
-    if wanted is not None and _targets(kept) != wanted and _packs(collator):
-        lost = ", ".join(column for column in dropped if column in TARGETS)
-        return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
+    targets = [] if {*_LABELS}.intersection(names) else [column for column in dropped if column in TARGETS]
+    if targets and _packs(collator):
+        return (
+            f"{name} drops {', '.join(targets)} of its data, so tokens that are no targets would be trained on. {ways}."
+        )
     if pictures := [column for column in dropped if column in _pictures(collator)]:
         return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
-    batch = _collated(collator, kept)
-    declared = None if batch is None else _declared(batch)
+    declared = _declared(_collated(collator, kept)) if kept else None
     if declared is not None and declared < documents:
         return (
             f"{type(collator).__name__} makes one document of a row of {documents}. Give {name} "
@@ -214,8 +204,10 @@ def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str 
     return None
 
 
-def _declared(batch: Mapping[str, Any]) -> int | None:
+def _declared(batch: Mapping[str, Any] | None) -> int | None:
     """Return the number of documents that a batch declares; None if it cannot be told."""
+    if batch is None:
+        return None
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

@@ -52,8 +52,10 @@ def base_model(module: nn.Module) -> nn.Module | None:
     Raises `UnsupportedModel` for methods that cannot be packed.
     """
     peft = sys.modules.get("peft")
-    is_tuner = peft is not None and isinstance(module, peft.tuners.tuners_utils.BaseTuner)
-    if peft is None or not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
+    if peft is None:
+        return None
+    is_tuner = isinstance(module, peft.tuners.tuners_utils.BaseTuner)
+    if not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
         return None
     check(module)
     return getattr(module, "model" if is_tuner else "base_model")
@@ -81,17 +83,14 @@ def hands_rows_to_layers(model: nn.Module) -> bool:
     return "peft" in sys.modules and any(is_from(hook, ("peft",)) for hook in hooks)
 
 
+@functools.cache
 def watch() -> None:
     """Judge adapters that PEFT puts on an enabled model later; leave other models alone.
 
     PEFT need not be imported yet.
     """
     for name, stands in _STANDS.items():
-        if name in sys.modules:
-            _stand(stands, sys.modules[name])
-        elif name not in _awaited:  # wrapt keeps every hook that it is given until the module is imported
-            _awaited.add(name)
-            wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
+        wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
 
 
 def _kind(config: Any) -> str:
@@ -181,16 +180,11 @@ _STANDS: dict[str, list[_Stand]] = {
 class."""
 
 
-_awaited: set[str] = set()
-"""PEFT modules that were not imported yet when a model was enabled."""
-
-
 def _stand(stands: list[_Stand], module: Any) -> None:
     for owner, name, instead in stands:
         original = getattr(getattr(module, owner), name)
         # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
-        needless = instead is _call_the_model and "forward" not in original.__code__.co_names
-        if not (needless or hasattr(original, "autopack_original")):
+        if instead is not _call_the_model or "forward" in original.__code__.co_names:
             wrapt.apply_patch(getattr(module, owner), name, _replacement(original, instead))
 
 

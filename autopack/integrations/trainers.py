@@ -2,7 +2,7 @@
 
 All known kinds derive from transformers' own, and hold their model, data and collator as that does (seen in
 transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads a row. Another kind is another entry of
-`ADAPTERS`. No other module knows these private parts. None of these libraries is imported.
+`ADAPTERS`. Of other modules `boundaries` alone knows such a part, the columns. None of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -55,19 +55,10 @@ class TrainerAdapter:
             f'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
         )
 
-    def columns_of(self, trainer: Any) -> list[str] | None:
-        """Return the columns that a trainer keeps; None if it drops none or has not found them
-        yet."""
-        return getattr(trainer, "_signature_columns", None)
-
     def found_columns(self, trainer: Any) -> list[str]:
         """Let a trainer that drops columns find those that it keeps, and return them."""
         trainer._set_signature_columns_if_needed()
         return trainer._signature_columns
-
-    def set_columns(self, trainer: Any, columns: list[str] | None) -> None:
-        """Let a trainer keep these columns."""
-        trainer._signature_columns = columns
 
     def collator_of(self, trainer: Any) -> Any:
         """Return the collator of a trainer, which makes batches of examples."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
 
 VARIABLE = "AUTOPACK_LOG"
 LEVELS = ("debug", "info", "warning", "error")
@@ -48,13 +47,12 @@ def _is_handled() -> bool:
     return any(not isinstance(each, (Lines, logging.NullHandler)) for each in (*named.handlers, *above))
 
 
-def prepare(environment: Mapping[str, str] | None = None) -> None:
+def prepare() -> None:
     """Give the logger `autopack` its handler, once, and the level in `AUTOPACK_LOG`, if set."""
-    environment = os.environ if environment is None else environment
     logger = logging.getLogger("autopack")
     if not any(isinstance(each, Lines) for each in logger.handlers):
         logger.addHandler(Lines())
-    level = environment.get(VARIABLE, "").strip().lower()
+    level = os.environ.get(VARIABLE, "").strip().lower()
     if level in LEVELS:
         logger.setLevel(level.upper())
     elif level:

@@ -44,9 +44,8 @@ class Session:
 
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
-        self._forget(model)
         pads = handle.enabled.options.unpad
-        self._note(ProcessOutcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
+        self._note(model, ProcessOutcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
         if self.reports is not None and self._speaker != os.getpid():
             from autopack.runtime import tally
 
@@ -54,18 +53,17 @@ class Session:
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and log the reason."""
-        self._forget(model)
         outcome = ProcessOutcome(f"{_name(model)} left as it is: {_line(reason)}")
         known = any(outcome.text == other.text for other in self._outcomes)
         if not known and (self.reports is None or is_first(outcome.text, self.reports)):
             _say(f"warning: {outcome.text}")
-        self._note(outcome)
+        self._note(model, outcome)
 
     def left_so_far(self, model: PreTrainedModel, why: str) -> None:
         """Note a model that is called without being enabled, unless it has been by the end."""
-        self._forget(model)
-        self._so_far[model] = ProcessOutcome(f"{_name(model)} left as it is: {why}")
-        self._note(self._so_far[model])
+        outcome = ProcessOutcome(f"{_name(model)} left as it is: {why}")
+        self._note(model, outcome)
+        self._so_far[model] = outcome
 
     def report(self) -> None:
         """Report once, in a line per model, the outcome of every model called in training.
@@ -109,11 +107,10 @@ class Session:
             self._times_kept += 1
             self._kept_until = now + 200 * (time.perf_counter() - now)
 
-    def _forget(self, model: PreTrainedModel) -> None:
+    def _note(self, model: PreTrainedModel, outcome: ProcessOutcome) -> None:
+        """Note the outcome of a model, in place of what it was so far."""
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
-
-    def _note(self, outcome: ProcessOutcome) -> None:
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
             # A forked child of multiprocessing leaves by os._exit, past atexit.
             self.process = os.getpid()

@@ -1,7 +1,7 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
-A chart has a caption and a size in inches, and draws itself on axes. Several make one picture, or figures of a page:
-SVG in its colours and its width, with texts that are texts.
+A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
+SVG of its width, with texts that are texts.
 """
 
 from __future__ import annotations
@@ -9,26 +9,39 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from autopack.errors import AutopackError
 from autopack.pages import parts
-from autopack.pages.theme import FAINT, GROUPED, INK, LEAKS, LIMIT, LINE, PACKED, PADDED, PAPER, inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
+PADDED, GROUPED, PACKED, STOCK, LEAKS, LIMIT = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b", "#b42318"
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "svg.fonttype": "none",
+}
+"""Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
 LEAST, MOST = 1e-9, 10.0
 """Errors below and above these are drawn at the edge; 0 is below."""
+WIDTH = 6
+"""Width of every chart, in inches."""
 MARKERS = (("o", PACKED), ("D", LEAKS), ("^", GROUPED), ("s", PADDED))
 
 
@@ -36,18 +49,6 @@ class NeedsMatplotlib(AutopackError, ImportError):
     """A picture was asked for, and matplotlib is not installed."""
 
     code = "missing-package"
-
-
-class Chart(Protocol):
-    """Something that can be drawn."""
-
-    @property
-    def caption(self) -> str: ...
-
-    @property
-    def size(self) -> tuple[float, float]: ...
-
-    def draw(self, axes: Axes) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -59,54 +60,33 @@ class Bar:
     said: str
     color: str = PACKED
     interval: tuple[float, float] | None = None
-    hatched: bool = False
-
-    @property
-    def end(self) -> float:
-        """The end of the bar and its interval."""
-        return max(self.value or 0.0, *(self.interval or (0.0, 0.0)))
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each row, with what is said of it at its end; behind all of them, `whole` of something."""
+    """A horizontal bar for each row, with what is said of it at its end."""
 
     caption: str
     rows: Sequence[Bar]
-    whole: float | None = None
-    numbered: bool = False
-    width: float = 5.4
 
     @property
-    def size(self) -> tuple[float, float]:
-        return self.width, 0.7 + 0.34 * max(len(self.rows), 3)
+    def height(self) -> float:
+        return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
-        most = self.whole or max((row.end for row in self.rows), default=0.0) or 1.0
-        for number, row in enumerate(self.rows):
-            if self.whole is not None:
-                axes.barh(number, self.whole, 0.66, color=LINE)
-            if row.value is not None:
-                hatch = "//" if row.hatched else None
-                axes.barh(number, row.value, 0.66, color=row.color, edgecolor=PAPER, linewidth=0, hatch=hatch)
-            if row.value is not None and row.interval is not None:
-                low, high = row.interval
-                reach = [[row.value - low], [high - row.value]]
-                for color, width in ((PAPER, 4.0), (INK, 1.4)):  # seen on dark bars and on light ones
-                    axes.errorbar(row.value, number, xerr=reach, color=color, lw=width, capsize=4, capthick=width)
-            color = FAINT if row.value is None else INK
-            axes.text((self.whole or row.end) + 0.02 * most, number, row.said, va="center", color=color, clip_on=False)
-        axes.set_yticks(range(len(self.rows)), [row.name for row in self.rows])
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.set(xlim=(0, 1.02 * most), ylim=(len(self.rows) - 0.45, -0.55))
-        axes.spines["bottom"].set_visible(False)
-        if not self.numbered:
-            axes.set_xticks([])
-            return
+        places, values = range(len(self.rows)), np.array([row.value or 0.0 for row in self.rows])
+        form: dict[str, Any] = {"color": [row.color for row in self.rows]}
+        if any(row.interval for row in self.rows):
+            ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
+            form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK, "capsize": 4}
+        bars = axes.barh(places, values, 0.66, **form)
+        axes.bar_label(bars, [row.said for row in self.rows], padding=6)
+        axes.set_yticks(places, [row.name for row in self.rows])
+        axes.invert_yaxis()
         axes.locator_params(axis="x", nbins=5)
-        axes.xaxis.set_major_formatter("{x:,.0f}" if most >= 5 else "{x:,g}")
-        axes.tick_params(axis="x", length=0)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
         axes.grid(axis="x", color=LINE)
         axes.set_axisbelow(True)
 
@@ -121,46 +101,19 @@ class Histogram:
     labels: tuple[str, str]
     mean: float | None = None
     log: bool = False
-    size: tuple[float, float] = (4.8, 3.0)
+    height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
-        apart = 0.6 if len(self.counts) < 30 else 0.0
-        wide = [right - left for left, right in pairwise(self.edges)]
-        form: dict[str, Any] = {"color": PACKED, "edgecolor": PAPER, "linewidth": apart}
-        axes.bar(self.edges[:-1], self.counts, wide, align="edge", **form)
+        edges = list(self.edges)
+        axes.hist(edges[:-1], edges, weights=self.counts, log=self.log, color=PACKED, edgecolor=PAPER, linewidth=0.4)
+        if self.log:
+            axes.set_ylim(bottom=0.5)
+            axes.minorticks_off()
         if self.mean is not None:
             axes.axvline(self.mean, color=INK, lw=1, ls="--")
-        if self.log:
-            axes.set_yscale("log")
-            axes.set_ylim(0.5, 2 * max([1.0, *self.counts]))
-            axes.minorticks_off()
-        else:
-            axes.locator_params(axis="y", integer=True)
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.locator_params(axis="x", integer=True)
-        axes.set(xlim=(self.edges[0], self.edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Groups of columns in percent, the series beside each other: the values and the colour of each by its name."""
-
-    caption: str
-    groups: Sequence[str]
-    series: Mapping[str, tuple[Sequence[float], str]]
-    labels: tuple[str, str]
-    size: tuple[float, float] = (4.8, 3.0)
-
-    def draw(self, axes: Axes) -> None:
-        width = 0.8 / len(self.series)
-        for number, (name, (values, color)) in enumerate(self.series.items()):
-            left = [group - 0.4 + (number + 0.5) * width for group in range(len(values))]
-            axes.bar(left, values, width, color=color, label=name)
-        axes.set_xticks(range(len(self.groups)), self.groups)
-        axes.tick_params(axis="x", length=0)
-        axes.set(xlabel=self.labels[0], ylabel=self.labels[1], ylim=(0, 100))
-        axes.legend(loc="upper left")
+        axes.set(xlim=(edges[0], edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
 
 
 @dataclass(frozen=True)
@@ -178,28 +131,28 @@ class Errors:
     raised: Sequence[bool]
 
     @property
-    def size(self) -> tuple[float, float]:
-        return 5.4, 0.9 + 0.22 * len(self.rows)
+    def height(self) -> float:
+        return 0.9 + 0.22 * len(self.rows)
 
     def draw(self, axes: Axes) -> None:
-        axes.hlines(range(len(self.rows)), LEAST, MOST, color=LINE, linewidth=1, zorder=0)
-        for row, limits in enumerate(self.limits):
-            for limit, color in zip(limits, (LIMIT, FAINT), strict=True):
-                above = 1.2 if color == LIMIT else 1.1
-                axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=above)
-        for number, ((name, errors), (marker, color)) in enumerate(zip(self.found.items(), MARKERS, strict=True)):
-            measured = [row for row, error in enumerate(errors) if error is not None]
-            values = [_within(errors[row]) for row in measured]
+        places = np.arange(len(self.rows))
+        for ends, color in zip(zip(*self.limits, strict=True), (LIMIT, FAINT), strict=False):
+            axes.vlines(ends, places - 0.5, places + 0.5, color=color, linewidth=1.2, zorder=1)
+        for (name, errors), (marker, color) in zip(self.found.items(), MARKERS, strict=True):
+            measured = {row: error for row, error in enumerate(errors) if error is not None}
+            values = np.nan_to_num([*measured.values()], nan=MOST).clip(LEAST, MOST)
             form: dict[str, Any] = {"color": color, "edgecolor": INK, "linewidth": 0.5, "clip_on": False}
-            axes.scatter(values, measured, 26, marker=marker, label=name, zorder=2 + number, **form)
-        for row in [row for row, raised in enumerate(self.raised) if raised]:
-            axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
-        axes.set_yticks(range(len(self.rows)), self.rows)
+            axes.scatter(values, [*measured], 26, marker=marker, label=name, zorder=2, **form)
+        for row, raised in enumerate(self.raised):
+            if raised:
+                axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
+        axes.set_yticks(places, self.rows)
         ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
         axes.set_xscale("log")
         axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
         axes.minorticks_off()
         axes.set(xlim=(LEAST, MOST), ylim=(max(len(self.rows), 1) - 0.5, -0.5))
+        axes.grid(axis="y", color=LINE)
         axes.tick_params(axis="y", length=0, pad=8)
         axes.spines["left"].set_visible(False)
         axes.figure.legend(loc="outside upper right", ncols=4, handletextpad=0.1, columnspacing=0.9, fontsize=9)
@@ -217,66 +170,63 @@ class Influence:
     rounding: float
     labels: tuple[str, str]
     scale: str
-    size: tuple[float, float] = (5.6, 4.6)
+    height: float = 4.6
 
     def draw(self, axes: Axes) -> None:
-        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+        from matplotlib import colormaps
+        from matplotlib.colors import LogNorm
 
-        least = min(self.rounding, 1.0)
-        reds = LinearSegmentedColormap.from_list("leaks", ["#f7dccb", "#f0b49b", "#d9482b", "#8c1c13"])
-        colors = reds.with_extremes(under="#e3eff3", over="#8c1c13", bad=LINE)
+        least, count = min(self.rounding, 1.0), len(self.values)
         # A logarithm of 0 would be as grey as what was not measured.
-        drawn = [[max(value, 1e-3 * least) if value == value else value for value in row] for row in self.values]
-        image = axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors)
-        for row, values in enumerate(self.values):
-            for column, value in enumerate(values):
-                color = PAPER if value > 0.1 else INK
-                said = "" if math.isnan(value) else f"{value:.2g}"
-                axes.text(column, row, said, ha="center", va="center", color=color)
-        count = range(len(self.values))
-        axes.set_xticks(count, [str(number + 1) for number in count])
-        axes.set_yticks(count, [str(number + 1) for number in count])
+        drawn = np.maximum(self.values, 1e-3 * least)
+        colors = colormaps["Reds"].with_extremes(under="#e3eff3", bad=LINE)
+        end = count + 0.5
+        axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors, extent=(0.5, end, end, 0.5))
+        for (row, column), value in np.ndenumerate(self.values):
+            said = "" if np.isnan(value) else f"{value:.2g}"
+            axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)
+        axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.set(xlabel=self.labels[0], ylabel=self.labels[1])
-        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, extend="min", format="{x:g}")
-        bar.minorticks_off()
-        bar.set_label(self.scale)
-        bar.outline.set_visible(False)
+        axes.set(xlabel=f"{self.labels[0]}\n({self.scale})", ylabel=self.labels[1])
+
+
+Chart: TypeAlias = Bars | Histogram | Errors | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's; return their figure."""
     _check()
-    with style():
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
     return axes.figure
 
 
-def picture(charts: Sequence[Chart], title: str = "", below: str = "", rows: int = 0) -> Figure:
-    """Draw charts as one picture, in so many rows (two where they are more than three): a title, and a text below.
+def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure:
+    """Draw charts as one picture, in two rows where they are more than three: a title, and a text below.
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
     _check()
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    rows = rows or (1 if len(charts) <= 3 else 2)
-    columns = math.ceil(len(charts) / rows)
-    lines = [charts[first : first + columns] for first in range(0, len(charts), columns)]
-    widths = [max(line[column].size[0] for line in lines if column < len(line)) for column in range(columns)]
-    heights = [max(chart.size[1] for chart in line) for line in lines]
-    title, below = _filled(title, int(9.5 * sum(widths))), _filled(below, int(14 * sum(widths)))
-    height = sum(heights) + 0.3 * rows + 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
-    with style():
-        figure = Figure(figsize=(sum(widths), height), layout="constrained")
+    columns = min(len(charts), 3)
+    rows = math.ceil(len(charts) / columns)
+    title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
+    height = rows * (0.3 + max(chart.height for chart in charts))
+    height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
-        form: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights, "squeeze": False}
-        for axes, chart in zip(figure.subplots(rows, columns, **form).flat, charts, strict=False):
+        for number, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(rows, columns, number)
             chart.draw(axes)
-            axes.set_title(_filled(chart.caption, int(8.6 * chart.size[0])))
+            axes.set_title(_filled(chart.caption, 8 * WIDTH))
         return readable(figure)
 
 
@@ -290,15 +240,20 @@ def figures(charts: Sequence[Chart], before: Sequence[tuple[str, str]] = ()) -> 
 
 
 def svg(chart: Chart) -> str:
-    """Return a chart as SVG, without its caption."""
+    """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with style():
-        figure = Figure(figsize=chart.size, layout="constrained")
+    # Several figures share a page: what one names must not be another's.
+    with rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
+        figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
-        readable(figure).savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return inline(buffer.getvalue())
+        readable(figure).savefig(buffer, format="svg", metadata=nothing)
+    drawn = buffer.getvalue()
+    head, end, body = drawn[drawn.index("<svg") :].partition(">")
+    head = re.sub(r' (xmlns|xmlns:xlink|width|height)="[^"]*"', "", head)
+    return f'{head} role="img"{end}' + body.replace("xlink:href", "href").replace("<g id=", "<g class=")
 
 
 def formats() -> list[str]:
@@ -307,11 +262,6 @@ def formats() -> list[str]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(FigureCanvasAgg.get_supported_filetypes())
-
-
-def save(figure: Figure, path: Any) -> None:
-    """Write a picture to a file."""
-    figure.savefig(path, dpi=150)
 
 
 def _check() -> None:
@@ -325,25 +275,6 @@ def _check() -> None:
 def _filled(text: str, width: int) -> str:
     """Return a text whose lines are no longer than so many characters."""
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
-
-
-def _within(error: float | None) -> float:
-    """Return the place where an error is drawn; one that is no number is as bad as any."""
-    return MOST if error is None or math.isnan(error) else min(max(error, LEAST), MOST)
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Settings of figures, for what is drawn in the block; texts are never taken for formulas."""
-    import matplotlib
-
-    colored = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    settings: dict[Any, Any] = dict.fromkeys(colored, INK)
-    settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
-    settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack", "hatch.linewidth": 1.2}
-    settings |= {"axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 8}
-    with matplotlib.rc_context(settings):
-        yield
 
 
 def readable(figure: Figure) -> Figure:

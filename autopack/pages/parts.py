@@ -1,4 +1,4 @@
-"""Pieces of HTML, made by templates that escape every text; jinja2 comes with torch."""
+"""Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 Row = Sequence[str]
+
+
+def text_table(rows: Sequence[Row], sides: str) -> list[str]:
+    """Return a table as lines of text, by a head and rows; `sides` is as in `table`, and a row may end early."""
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
+    widths[0] = max(len(row[0]) for row in rows)
+    return ["  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
 
 
 def table(head: Row, rows: Iterable[Row], sides: str, caption: str = "") -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from autopack.bench.race import Spread
 from autopack.bench.report import mebibytes
-from autopack.pages.figure import Bar, Bars, picture, save
-from autopack.pages.theme import PACKED, PADDED
+from autopack.pages.figure import PACKED, PADDED, Bar, Bars, picture
 from benchmarks.gpu.job import FAILED
 
 KINDS = {"forward": "forward, no gradients", "step": "training step"}
@@ -165,4 +164,4 @@ def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path:
                 bars.append(Bar(name, None, _cut(cell["failed"] or "not timed")))
         charts.append(Bars(f"{title}: real tokens per second", bars))
     found = result["parts"].get("environment", {}).get("result", {})
-    save(picture(charts, found.get("name", result["settings"]["device"])), path)
+    picture(charts, found.get("name", result["settings"]["device"])).savefig(path)

@@ -23,19 +23,21 @@ def printed(capsys, *arguments):
     return status, capsys.readouterr().out
 
 
-def test_every_family_is_listed_with_its_types_mixers_and_paths(capsys):
+def test_every_family_is_listed_with_its_types(capsys):
     status, text = printed(capsys)
     assert status == 0
     for family in registry.families():
         if family.model_types:
             assert f"{family.name}: {family.how}" in text
-            assert all(name in text for name in (*family.model_types, *family.mixers))
-    assert "causal_conv1d told by seq_idx, fla told by cu_seqlens where installed, else as on CPU" in text
+            assert all(name in text for name in family.model_types)
     assert max(map(len, text.splitlines())) <= 120
 
 
 def test_as_json_every_mixer_has_a_path_for_every_device(capsys):
-    found = json.loads(printed(capsys, "--json")[1])
+    text = printed(capsys, "--json")[1]
+    found = json.loads(text)
+    assert all(name in text for family in registry.families() for name in family.mixers)
+    assert "causal_conv1d told by seq_idx, fla told by cu_seqlens where installed, else as on CPU" in text
     for family in found["families"]:
         for mixers in family["mixers"]:
             assert set(mixers["paths"]) in ({"any"}, {"CPU", "CUDA"})
@@ -85,7 +87,7 @@ def test_what_no_family_lists_is_asked_of_a_tiny_model(capsys, name, served, wha
 def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
     own = Family(name="mine", model_types=frozenset({"toy"}), how="rows", mixers={"ToyMixer": ROWS}, attends=False)
     monkeypatch.setattr(registry, "_registered", [own])
-    assert printed(capsys)[1].startswith("mine: rows\n  toy\n  ToyMixer\n    any   the mixer itself, on documents as")
+    assert printed(capsys)[1].startswith("mine: rows\n  toy\n")
     assert printed(capsys, "toy")[1].splitlines() == [f"{'toy':<20} rows (family mine)"]
 
 

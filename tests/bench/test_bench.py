@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench import report
 from autopack.bench.batches import ARMS, BASELINE, Batch, calls_of, grouped
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
-from autopack.bench.race import Entrant, Spread, race, summary, verdict
+from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.bench.report import write_table
 from autopack.cli import main
 from tests.support.refusals import refused
@@ -118,7 +117,7 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
 def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
     laps = race({"a": int}, 5, until=until, least=2)["a"]
     assert len(laps) == wanted
-    assert summary(laps)["wall"] == [lap["wall"] for lap in laps]
+    assert all(lap["wall"] >= 0 for lap in laps)
 
 
 # The arms
@@ -250,7 +249,7 @@ def bare_result(name: str = "a llama") -> Comparison:
     where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
-    return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+    return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, outcomes)
 
 
 def test_an_arm_with_another_loss_is_wrong(capsys):
@@ -261,7 +260,7 @@ def test_an_arm_with_another_loss_is_wrong(capsys):
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(write_table(result).split())
     assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said
-    assert "The machine was busy before this began (load 3.0 on 2 cores)" in said
+    assert "A CPU, 2 cores, threads: 1, load 3.0 before and 3.0 after" in said
     outcomes[-1].loss = float("nan")
     assert result.wrong == [outcomes[-1]]
 
@@ -275,14 +274,12 @@ def test_models_without_a_loss_over_tokens_are_refused():
 @pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
-    shares: list[float] = []
+    rounds: list[int] = []
     settings = RaceSettings(batch_size=2, seconds=3)
-    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=shares.append)
+    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
     assert result.rounds >= 6
     assert result.outcomes[0].arm == BASELINE
-    assert shares == sorted(shares)
-    assert len(shares) == result.rounds
-    assert 0 < shares[-1] <= 1
+    assert rounds == [*range(1, result.rounds + 1)]
 
 
 def test_sizes_hold_for_other_types_too():
@@ -302,8 +299,3 @@ def test_nothing_is_written_where_nothing_was_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert bench("llama", *QUICK, "--forward") == 0
     assert list(Path().iterdir()) == []
-
-
-def test_cells_as_wide_as_their_columns_stay_apart():
-    row = ["padded, grouped by length", "1,108,000 (1,102,000..1,110,000)", "0.747 (0.732..0.770)", "12,345"]
-    assert report._line(row).split() == " ".join(row).split()

@@ -96,8 +96,8 @@ rows = autopack.pack([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}], 8)
 assert len(list(rows)) == 1
 for arguments in (
     ["families"], ["audit", "gpt2"], ["doctor"], ["estimate", "lengths.npy"],
-    ["demo", "--steps", "1", "--threads", "1"],
-    ["bench", "--size", "tiny", "--lengths", "lengths.npy", "--rounds", "1", "--batches", "1", "--threads", "1"],
+    ["demo", "--steps", "1"],
+    ["bench", "--size", "tiny", "--lengths", "lengths.npy", "--rounds", "1", "--batches", "1"],
 ):
     sys.argv = ["autopack", *arguments]
     try:

@@ -317,7 +317,6 @@ def test_training_calls_are_checked_where_check_every_says_so():
     [
         ([], {}, "there is nothing to run"),
         (["--strict"], {}, "there is nothing to run"),
-        (["-m", "-c", "pass"], {}, "-m and -c cannot both be given"),
         (["no/such.py"], {}, "there is no file no/such.py"),
         (["no_such"], {}, "a module is run with -m no_such"),
         (["."], {}, "is a directory without a __main__.py"),

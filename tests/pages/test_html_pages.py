@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from autopack.cli import main
 from autopack.commands import check_directory
 from autopack.pages import figure, parts
 from autopack.pages.figure import LEAST, MOST, Bar, Bars
-from autopack.pages.theme import INK, PACKED
 from tests.bench.test_bench import bare_result
 from tests.support.html_pages import Page, check_self_contained
 from tests.support.refusals import refused
@@ -85,7 +85,7 @@ def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys)
         f"autopack estimate {file} --max-length 256 --hidden-size 1024 --html {tmp_path}"
     )
     assert autopack.__version__ in facts["versions"]
-    assert found.drawn == 4
+    assert found.drawn == 2
 
 
 def test_audit_of_a_saved_model_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
@@ -95,8 +95,7 @@ def test_audit_of_a_saved_model_writes_a_page_with_the_table_that_it_prints(tmp_
     assert [[cell for cell in row if cell] for row in table] == words(printed)[2 : 2 + len(table)]
     assert len(influence) == 5
     facts = dict(made)
-    assert facts["model"] == f"{tmp_path / 'model'}: Qwen3ForCausalLM (qwen3)"
-    assert facts["device"] == "cpu, float32"
+    assert "LlamaForCausalLM (llama), stock, not enabled, sdpa, float32: LEAKS" in found.texts
     assert "transformers" in facts["versions"]
     assert found.drawn == 1
 
@@ -118,7 +117,8 @@ def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
     text = " ".join(found.texts)
     assert "LEAKS" in text
     assert "forward passes, no gradients" in text
-    assert dict(made)["model"] == "bert, tiny, random"
+    assert any(said.startswith("bert, tiny, random, ") for said in found.texts)
+    assert dict(made)["command"].startswith("autopack bench bert --size tiny")
     assert found.drawn == 2
 
 
@@ -162,7 +162,7 @@ def test_errors_are_drawn_where_they_are():
     assert axes.get_xscale() == "log"
     assert [label.get_text() for label in axes.get_yticklabels()] == [result.name for result in RESULTS]
     assert [text.get_text() for text in axes.texts] == ["raised"]
-    lines = [each for each in axes.collections if hasattr(each, "get_segments") and len(each.get_segments()) == 1]
+    lines = [each for each in axes.collections if hasattr(each, "get_segments")]
     assert {segment[0][0] for line in lines for segment in line.get_segments()} == {1e-4, 1e-3}
 
 
@@ -175,16 +175,13 @@ def test_limits_of_padded_batches_are_their_own():
     assert [subject.is_exact(result) for result in subject.results] == [False, True]
 
 
-def test_rows_are_drawn_as_full_as_they_are():
+def test_lengths_and_expected_speeds_are_drawn_as_they_are():
     found = autopack.estimate(lengths(), 512)
-    histogram, fill, _, speed = map(drawn, found._charts())
+    histogram, speed = map(drawn, found._charts())
     assert sum(bar.get_height() for bar in histogram.patches) == 300
-    wholes, bars = fill.patches[::2], fill.patches[1::2]
-    assert {bar.get_width() for bar in wholes} == {100}
-    assert [bar.get_width() for bar in bars] == pytest.approx([100 * (1 - arm.padding) for arm in found._compared])
     assert [bar.get_width() for bar in speed.patches] == [arm.speedup for arm in found._compared]
-    said = [text.get_text() for text in fill.texts]
-    assert said == [f"{1 - arm.padding:.2%}" for arm in found._compared]
+    said = [text.get_text() for text in speed.texts]
+    assert said == [f"{arm.speedup:.2f} x" for arm in found._compared]
     assert all(text in found._repr_html_() for text in said)
 
 
@@ -196,18 +193,14 @@ def test_speeds_and_memory_are_drawn_as_they_were_measured():
     speeds, memory = map(drawn, bench.charts(result))
     assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
     assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
-    said = [text.get_text().removeprefix("× ") for text in speeds.texts]
-    assert said == ["", *(row[2] for row in bench.rows_of(result)[1:])]
+    assert [text.get_text() for text in speeds.texts] == [row[2] for row in bench.rows_of(result)]
     assert [text.get_text() for text in memory.texts] == [row[3] for row in bench.rows_of(result)]
 
 
-def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
-    svg = figure.svg(Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0), hatched=True)], numbered=True))
+def test_texts_of_figures_are_no_formulas():
+    svg = figure.svg(Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0))]))
     page = check_self_contained(svg)
     assert {HOSTILE, "$x$"} <= set(page.texts)
-    assert f"var(--ap-packed, {PACKED})" in svg
-    assert INK not in svg
-    assert "font-family" not in svg
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
@@ -257,7 +250,7 @@ def test_hostile_paths_are_texts(tmp_path, capsys):
     assert main(["estimate", str(folder / "l.npy"), "--html", str(folder / "page.html"), "--json"]) == 0
     assert capsys.readouterr().out.startswith("{")
     page = check_self_contained((folder / "page.html").read_text(encoding="utf-8"))
-    assert dict(page.tables[-1])["data"] == str(folder / "l.npy")
+    assert shlex.split(dict(page.tables[-1])["command"])[2] == str(folder / "l.npy")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux")
@@ -266,7 +259,7 @@ def test_a_path_that_is_no_text_is_written_all_the_same(tmp_path, capsys):
     np.save(file, lengths(20))
     assert main(["estimate", str(file), "--html", str(tmp_path / "page.html"), "--json"]) == 0
     page = check_self_contained((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert dict(page.tables[-1])["data"].endswith("l\\udcff.npy")
+    assert "l\\udcff.npy" in dict(page.tables[-1])["command"]
 
 
 def test_a_page_forbids_what_it_does_not_need():
