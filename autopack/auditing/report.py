@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autopack.pages import parts
-from autopack.pages.figure import Errors, Influence, figures, on_axes, picture
+from autopack.pages.figure import Influence, on_axes, picture
 
 __all__ = ["LeakReport"]
 
@@ -24,8 +24,6 @@ ALIKE = "one beginning"
 """The mode with documents that begin alike."""
 ROUTER = "router loss"
 """The mode that asks for routers' losses: its refusal says nothing of labels alone."""
-KINDS = ("vs alone, or stock", "influence", "gradients", "loss")
-"""What is measured, in the order of the columns of the table."""
 _SIDES = "<<>>>><"
 """Alignment of the table's columns: < for texts, > for numbers."""
 
@@ -69,7 +67,7 @@ class ModeResult:
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """An error of each kind, as `KINDS` names them."""
+        """The error against documents alone or stock, the influence, and the errors of gradients and of the loss."""
         return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
     def says_as_much_as(self, other: ModeResult) -> bool:
@@ -267,10 +265,7 @@ class LeakReport:
     __repr__ = __str__
 
     def to_html(self) -> str:
-        """Return the table, influence and errors as HTML without scripts or outside references.
-
-        The errors are drawn where matplotlib is installed.
-        """
+        """Return the table and the influence as HTML without scripts or outside references."""
         head, *rows = self._table()
         numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
         shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
@@ -278,19 +273,7 @@ class LeakReport:
             parts.lines([self._headline()], strong=True),
             parts.table(head, rows, _SIDES),
             parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            figures([self._errors()], shown),
-        )
-
-    def _errors(self) -> Errors:
-        """All errors, and beside each where rounding ends."""
-        ran = [mode.errors if mode.failure is None else (None,) * len(KINDS) for mode in self.results]
-        return Errors(
-            "Errors; rounding ends at the red line, of gradients and losses at the grey one",
-            [mode.name for mode in self.results],
-            {name: [errors[number] for errors in ran] for number, name in enumerate(KINDS)},
-            # Of the loss, which is that of gradients or near it, and over it of results.
-            [(self._tolerances(mode)[0], self.loss_tolerance) for mode in self.results],
-            [mode.failure is not None for mode in self.results],
+            parts.figures(shown),
         )
 
     def _cell(self, influence: float) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
-PADDED, GROUPED, PACKED, STOCK, LEAKS, LIMIT = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b", "#b42318"
+PADDED, GROUPED, PACKED, STOCK, LEAKS = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b"
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
@@ -38,11 +38,10 @@ STYLE: dict[Any, Any] = {
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
-LEAST, MOST = 1e-9, 10.0
-"""Errors below and above these are drawn at the edge; 0 is below."""
+MOST = 10.0
+"""Influence from which on colours are the darkest."""
 WIDTH = 6
 """Width of every chart, in inches."""
-MARKERS = (("o", PACKED), ("D", LEAKS), ("^", GROUPED), ("s", PADDED))
 
 
 class NeedsMatplotlib(AutopackError, ImportError):
@@ -117,48 +116,6 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Errors of several kinds, (rows,) each, on a logarithmic axis; None stands for not measured.
-
-    `limits` has two for each row, what is rounding at most: that of most errors, and a looser one. Rows of `raised`
-    have no errors.
-    """
-
-    caption: str
-    rows: Sequence[str]
-    found: Mapping[str, Sequence[float | None]]
-    limits: Sequence[tuple[float, float]]
-    raised: Sequence[bool]
-
-    @property
-    def height(self) -> float:
-        return 0.9 + 0.22 * len(self.rows)
-
-    def draw(self, axes: Axes) -> None:
-        places = np.arange(len(self.rows))
-        for ends, color in zip(zip(*self.limits, strict=True), (LIMIT, FAINT), strict=False):
-            axes.vlines(ends, places - 0.5, places + 0.5, color=color, linewidth=1.2, zorder=1)
-        for (name, errors), (marker, color) in zip(self.found.items(), MARKERS, strict=True):
-            measured = {row: error for row, error in enumerate(errors) if error is not None}
-            values = np.nan_to_num([*measured.values()], nan=MOST).clip(LEAST, MOST)
-            form: dict[str, Any] = {"color": color, "edgecolor": INK, "linewidth": 0.5, "clip_on": False}
-            axes.scatter(values, [*measured], 26, marker=marker, label=name, zorder=2, **form)
-        for row, raised in enumerate(self.raised):
-            if raised:
-                axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
-        axes.set_yticks(places, self.rows)
-        ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]
-        axes.set_xscale("log")
-        axes.set_xticks(ticks, ["0", *(f"{tick:.0e}" for tick in ticks[1:-1]), "≥ 10"])
-        axes.minorticks_off()
-        axes.set(xlim=(LEAST, MOST), ylim=(max(len(self.rows), 1) - 0.5, -0.5))
-        axes.grid(axis="y", color=LINE)
-        axes.tick_params(axis="y", length=0, pad=8)
-        axes.spines["left"].set_visible(False)
-        axes.figure.legend(loc="outside upper right", ncols=4, handletextpad=0.1, columnspacing=0.9, fontsize=9)
-
-
-@dataclass(frozen=True)
 class Influence:
     """Changes of each thing (row) by each other (column), (things, things); nan on the diagonal.
 
@@ -191,7 +148,7 @@ class Influence:
         axes.set(xlabel=f"{self.labels[0]}\n({self.scale})", ylabel=self.labels[1])
 
 
-Chart: TypeAlias = Bars | Histogram | Errors | Influence
+Chart: TypeAlias = Bars | Histogram | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
@@ -230,13 +187,13 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
         return readable(figure)
 
 
-def figures(charts: Sequence[Chart], before: Sequence[tuple[str, str]] = ()) -> str:
-    """Return charts as figures of a page, behind other pieces by their captions; it is said if there are none."""
+def figures(charts: Sequence[Chart]) -> str:
+    """Return charts as figures of a page; a line says so if there are none."""
     try:
         _check()
     except NeedsMatplotlib:
-        return parts.figures(before) + parts.lines([NO_FIGURES])
-    return parts.figures([*before, *((chart.caption, svg(chart)) for chart in charts)])
+        return parts.lines([NO_FIGURES])
+    return parts.figures((chart.caption, svg(chart)) for chart in charts)
 
 
 def svg(chart: Chart) -> str:

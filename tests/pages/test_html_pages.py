@@ -17,12 +17,12 @@ import pytest
 
 import autopack
 from autopack import tiny
-from autopack.auditing.report import KINDS, LeakReport, ModeResult
+from autopack.auditing.report import LeakReport, ModeResult
 from autopack.bench import report as bench
 from autopack.cli import main
 from autopack.commands import check_directory
 from autopack.pages import figure, parts
-from autopack.pages.figure import LEAST, MOST, Bar, Bars
+from autopack.pages.figure import Bar, Bars
 from tests.bench.test_bench import bare_result
 from tests.support.html_pages import Page, check_self_contained
 from tests.support.refusals import refused
@@ -95,9 +95,8 @@ def test_audit_of_a_saved_model_writes_a_page_with_the_table_that_it_prints(tmp_
     assert [[cell for cell in row if cell] for row in table] == words(printed)[2 : 2 + len(table)]
     assert len(influence) == 5
     facts = dict(made)
-    assert "LlamaForCausalLM (llama), stock, not enabled, sdpa, float32: LEAKS" in found.texts
+    assert "Qwen3ForCausalLM (qwen3), stock, not enabled, sdpa, float32: LEAKS" in found.texts
     assert "transformers" in facts["versions"]
-    assert found.drawn == 1
 
 
 def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
@@ -148,22 +147,6 @@ def drawn(chart: Any) -> Any:
     axes = Figure().subplots()
     chart.draw(axes)
     return axes
-
-
-def test_errors_are_drawn_where_they_are():
-    axes = drawn(report(*RESULTS)._errors())
-    found = {each.get_label(): each.get_offsets().tolist() for each in axes.collections if each.get_label() in KINDS}
-    assert found == {
-        "vs alone, or stock": [[2e-6, 0], [0.9, 1], [LEAST, 2]],
-        "influence": [[pytest.approx(7e-7), 0], [0.7, 1]],
-        "gradients": [[3e-6, 0], [0.5, 1]],
-        "loss": [[1e-7, 0], [0.01, 1], [MOST, 2]],
-    }
-    assert axes.get_xscale() == "log"
-    assert [label.get_text() for label in axes.get_yticklabels()] == [result.name for result in RESULTS]
-    assert [text.get_text() for text in axes.texts] == ["raised"]
-    lines = [each for each in axes.collections if hasattr(each, "get_segments")]
-    assert {segment[0][0] for line in lines for segment in line.get_segments()} == {1e-4, 1e-3}
 
 
 def test_limits_of_padded_batches_are_their_own():
@@ -231,7 +214,7 @@ def test_arms_that_failed_say_so_whatever_their_errors_hold():
 
 
 def test_an_audit_of_nothing_and_infinite_errors_are_shown():
-    assert check_self_contained(report().to_html()).drawn == 1
+    check_self_contained(report().to_html())
     worst = ModeResult(
         "default",
         False,
@@ -295,21 +278,20 @@ def test_notebooks_show_the_same_pieces(tmp_path):
 
 
 def test_two_results_in_a_notebook_do_not_share_what_their_figures_name():
-    first, second = (report(result).to_html() for result in RESULTS[:2])
+    first, second = (autopack.estimate(lengths(), most)._repr_html_() for most in (256, 512))
     check_self_contained(first + second)
     assert "id=" in first
 
 
 def test_without_matplotlib_the_tables_are_there_and_the_lack_is_said(monkeypatch):
-    with_figures = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
+    with_figures = autopack.estimate(lengths(), 512)._repr_html_()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    without = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
-    for with_figure, plain in zip(with_figures, without, strict=True):
-        page = check_self_contained(plain)
-        assert page.drawn == 0
-        assert "matplotlib is not installed" in plain
-        assert "matplotlib is not installed" not in with_figure
-        assert page.tables == Page(with_figure).tables
+    without = autopack.estimate(lengths(), 512)._repr_html_()
+    page = check_self_contained(without)
+    assert page.drawn == 0
+    assert "matplotlib is not installed" in without
+    assert "matplotlib is not installed" not in with_figures
+    assert page.tables == Page(with_figures).tables
 
 
 def test_jinja2_comes_with_torch():
