@@ -99,15 +99,12 @@ def test_batch_encodings_of_a_tokenizer():
 
 
 def test_examples_are_not_changed():
-    examples = [
-        {"input_ids": np.array([1, 2, 3]), "labels": np.array([1, 2, 3]), "attention_mask": np.array([0, 1, 1])}
-    ]
-    before = copy.deepcopy(examples)
-    batch = PackingCollator()(examples)
+    example = {name: np.array([0, 1, 1]) for name in ("input_ids", "labels", "attention_mask")}
+    batch = PackingCollator()([example])
     batch["input_ids"].zero_()
     batch["labels"].zero_()
-    assert examples[0].keys() == before[0].keys()
-    assert all(np.array_equal(examples[0][key], value) for key, value in before[0].items())
+    assert [*example] == ["input_ids", "labels", "attention_mask"]
+    assert all(value.tolist() == [0, 1, 1] for value in example.values())
 
 
 @settings(max_examples=150, deadline=None)
@@ -241,11 +238,11 @@ def test_labels_are_read_made_or_left_out(labels, examples, wanted):
 
 @pytest.mark.parametrize("key", ["completion_mask", "assistant_masks"])
 def test_made_labels_keep_to_the_completion(key):
-    batch = PackingCollator()([{"input_ids": [1, 2, 3, 4], key: [0, 0, 1, 1]}])
-    assert batch["labels"].tolist() == [[-100, -100, 3, 4]]
-    assert batch[key].tolist() == [[0, 0, 1, 1]]
-    given_labels = PackingCollator()([{"input_ids": [1, 2, 3, 4], key: [0, 0, 1, 1], "labels": [1, 2, 3, 4]}])
-    assert given_labels["labels"].tolist() == [[-100, 2, 3, 4]]
+    example = {"input_ids": [1, 2, 3, 4], key: [0, 0, 1, 1]}
+    for one, wanted in ((example, [-100, -100, 3, 4]), (example | {"labels": [1, 2, 3, 4]}, [-100, 2, 3, 4])):
+        batch = PackingCollator()([one])
+        assert batch["labels"].tolist() == [wanted]
+        assert batch[key].tolist() == [[0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize(
