@@ -88,10 +88,11 @@ def _result(task: Any, before: int = 0) -> Any:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        if not isinstance(error.cause, InvalidPacking):
+        cause = error.cause
+        if not isinstance(cause, InvalidPacking):
             raise
         with in_the_whole(range(before, 1 << 62)):
-            raise InvalidPacking(error.cause.message, code=error.cause.code) from None
+            raise InvalidPacking(cause.message, code=cause.code) from None
 
 
 def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
