@@ -88,11 +88,10 @@ def _result(task: Any, before: int = 0) -> Any:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if not isinstance(cause, InvalidPacking):
+        if not isinstance(error.cause, InvalidPacking):
             raise
         with in_the_whole(range(before, 1 << 62)):
-            raise InvalidPacking(cause.message, code=cause.code) from None
+            raise error.cause from None
 
 
 def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
