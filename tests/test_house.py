@@ -20,17 +20,17 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 255_172,
-    "statements": 22_249,
-    "functions": 2_299,
+    "tokens": 250_216,
+    "statements": 21_891,
+    "functions": 2_261,
     "modules": 207,
-    "lines over 110 characters": 1_412,
+    "lines over 110 characters": 1_379,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
-    "places that look at the Python stack": 9,
+    "places that look at the Python stack": 3,
     "files that a packed call visits": 35,
-    "calls of the package in it": 348,
+    "calls of the package in it": 322,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
