@@ -265,7 +265,7 @@ def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
 
     original, case = prefixes._common, CASES["DPO"]
     monkeypatch.setattr(prefixes, "_common", blind)
-    monkeypatch.setattr(twin_calls, "why_not_prefixes", lambda *_: None)
+    monkeypatch.setattr(twin_calls, "_why_not_prefixes", lambda *_: None)
     expected, found = trained(tmp_path, case), trained(tmp_path, case, check_every=0)
     assert found.shared["model"] > CASES["DPO"].shared["model"][1]
     assert largest_difference(found, expected) > LEAK
