@@ -20,8 +20,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 250_216,
-    "statements": 21_891,
+    "tokens": 250_229,
+    "statements": 21_892,
     "functions": 2_261,
     "modules": 207,
     "lines over 110 characters": 1_379,
