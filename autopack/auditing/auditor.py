@@ -84,7 +84,7 @@ def audit(
         return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
-_BEGINNING = 2 * LEAST_SHARED
+_BEGINNING = LEAST_SHARED + 2
 """Number of common tokens of documents with one beginning: rows are worth taking together."""
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments with one number per token that are 0 at text."""
@@ -100,12 +100,14 @@ class Audit:
         modes: tuple[str, ...] | None = None,
         seed: int = 0,
         doubts: bool = True,
+        alike: bool = False,
     ):
-        self.model, self.lengths, self.seed, self.doubts = model, lengths, seed, doubts
+        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common."""
+        self.model, self.lengths, self.seed, self.doubts, self.alike = model, lengths, seed, doubts, alike
         self.runner = Runner(model)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
-        self.case = kind(model, lengths, seed)
+        self.case = _begun_alike(model, lengths, seed) if alike else kind(model, lengths, seed)
         self.others: dict[str, Case] = {}
         """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
@@ -113,7 +115,7 @@ class Audit:
             self.others["thresholds"] = kind(model, longer, seed)
         enabled = self.runner.enabled
         if enabled is not None and not of_pair and why_not(enabled) is None:
-            self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
+            self.others[ALIKE] = _begun_alike(model, lengths, seed)
         pads = enabled is not None and enabled.options.unpad
         there = {
             **dict.fromkeys(MODES, True),
@@ -141,7 +143,7 @@ class Audit:
         )
         self.packed = PackedRuns(self.runner, self.case, self.others, self.report)
 
-    def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
+    def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
         """Run all modes and fill in the report."""
         by_chance: list[ModeResult] = []
         self._find_required()
@@ -178,7 +180,7 @@ class Audit:
             modes = tuple(dict.fromkeys(result.mode for result in wrong))
             training = tuple(sorted({result.training for result in wrong}))
             with other_weights(self.model, change):
-                again = Audit(self.model, self.lengths, modes, self.seed, doubts=False).run(training, gradients)
+                again = Audit(self.model, self.lengths, modes, self.seed, False, self.alike).run(training, gradients)
             measured = {(r.mode, r.training): r for r in again.results if r.failure is None}
             for place, result in enumerate(self.report.results):
                 other = measured.get((result.mode, result.training)) if self._may_be_rounding(result) else None
@@ -220,8 +222,10 @@ class Audit:
         raised = self.raised_alone()
         if raised is not None:
             wanted = tuple(name for name in known if re.search(rf"\b{name}\b", raised))
+        elif self.alike or not self._is_refused(()) or self._is_refused(tuple(known)):
+            wanted = ()
         else:
-            wanted = tuple(known) if self._is_refused(()) and not self._is_refused(tuple(known)) else ()
+            wanted = tuple(known)
         for case in (self.case, *self.others.values()):
             case.zeros = wanted
 
@@ -313,3 +317,7 @@ class Audit:
 
     def _replaces(self, name: str) -> bool:
         return name in (INFLUENCE & set(self.modes) or {name})
+
+
+def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...], seed: int) -> Case:
+    return Case(model, tuple(2 * _BEGINNING + n for n in lengths), seed, _BEGINNING)

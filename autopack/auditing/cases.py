@@ -74,7 +74,7 @@ class Case:
     is_pair = False
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
-        """Draw documents of these lengths; all begin with the same `beginning` tokens."""
+        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many."""
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.lengths = list(lengths)
@@ -104,6 +104,7 @@ class Case:
         self.documents, self.others = draw(), draw()
         for document in (*self.documents, *self.others):
             document[:beginning] = self.documents[0][:beginning]
+        self.documents[1][: 2 * beginning] = self.documents[0][: 2 * beginning]
         end = heads.end_token(model)
         if end is not None:
             for document in (*self.documents, *self.others):

@@ -185,14 +185,14 @@ def _asked(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
-    refused = [result for result in report.results if result.failure is not None and _is_ours(result.failure)]
+    refused = [result for result in report.results if result.failure is not None and is_refusal(result.failure)]
     if is_own:  # the library's own code comes by the same refusal in the user's call, which says what to do
         report = replace(report, results=[result for result in report.results if result not in refused])
         if refused and not report.results:
             raise _AllRefused(refused[0].failure)
     if not report.results:
         raise _NoAnswer("nothing of its twin can be compared with stock")
-    failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
+    failed = next((r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)), None)
     if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         said = f"its twin raised {failed}" if failed else "its twin gives what is no number"
         raise _NoAnswer(said, raised=failed is not None)
@@ -207,7 +207,7 @@ def _do_without_kernels(model: PreTrainedModel) -> None:
             module.use_fast_kernels = False  # type: ignore[assignment]
 
 
-def _is_ours(failure: str) -> bool:
+def is_refusal(failure: str) -> bool:
     """Return True if autopack refused a call, which is a result."""
     from autopack import errors
 

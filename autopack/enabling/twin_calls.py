@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from autopack.auditing.compare import TOLERANCE
+from autopack.auditing.auditor import Audit
+from autopack.auditing.compare import (
+    GRADIENT_TOLERANCE,
+    TOLERANCE,
+    Fields,
+    errors_between,
+    gradient_error,
+    scales_of,
+)
 from autopack.auditing.left_as_found import left_as_found
-from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
-from autopack.enabling.reading import callable_part
+from autopack.auditing.running import Runner, weighted_sum
+from autopack.enabling.by_twin import enabled_like, is_refusal, parts_outside, precisions_of, with_what_is_on
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection.code_origin import is_of_library, whose
 from autopack.inspection.put_on import hooks_of, is_foreign_hook
@@ -34,15 +44,11 @@ from autopack.tiny.images import IMAGE, as_videos
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 
-_GRADIENTS = 10
-"""Gradients may differ by so many times as much as outputs: sums over all tokens cancel in them."""
-Results = dict[str, torch.Tensor]
+Result = tuple[list[Fields], list[torch.Tensor]]
+"""The outputs of a call, of each document if they can be told apart, and the gradients of a sum of them."""
 MakeTwin = Callable[[], PreTrainedModel]
 Ask = Callable[[MakeTwin, torch.dtype], "str | None"]
 Refuse = Callable[[Twin, PreTrainedModel], Any]
-
-_ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 52, 18, 17
-"""Rows of a tree and their tokens; what all begin with, and what half of them go on with: long enough to be shared."""
 
 _RANKS = 2
 _LENGTHS = ((7, 60, 29), (50, 11, 35))
@@ -62,60 +68,28 @@ def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | No
 
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
         twin = make()
-        wanted: Results = {}
-        found: Results = {}
         with enabled_like(twin, enabled, share=True, unpad=True) as twin_enabled:
             # Its weights lie elsewhere than those of the model, and its first batches are to be packed too.
             twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
-            twin_enabled.padding_read = None
-            part, call = callable_part(twin_enabled), _tree(twin)
-            for training in (False, True):
-                with left_as_found(twin), stock(twin_enabled):  # without dropout
-                    twin.train(training)
-                    wanted |= _of_tree(part, call, training)
-                with left_as_found(twin):
-                    twin.train(training)
-                    before = _shared(twin_enabled)
-                    found |= _of_tree(part, call, training)
-                    if _shared(twin_enabled) == before:
-                        raise NoTwin("it takes none of the tokens together")
-        return _difference(found, wanted, dtype)
+            part = callable_part(twin_enabled)
+            with left_as_found(part):
+                before = _shared(twin_enabled)
+                report = as_float32(Audit(part, LENGTHS, ("default", "right-padded"), alike=True).run())
+                shared = _shared(twin_enabled) - before
+        raised = next((said for r in report.results for said in (r.failure, r.loss_refused) if said is not None), None)
+        if raised is not None:
+            if is_refusal(raised):
+                return _refused(raised.partition(": ")[2])
+            raise RuntimeError(raised)
+        if not shared:
+            raise NoTwin("it takes none of the tokens together")
+        return None if report.exact else f"its twin gives something else: {report.worst_case}"
 
     return _why_not(model, enabled, "prefixes", ask)
 
 
 def _shared(enabled: EnabledModel) -> int:
     return enabled.tally.training.shared + enabled.tally.evaluation.shared
-
-
-def _tree(model: Any) -> dict[str, torch.Tensor]:
-    """A batch whose rows begin alike, two of them for longer, one of them twice, and one that shares nothing.
-
-    It has no padding, which heads look for in ways of their own.
-    """
-    drawn = tokens(model.config, 1, 4 * _COLUMNS)[0]
-    prefix, middle, rest = drawn.split([_PREFIX, _MIDDLE, len(drawn) - _PREFIX - _MIDDLE])
-    rows = []
-    for number in range(_ROWS):
-        begun = torch.cat([prefix, middle]) if number < _ROWS // 2 else prefix
-        end, rest = rest.split([_COLUMNS - len(begun), len(rest) - _COLUMNS + len(begun)])
-        rows.append(torch.cat([begun, end]))
-    ids = torch.stack([*rows, rest[:_COLUMNS], rows[0]]).to(model.device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Results:
-    """In this mode every output, and the gradients of a sum of them, also with labels where it predicts tokens.
-
-    State that the calls have left in buffers is among it: a norm over a batch counts each token of every row.
-    """
-    predicts_tokens = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    found: Results = {}
-    for number, given in enumerate([{}, {"labels": call["input_ids"]}] if predicts_tokens else [{}]):
-        output = model(**call, **given, use_cache=False, return_dict=True)
-        found |= _shown(model, _tensors_of(output), f"{number} {training}")
-    left = {f"state {name} {training}": value.detach().double() for name, value in model.named_buffers()}
-    return found | {name: value.clone() for name, value in left.items()}
 
 
 # --- Parts of rows that ranks share
@@ -140,7 +114,7 @@ def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels
         models = {group: make() for group in groups}
         with drawing_nothing(models[groups[0]]):  # what one thread puts back, another may have drawn from
             parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
-        return _difference(_together(parts), wanted, dtype)
+        return _difference(list(map(_together, zip(*parts, strict=True))), wanted, dtype)
 
     return _why_not(model, enabled, f"parts of rows, {labels} labels", ask, _refuse_what_it_lacks)
 
@@ -152,17 +126,16 @@ def _refuse_what_it_lacks(twin: Twin, model: PreTrainedModel) -> None:
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
-def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> Results:
+def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> list[Result]:
     """Outputs and gradients of this rank's part; those of whole rows where there is no group."""
-    found: Results = {}
+    found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
             raise NoTwin("its own forward cannot be called with tokens and positions by their names")
         for training, padded in itertools.product((False, True), repeat=2):
             with left_as_found(twin):  # without dropout
                 twin.train(training)
-                made = _of_part(twin, _rows(twin, labels, padded), group, labels)
-            found |= {f"{name} {training} {padded}": value for name, value in made.items()}
+                found.append(_of_part(twin, _rows(twin, labels, padded), group, labels))
     return found
 
 
@@ -186,7 +159,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     return batch
 
 
-def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Results:
+def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Result:
     shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
     counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
     given, share = batch, 1.0
@@ -194,34 +167,35 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
             share = int((given["labels"] != IGNORED_LABEL).sum()) / int((batch["labels"] != IGNORED_LABEL).sum())
-    model.zero_grad(set_to_none=True)
     output = model(**given, use_cache=False, return_dict=True)
-    found: Results = {}
+    found: Fields = {}
     whole: Any = 0.0
-    for name, value in _tensors_of(output):
+    for name, value in output.items():
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad):
+            continue
         if name == "loss":
             value = value * share
             whole = whole + value
         else:
             # What stands in padding is nobody's.
-            weights = _weights_of((*shape, *value.shape[2:]), value)
+            size = (*shape, *value.shape[2:])
+            weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
             real = counted.to(value).reshape(*shape, *[1] * (value.dim() - 2)).expand_as(weights)
             if group is not None:
                 weights, real = group.part(weights, 1), group.part(real, 1)
             value = value * real
             whole = whole + (value * weights).sum() / counted.numel()
-        found[name] = value.detach()
-    whole.backward()
-    return {**found, "gradient": _gradients_of(model)}
+        found[name] = value
+    return [found], Runner(model).gradients(whole)
 
 
-def _together(parts: list[Results]) -> Results:
+def _together(parts: Sequence[Result]) -> Result:
     """The outputs of all parts side by side; losses and gradients add up."""
-    by_name = {name: [part[name] for part in parts] for name in parts[0]}
-    return {
-        name: torch.stack(found).sum(0) if name.startswith(("loss ", "gradient ")) else torch.cat(found, dim=1)
-        for name, found in by_name.items()
-    }
+    found = {}
+    for name in parts[0][0][0]:
+        values = [fields[name] for (fields,), _ in parts]
+        found[name] = torch.stack(values).sum(0) if name == "loss" else torch.cat(values, dim=1)
+    return [found], [torch.stack(each).sum(0) for each in zip(*(gradients for _, gradients in parts), strict=True)]
 
 
 # --- Documents with media
@@ -239,8 +213,7 @@ def _why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, cou
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
         twin: Any = make()
         documents = _documents(twin, kind, count)
-        wanted: Results = {}
-        found: Results = {}
+        wanted, found = [], []
         with enabled_like(twin, enabled) as twin_enabled:
             for training in (False, True):
                 with left_as_found(twin):  # without dropout
@@ -249,11 +222,10 @@ def _why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, cou
                         if isinstance(module, _BatchNorm):
                             module.eval()
                     with stock(twin_enabled):
-                        alone = [media_rows.alone(twin, each).logits[0] for each in documents]
-                        wanted |= _of_documents(twin, alone, training)
+                        wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
                     logits = twin(**media_rows.packed(twin, [documents])).logits
-                    parts = [logits[row, a:b] for _, row, a, b in media_rows.spans([documents])]
-                    found |= _of_documents(twin, parts, training)
+                    places = media_rows.spans([documents])
+                    found.append(_result(twin, [logits[row, first:end] for _, row, first, end in places]))
         return _difference(found, wanted, dtype)
 
     return _why_not(model, enabled, f"documents with {count} {kind}s", ask)
@@ -276,11 +248,11 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
     return [as_videos(model, each) for each in found] if kind == "video" else found
 
 
-def _of_documents(twin: PreTrainedModel, parts: list[torch.Tensor], training: bool) -> Results:
-    logits = torch.cat(parts)
-    # Some forbid tokens by the least number of a precision, of which no sum has a gradient (Chameleon).
-    shown = logits.where(logits.detach().abs() < torch.finfo(logits.dtype).max / 2, torch.zeros_like(logits))
-    return _shown(twin, [("logits", shown)], f"{training}")
+def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
+    documents = [{"logits": each} for each in logits]
+    total = weighted_sum(documents, {"logits": 1.0})
+    assert total is not None
+    return documents, Runner(twin).gradients(total)
 
 
 # --- What they have in common
@@ -326,7 +298,7 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refu
         try:
             return ask(make, dtype)
         except AutopackError as error:
-            return f"its twin refuses it: {error.message}".partition(". ")[0]
+            return _refused(error.message)
         except NoTwin:
             raise
         except Exception as error:  # a class may compute nothing at this size, or know no float64
@@ -334,47 +306,25 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refu
     raise NoTwin(f"it raised {type(failure).__name__}: {failure}")
 
 
-def _difference(found: Results, wanted: Results, dtype: torch.dtype) -> str | None:
-    """Return the difference between two calls in words; None if that is rounding."""
-    if wanted.keys() != found.keys() or not wanted:
-        return "its twin gives other outputs"
-    for name, value in wanted.items():
-        if found[name].shape != value.shape:
-            return f"its twin gives {name.partition(' ')[0]} of another shape"
-        scale = float(value.abs().max()) if value.numel() else 0.0
-        error = float((found[name] - value).abs().nan_to_num(float("inf")).max()) if value.numel() else 0.0
-        bound = TOLERANCE[dtype] * (_GRADIENTS if name.startswith("gradient") else 1)
-        # What casts to float32 in code of its own rounds as float32 does.
-        bound = max(bound, TOLERANCE[torch.float32]) if dtype == torch.float64 else bound
-        if error > bound * max(scale, 1e-6):
-            return f"its twin gives another {name.partition(' ')[0]}, by {error / max(scale, 1e-6):.0e} of its size"
+def _refused(message: str) -> str:
+    return f"its twin refuses it: {message}".partition(". ")[0]
+
+
+def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
+    """Return the difference between the same calls in words; None if that is rounding."""
+    # What casts to float32 in code of its own rounds as float32 does.
+    tolerance, of_gradients = (max(of[dtype], of[torch.float32]) for of in (TOLERANCE, GRADIENT_TOLERANCE))
+    for (documents, gradients), (expected, right_gradients) in zip(found, wanted, strict=True):
+        if list(map(_shapes, documents)) != list(map(_shapes, expected)) or not expected[0]:
+            return "its twin gives other outputs"
+        error, name = max(errors_between(documents, expected, scales_of(expected)))
+        if not error <= tolerance:
+            return f"its twin gives something else: {name} by {error:.0e} of its deviation"
+        error = gradient_error(gradients, right_gradients)
+        if not error <= of_gradients:
+            return f"its twin gives something else: gradients by {error:.0e} of their size"
     return None
 
 
-def _tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The floating outputs of a call that have gradients, by name."""
-    for name, value in output.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad:
-            yield name, value
-
-
-def _shown(model: PreTrainedModel, outputs: Iterable[tuple[str, torch.Tensor]], when: str) -> Results:
-    """Outputs, and the gradients of a sum of them in which each counts by another number."""
-    held = dict(outputs)
-    model.zero_grad(set_to_none=True)
-    whole: Any = sum((value * _weights_of(value.shape, value)).sum() for value in held.values())
-    whole.backward()
-    shown = {f"{name} {when}": value.detach() for name, value in held.items()}
-    return {**shown, f"gradient {when}": _gradients_of(model)}
-
-
-def _weights_of(shape: tuple[int, ...] | torch.Size, like: torch.Tensor) -> torch.Tensor:
-    """Numbers of a shape by which outputs are added up, so that each has a gradient of its own."""
-    count = int(torch.Size(shape).numel())
-    return torch.linspace(0.5, 1.5, count, device=like.device, dtype=like.dtype).reshape(shape)
-
-
-def _gradients_of(model: PreTrainedModel) -> torch.Tensor:
-    """The gradients of all parameters, one after the other; zeros of those that have none."""
-    found = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in model.parameters()]
-    return torch.cat([each.flatten() for each in found])
+def _shapes(fields: Fields) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in fields.items()}

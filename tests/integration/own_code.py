@@ -110,10 +110,10 @@ def hooked(model):
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "replaced layer": (replaced_layer, "it has no _Gated"),
-    "tokens of before": (shifted_tokens, "its twin gives another loss"),
-    "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "its twin gives another loss"),
+    "tokens of before": (shifted_tokens, "its twin gives something else: logits"),
+    "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "something else: loss"),
     "hook": (lambda: hooked(model_of("llama")), "it has no hook"),
-    "own loss": (loss_of_a_row, "its twin gives another loss"),
+    "own loss": (loss_of_a_row, "its twin gives something else: loss"),
     "own positions": (other_positions, "documents are not those of that call"),
 }
 """With what the error has to say."""
