@@ -86,18 +86,15 @@ def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarra
     return order, bounds[1:-1]
 
 
-def together(
-    lengths: np.ndarray, grouped: Grouped | None, max_length: int, strategy: str, overflow: str, align: int
-) -> Pieces:
+def together(lengths: np.ndarray, grouped: Grouped | None, max_length: int, overflow: str, align: int) -> Pieces:
     """Return documents of several sequences as pieces, as long as the room that each takes in a
     row.
 
     `lengths` are (documents, sequences), and documents stay whole. `shared` is the common beginning
     of a document's sequences; `squares` leave it out. Raises if documents cannot be kept whole.
     """
-    _refuse_cuts(
-        strategy, overflow, ("truncate", "split"), f"and lengths {lengths.shape} are of several sequences each"
-    )
+    if overflow in ("truncate", "split"):
+        raise ValueError(f"{overflow=} cuts documents, and lengths {lengths.shape} are of several sequences each")
     if align > 1:
         raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
     rooms, squares, shared = lengths.sum(axis=1), (lengths * lengths).sum(axis=1), None
@@ -113,19 +110,14 @@ def together(
     return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
 
 
-def check_groups(strategy: str, overflow: str, align: int, max_documents: int | None) -> None:
+def check_groups(overflow: str, align: int, max_documents: int | None) -> None:
     """Raise `ValueError` for options with which groups of documents cannot be planned."""
-    _refuse_cuts(strategy, overflow, ("split",), "whose parts begin with nothing in common: leave groups= out")
+    if overflow == "split":
+        raise ValueError(f"{overflow=} cuts documents, whose parts begin with nothing in common: leave groups= out")
     if align > 1:
         raise ValueError(f"align={align}: what documents begin with cannot be computed once in parts of ranks")
     if max_documents is not None:
         raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
-
-
-def _refuse_cuts(strategy: str, overflow: str, cutting: tuple[str, ...], why: str) -> None:
-    if strategy == "fixed_length" or overflow in cutting:
-        option = f"{strategy=}" if strategy == "fixed_length" else f"{overflow=}"
-        raise ValueError(f"{option} cuts documents, {why}")
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:

@@ -206,17 +206,3 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
     owners, offsets = np.repeat(documents, parts), numbered(parts) * max_length
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
     return pieces, Counts(count, tokens, split=number)
-
-
-def cut(lengths: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray, Counts]:
-    """Cut all documents, end to end, every `max_length` tokens: pieces, bounds of rows, and
-    counts."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    first, last = starts // max_length, (ends - 1) // max_length
-    parts = last - first + 1
-    owners = np.repeat(np.arange(len(lengths)), parts)
-    rows = numbered(parts) + first[owners]
-    begin = np.maximum(rows * max_length, starts[owners])
-    pieces = Pieces(owners, begin - starts[owners], np.minimum((rows + 1) * max_length, ends[owners]) - begin)
-    return pieces, bounds_of(np.bincount(rows)), Counts(len(lengths), int(ends[-1]), split=int((parts > 1).sum()))

@@ -20,7 +20,6 @@ from autopack.packing.groups import groups_of
 from autopack.packing.lengths import ANY_WAY, Counts, fit
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
-from autopack.packing.strategies import ORDERED
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20
@@ -171,7 +170,7 @@ class Packing:
         If that is `overflow`, the error names the values `ways`.
         """
         try:
-            if self.planned["overflow"] == "error" and self.planned["strategy"] != "fixed_length":
+            if self.planned["overflow"] == "error":
                 fit(lengths, self.max_length, "error", ways)
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
@@ -217,7 +216,7 @@ class Packing:
                 self.warned = True
             if not len(made):
                 return {}
-            if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
+            if self.planned["strategy"] != "sequential":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
         except InvalidPacking as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -18,16 +17,8 @@ from autopack.packing.lengths import bounds_of, numbered
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
 
-ORDERED = ("sequential", "sorted", "fixed_length")
-"""Strategies whose rows have a meaningful order."""
-
-
 PART = 1 << 20
 """Numbers that are worked on at a time if another whole array would take too much memory."""
-
-
-def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
-    return permutation(len(lengths), seed)
 
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
@@ -43,13 +34,12 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     `Generator.permutation` may change, and then a resumed run would go on with other rows.
 
     One array is sorted in place. It holds, for each index, how much shorter it is than the longest,
-    as many of the drawn bits as there is room for, and the index itself. If those bits are the
-    same, all bits are drawn again, and decide.
+    as many of the drawn bits as there is room for, and the index itself, which decides where those
+    bits are the same.
     """
     longest = 0 if lengths is None else int(lengths.max())
     of_length = 0 if lengths is None else (longest - int(lengths.min())).bit_length()
-    of_index = max(0, count - 1).bit_length()
-    index_bits = np.uint64((1 << of_index) - 1)
+    index_bits = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
     packed = np.random.PCG64(seed).random_raw(count)
     for at in range(0, count, PART):
         part = packed[at : at + PART]
@@ -59,28 +49,8 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
         if lengths is not None and of_length:
             part |= (longest - lengths[at : at + PART]).astype(np.uint64) << np.uint64(64 - of_length)
     packed.sort()
-    ties = []
-    for at in range(0, count - 1, PART):
-        part = packed[at : at + PART + 1]
-        same = np.flatnonzero(part[1:] ^ part[:-1] <= index_bits)
-        ties.append(np.union1d(same, same + 1) + at)
-    tied = np.unique(np.concatenate(ties)) if ties else np.zeros(0, np.int64)
-    groups = packed[tied] & ~index_bits
     packed &= index_bits
-    order = packed.view(np.int64)
-    if len(tied):
-        order[tied] = order[tied][np.lexsort((order[tied], _drawn(seed, order[tied], count), groups))]
-    return order
-
-
-def _drawn(seed: int, wanted: np.ndarray, count: int) -> np.ndarray:
-    """Return the `wanted` ones of the bits drawn for `count` things."""
-    generator, found = np.random.PCG64(seed), np.empty(len(wanted), np.uint64)
-    for at in range(0, count, PART):
-        part = generator.random_raw(min(PART, count - at))
-        here = (wanted >= at) & (wanted < at + PART)
-        found[here] = part[wanted[here] - at]
-    return found
+    return packed.view(np.int64)
 
 
 def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
@@ -193,21 +163,10 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
     return np.array(bounds)
 
 
-def in_order(
-    of: Callable[[np.ndarray, int], np.ndarray], lengths: np.ndarray, max_length: int, limit: int, seed: int
-) -> Rows:
-    """Return rows by next-fit in the order that a function makes of lengths and seed."""
-    order = of(lengths, seed)
-    return order, next_fit(lengths[order], max_length, limit)
+def sequential(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
+    """Return rows by next-fit in the order given."""
+    return np.arange(len(lengths)), next_fit(lengths, max_length, limit)
 
 
-STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {
-    "best_fit": best_fit,
-    "sequential": partial(in_order, lambda lengths, seed: np.arange(len(lengths))),
-    "sorted": partial(in_order, descending),
-    "random": partial(in_order, shuffled),
-}
-"""Strategies by name; each takes lengths, max_length, most documents per row and seed.
-
-`fixed_length` cuts instead.
-"""
+STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {"best_fit": best_fit, "sequential": sequential}
+"""Strategies by name; each takes lengths, max_length, most documents per row and seed."""

@@ -138,7 +138,7 @@ def test_rows_lie_in_a_file_although_nothing_is_cached():
     assert first[:] == second[:] == autopack.pack(_dataset(), 5)[:]
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "fixed_length"])
+@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
 def test_negative_ids_are_refused_by_example(strategy, monkeypatch):
     monkeypatch.setattr("autopack.packing.rows.BLOCK", 10)  # not in the first rows that are written
     ids = [[number] * 5 for number in range(40)]

@@ -52,7 +52,7 @@ def as_examples(rows: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential", "sorted", "random"])
+@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     made = examples()

@@ -39,11 +39,11 @@ def dataset() -> Any:
     ("options", "count", "cuts", "planned"),
     [
         ({}, 4, (20, 21, 21, 50), False),
-        ({"strategy": "random", "seed": 3}, 7, (), True),
+        ({"strategy": "sequential", "seed": 3}, 7, (), True),
         ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30), True),
         ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,), False),
         ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60), False),
-        ({"strategy": "fixed_length"}, 22, tuple(range(0, 60, 3)), True),
+        ({"strategy": "sequential", "max_length": 9, "overflow": "split"}, 22, tuple(range(0, 60, 3)), True),
         ({"ranks": 2, "cost": CostModel(0, 1), "max_documents": 3}, 2, (7,), False),
     ],
 )
@@ -76,7 +76,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, pla
     seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
     block=st.sampled_from([1, 30, rows.BLOCK]),
-    strategy=st.sampled_from(["best_fit", "random", "fixed_length"]),
+    strategy=st.sampled_from(["best_fit", "sequential"]),
     picked=st.booleans(),
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
