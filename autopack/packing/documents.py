@@ -117,7 +117,10 @@ class Documents:
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
-        return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
+        rows = self.chosen[documents]
+        number = np.searchsorted(self.first_rows, rows, "right") - 1
+        places = zip(number.tolist(), (rows - self.first_rows[number]).tolist(), strict=True)
+        return pa.concat_arrays([self.batches[n].column(name).slice(place, 1) for n, place in places])
 
     def numbered(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 for a missing
@@ -199,31 +202,6 @@ def rows_of(dataset: Any) -> np.ndarray | None:
     """Return the table row of each example of a `datasets.Dataset`, (examples,) int64; None for all
     in order."""
     return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
-
-
-class Taker:
-    """Reader of examples by their numbers, as a table in memory.
-
-    It reads no others; datasets, which does that too, takes examples one by one. `chosen`,
-    (examples,) int64, is the row of each example in the table, or None for all rows in order.
-    """
-
-    def __init__(self, table: pa.Table, chosen: np.ndarray | None = None):
-        self.batches = [batch for batch in table.to_batches() if batch.num_rows]
-        self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
-        self.chosen = chosen
-
-    def __call__(self, numbers: np.ndarray) -> pa.Table:
-        """Return the examples `numbers`, (examples,) int64, in this order."""
-        rows = numbers if self.chosen is None else self.chosen[numbers]
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        cuts = np.searchsorted(rows, self.first_rows)
-        parts = [
-            self.batches[n].take(pa.array(rows[cuts[n] : cuts[n + 1]] - self.first_rows[n]))
-            for n in np.flatnonzero(np.diff(cuts)).tolist()
-        ]
-        return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
 
 
 def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:

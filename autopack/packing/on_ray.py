@@ -17,37 +17,42 @@ import pyarrow.compute as pc
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, unusable
-from autopack.packing.documents import Documents, Taker, carried
+from autopack.packing.checks import in_the_whole, other_data, unusable
+from autopack.packing.documents import Documents, carried
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
-from autopack.packing.rows import Marks, Packing, nothing_left
+from autopack.packing.parts import NAME, Folder, Shards, Work, check_lengths, edges_of, mark_of, total
+from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
     with _in_order(data):
-        blocks, lengths, schema = _measured(data, packing, num_shards if plan == "shard" else None)
-    firsts = bounds_of([len(of_block) for of_block in lengths])
+        blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
     if plan == "shard":
-        found = [Work.of_part(packing, *each) for each in zip(lengths, firsts[:-1].tolist(), strict=True)]
-        counts = total([work.plan.counts for work in found])
-        works = [work for work in found if len(work.plan)]
-        parts = [[block] for block, work in zip(blocks, found, strict=True) if len(work.plan)]
+        works, parts, found = [], [], []
+        for block, first, end in zip(blocks, firsts, firsts[1:], strict=False):
+            numbers = np.arange(first, end)
+            with in_the_whole(numbers):
+                made = packing.plan(lengths[first:end])
+            found.append(made.counts)
+            if len(made):
+                works.append(Work(made, numbers, lengths[first:end]))
+                parts.append([block])
+        counts, marked = total(found), mark_of(packing, num_shards, None)
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
             raise ValueError(
                 f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
             )
-        marked = mark_of(packing, num_shards, None)
     else:
-        whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
-        planned, counts = tokens_of(whole, int(firsts[-1])), whole.counts
-        works = [Work.of_rows(whole, planned, *each) for each in pairwise(edges_of(whole, num_shards))]
+        whole = packing.plan(lengths) if plan == "all" else plan
+        check_lengths(whole, lengths)
+        works = [Work.of_rows(whole[first:end], lengths) for first, end in pairwise(edges_of(whole, num_shards))]
         parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
-        marked = mark_of(packing, len(works), whole)
+        counts, marked = whole.counts, mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
     about = folder, marked, packing.marks, schema
@@ -58,10 +63,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
             written = [_result(each) for each in tasks]
         finally:
             ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
-    if {part.name for part in written} - set(folder.names()):
+    if {*names} - {*folder.names()}:
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
-    return folder.shards(written, packing.max_length, counts)
+    return folder.shards(names, written, packing.max_length, counts)
 
 
 @contextmanager
@@ -148,19 +153,19 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 def write_shard(
     folder: Folder, marked: str, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
-) -> Written:
+) -> tuple[int, int]:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
     Columns have the types of all blocks together. A part without values in a column has none.
     """
-    tables = []
-    for part in (plain(part, schema.names) for part in parts):
-        columns = {}
-        for field in schema:
-            known = field.name in part.column_names
-            columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
-        tables.append(pa.table(columns, schema))
-    return folder.write(work.tables(Taker(pa.concat_tables(tables)), marks), marked, name)
+    given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
+    with in_the_whole(work.numbers):
+        documents = Documents(pa.concat_tables(given, promote_options="permissive"))
+        if (wrong := documents.lengths != work.lengths).any():
+            index = int(wrong.argmax())
+            found = f"has {documents.lengths[index]} tokens, of which the plan has {work.lengths[index]}"
+            raise other_data(f"example {index} {found}; make the plan of the same data again")
+        return folder.write(WrittenRows(documents, work.plan, marks).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -93,17 +93,22 @@ class WrittenRows:
         columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
 
+    def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+        """Yield all rows, about a million tokens at a time, with the types of a schema if one is given."""
+        width = max(1, BLOCK // self.plan.max_length)
+        for first in range(0, len(self.plan), width):
+            table = self.table(first, first + width)
+            if schema is not None:
+                from datasets.table import table_cast
+
+                table = table_cast(table, schema)
+            yield table
+
     def _refuse(self, wrong: np.ndarray, pieces: slice, name: str, reason: str) -> None:
         """Raise for the document of the first token of these pieces that is `wrong`."""
         if wrong.any():
             piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
             raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
-
-
-def spans(rows: int, max_length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and end of runs of rows of about a million tokens each."""
-    width = max(1, BLOCK // max_length)
-    return ((first, min(first + width, rows)) for first in range(0, rows, width))
 
 
 def nothing_left(counts: Counts) -> InvalidPacking:
@@ -216,7 +221,7 @@ class Packing:
                 self.warned = True
             if not len(made):
                 return {}
-            if self.planned["strategy"] != "sequential":  # a plan lists the longest documents first
+            if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
         except InvalidPacking as error:

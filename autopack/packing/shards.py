@@ -14,11 +14,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Plan, Strategy
+from autopack.packing.plans import Plan
 from autopack.packing.plans import plan as make
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def pack_shards(
     dataset: Any,
     max_length: int,
     path: str | os.PathLike[str],
-    strategy: Strategy = "best_fit",
     *,
     plan: Plan | Literal["all", "shard"] = "all",
     num_shards: int | None = None,
@@ -40,8 +38,6 @@ def pack_shards(
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    cost: CostModel | None = None,
-    ranks: int = 1,
     align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
@@ -68,11 +64,12 @@ def pack_shards(
         plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
             themselves, which needs no shuffle and fills rows less: the documents of
             `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
-            all documents, as `Plan.load` gives it, is kept as it is.
+            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks and
+            costs, make one by `autopack.packing.plan`.
         num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
             `plan="shard"`, a block).
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`;
+        seed, overflow, max_documents, align: see `autopack.packing.plan`;
             not beside a `Plan`.
         drop_columns, first_position, mask_first_label: see `autopack.pack`.
 
@@ -86,8 +83,7 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
+    planned = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
     packing = prepare(
         "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
     )
@@ -129,28 +125,24 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     from autopack.packing.parts import NAME, NAMED, Folder
 
     folder = Folder(path)
-    found = {name: named for name in folder.names() if (named := NAMED.fullmatch(name))}
+    found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise InvalidPacking(
-            f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}", code="bad-file"
-        )
-    counts = sorted({int(named[2]) for named in found.values()})
-    wanted = [NAME.format(number, counts[0]) for number in range(counts[0])]
-    if len(counts) > 1 or len(found) > len(wanted):
-        raise InvalidPacking(
-            f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder", code="bad-file"
-        )
+        raise _broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+    count = min(found.values())
+    wanted = [NAME.format(number, count) for number in range(count)]
+    if others := found.keys() - {*wanted}:
+        raise _broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
-        raise InvalidPacking(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those",
-            code="bad-file",
-        )
+        found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
+        raise _broken(f"{folder.path}: {found_some}; write those")
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise InvalidPacking(
-            f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew", code="bad-file"
-        )
+        raise _broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
     return [folder.address(name) for name in wanted]
+
+
+def _broken(message: str) -> InvalidPacking:
+    return InvalidPacking(message, code="bad-file")
 
 
 def _check(packing: Packing, plan: Any) -> None:

@@ -89,8 +89,6 @@ REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
             ({"buffer_size": 0}, "buffer_size=0"),
             ({"drop_columns": "pair"}, "drop_columns='pair': wanted several"),
             ({"groups": 3}, "groups=3: wanted the name of a column, True or False"),
-            ({"dataset": STREAM, "cost": CostModel()}, "cost= and ranks= arrange all rows"),
-            ({"dataset": STREAM, "ranks": 2}, "cost= and ranks= arrange all rows"),
             ({"dataset": STREAM, "strategy": "best"}, "strategy='best'"),
             ({"dataset": STREAM, "buffer_size": 0}, "buffer_size=0"),
         ],
