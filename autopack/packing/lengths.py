@@ -17,9 +17,6 @@ Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
 """Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
 bits."""
-
-ANY_WAY = "'truncate', 'split' or 'drop'"
-"""Values of `overflow` for documents that are too long, as errors name them."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
@@ -183,9 +180,8 @@ def _place(index: int, found: np.ndarray) -> str:
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
-def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = ANY_WAY) -> tuple[Pieces, Counts]:
-    """Return pieces that fit into a row, and the counts; an error names these `ways` of
-    `overflow`."""
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
+    """Return pieces that fit into a row, and the counts."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
@@ -195,7 +191,9 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}", code="does-not-fit")
+        raise InvalidPacking(
+            f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'", code="does-not-fit"
+        )
     if overflow == "truncate":
         counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
         return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts

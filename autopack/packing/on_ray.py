@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, other_data, unusable
-from autopack.packing.documents import Documents, carried
+from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import Counts, bounds_of
 from autopack.packing.parts import NAME, Folder, Shards, Work, check_lengths, edges_of, mark_of, total
 from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
@@ -172,22 +171,8 @@ def plain(table: pa.Table, names: list[str]) -> pa.Table:
     """Return these columns of a block of Ray, of those that it has, with lists in place of tensors,
     which Ray makes of arrays."""
     table = table.select([name for name in table.column_names if name in names])
-    for index, field in enumerate(table.schema):
-        if isinstance(field.type, pa.BaseExtensionType):
-            column = pa.chunked_array([_listed(field, chunk) for chunk in table.column(index).chunks])
-            table = table.set_column(index, field.name, column)
+    of_ray = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
+    lists = from_columns({name: table.column(name).to_pylist() for name in of_ray})
+    for name in of_ray:
+        table = table.set_column(table.column_names.index(name), name, lists.column(name))
     return table
-
-
-def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
-    storage = array.storage
-    if pa.types.is_struct(storage.type) and {f.name for f in storage.type} == {"data", "shape"}:
-        values, flat = storage.field("data"), pc.all(pc.equal(pc.list_value_length(storage.field("shape")), 1)).as_py()
-    else:
-        values, flat = storage, len(getattr(field.type, "shape", ())) == 1
-    if flat:
-        return values
-    if not hasattr(field.type, "shape") and values is storage:
-        found = f"found {field.type}, wanted what arrow has a type for"
-        raise unusable(f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns")
-    return pa.array([value.tolist() for value in array.to_pylist()])

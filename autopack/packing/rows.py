@@ -17,7 +17,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
 from autopack.packing.documents import Documents, Values, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import ANY_WAY, Counts, fit
+from autopack.packing.lengths import Counts
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 
@@ -120,13 +120,6 @@ def nothing_left(counts: Counts) -> InvalidPacking:
     )
 
 
-def _ways(documents: Documents) -> str:
-    """Return the values of `overflow` that these documents allow, as an error names them."""
-    if {*PICTURES} & {*documents.per_document}:
-        return "'drop'"
-    return "'truncate' or 'drop'" if documents.label_key in documents.per_document else ANY_WAY
-
-
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
     """Return labels per token in which those at `starts` are no targets."""
     if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
@@ -168,15 +161,9 @@ class Packing:
         """All that determines rows, beside the documents."""
         return self.max_length, self.planned, sorted(self.drop_columns), self.marks, self.groups
 
-    def plan(self, lengths: np.ndarray, ways: str = ANY_WAY, **changes: Any) -> Plan:
-        """Return the plan of documents of these lengths; an error names the option of
-        `autopack.pack` to change.
-
-        If that is `overflow`, the error names the values `ways`.
-        """
+    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+        """Return the plan of documents of these lengths; an error names the example."""
         try:
-            if self.planned["overflow"] == "error":
-                fit(lengths, self.max_length, "error", ways)
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
             message = error.message.replace("lengths[", "example [")
@@ -190,7 +177,7 @@ class Packing:
         grouped, name = groups_of(documents, self.groups), self.groups
         if name in documents.per_document and name not in LABEL_KEYS:
             documents.per_document.remove(str(name))
-        return self.plan(documents.lengths, _ways(documents), **grouped, **changes)
+        return self.plan(documents.lengths, **grouped, **changes)
 
     def rows(self, documents: Documents) -> WrittenRows:
         """Return the rows of all documents of a dataset."""

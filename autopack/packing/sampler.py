@@ -18,7 +18,7 @@ from autopack.inspection.callers import objects_of, running
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
-from autopack.packing.lengths import fit, read
+from autopack.packing.lengths import read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import permutation
 
@@ -115,8 +115,6 @@ class PackedBatchSampler:
         self._grouped: dict[str, Any] = {}
         if grouped is not None:
             self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
-        if overflow == "error" and self._lengths.ndim == 1:
-            fit(self._lengths, self.max_length, overflow, "'truncate' or 'drop'")  # no pieces, unlike in plans
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:

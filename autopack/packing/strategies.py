@@ -78,33 +78,6 @@ def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
     return order[rows], bounds
 
 
-class Rooms:
-    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest
-    sufficient room."""
-
-    def __init__(self) -> None:
-        self._in_use: list[int] = []  # ascending
-        self._ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-
-    def push(self, room: int, start: int, stop: int, held: int) -> None:
-        """Add rows `start` to `stop`, which have this room and hold so many documents each."""
-        if not self._ranges[room]:
-            insort(self._in_use, room)
-        self._ranges[room].append((start, stop, held))
-
-    def pop(self, size: int) -> tuple[int, int, int, int] | None:
-        """Take out one range of the smallest room of at least `size`: room, start, stop and
-        documents."""
-        at = bisect_left(self._in_use, size)
-        if at == len(self._in_use):
-            return None
-        room = self._in_use[at]
-        taken = self._ranges[room].pop()
-        if not self._ranges[room]:
-            del self._in_use[at]
-        return room, *taken
-
-
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
     """Return rows by best-fit decreasing: longest document first, into the least room that
     suffices.
@@ -115,23 +88,32 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     with the number of documents.
     """
     least, opened = int(lengths.min()), 0
-    rooms = Rooms()
+    rooms: list[int] = []  # of rows that are not full, ascending, each once
+    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)  # first row, end, documents of each
     placed = []  # first row, rows, and how many documents each of them took, in this order
+
+    def push(room: int, start: int, stop: int, held: int) -> None:
+        if not ranges[room]:
+            insort(rooms, room)
+        ranges[room].append((start, stop, held))
 
     def put(room: int, start: int, rows: int, held: int, count: int, size: int) -> None:
         placed.append((start, rows, count))
         room, held = room - count * size, held + count
         if room >= least and held < limit:
-            rooms.push(room, start, start + rows, held)
+            push(room, start, start + rows, held)
 
     for size, count in zip(*per_length(lengths), strict=True):
         while count:
-            found = rooms.pop(size)
-            if found is None:
-                fit = min(max_length // size, limit)
-                found = max_length, opened, opened + -(-count // fit), 0
-                opened = found[2]
-            room, start, stop, held = found
+            at = bisect_left(rooms, size)  # the least room that suffices
+            if at == len(rooms):
+                room, start, held = max_length, opened, 0
+                stop = opened = opened + -(-count // min(max_length // size, limit))
+            else:
+                room = rooms[at]
+                start, stop, held = ranges[room].pop()
+                if not ranges[room]:
+                    del rooms[at]
             fit = min(room // size, limit - held)
             full = min(stop - start, count // fit)
             if full:
@@ -142,7 +124,7 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
                 put(room, start, 1, held, count, size)
                 start, count = start + 1, 0
             if start < stop:
-                rooms.push(room, start, stop, held)
+                push(room, start, stop, held)
     first, rows, taken = np.array(placed).T
     numbers = np.repeat(first, rows) + numbered(rows)
     return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
