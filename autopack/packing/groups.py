@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS, wrong_numbers
 from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
-from autopack.packing.strategies import best_fit
+from autopack.packing.strategies import next_fit
 
 ALONE = -1
 """Group number of documents without a group."""
@@ -61,10 +60,10 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
-        of_group = slice(starts[number], starts[number] + sizes[number])
-        within, more = _split(lengths[of_group], int(prefixes[number]), max_length)
-        order[of_group] = order[of_group][within]
-        begins = np.union1d(begins, starts[number] + more)
+        rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
+        # Documents that are nothing but the prefix take no room, and one of them may fill a row with it.
+        parts = next_fit(np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests))
+        begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.
     turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
     members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
@@ -76,17 +75,7 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     return Units(planned, members._replace(squares=squares, shared=shared), bounds)
 
 
-def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return an order of a group's documents, too long for a row, and where in it new rows
-    begin."""
-    rests = np.maximum(lengths - prefix, 1)
-    if rests.max() > max_length - prefix:  # some are nothing but the prefix, which fills a row
-        return np.arange(len(lengths)), np.arange(1, len(lengths))
-    order, bounds = best_fit(rests, max_length - prefix, max_length, 0)
-    return order, bounds[1:-1]
-
-
-def together(lengths: np.ndarray, grouped: Grouped | None, max_length: int, overflow: str, align: int) -> Pieces:
+def together(lengths: np.ndarray, grouped: Grouped | None, overflow: str, align: int) -> Pieces:
     """Return documents of several sequences as pieces, as long as the room that each takes in a
     row.
 
@@ -102,11 +91,6 @@ def together(lengths: np.ndarray, grouped: Grouped | None, max_length: int, over
         more = lengths.shape[1] - 1
         shared = more * grouped.prefixes
         rooms, squares = rooms - shared, squares - more * grouped.prefixes**2
-    if overflow == "error" and (over := rooms > max_length).any():
-        index, ways = int(over.argmax()), f"raise max_length to {rooms.max()}, or pass overflow='drop'"
-        more_are = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-        found = f"lengths[{index}] sum to {rooms[index]}, over the {max_length} of a row{more_are}"
-        raise InvalidPacking(f"{found}; {ways}", code="does-not-fit")
     return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
 
 

@@ -316,7 +316,7 @@ def plan(
     grouped = read_groups(groups, prefixes, found)
     whole = units = None
     if found.ndim == 2:
-        whole = together(found, grouped, max_length, overflow, align)
+        whole = together(found, grouped, overflow, align)
         found = whole.lengths
     elif grouped is not None:
         check_groups(overflow, align, max_documents)

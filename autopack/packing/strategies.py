@@ -17,9 +17,6 @@ from autopack.packing.lengths import bounds_of, numbered
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
 
-PART = 1 << 20
-"""Numbers that are worked on at a time if another whole array would take too much memory."""
-
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
     """Return indices from long to short; documents of one length are in random order."""
@@ -41,13 +38,13 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     of_length = 0 if lengths is None else (longest - int(lengths.min())).bit_length()
     index_bits = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
     packed = np.random.PCG64(seed).random_raw(count)
-    for at in range(0, count, PART):
-        part = packed[at : at + PART]
-        part >>= np.uint64(of_length)
-        part &= ~index_bits
-        part |= np.arange(at, at + len(part), dtype=np.uint64)
-        if lengths is not None and of_length:
-            part |= (longest - lengths[at : at + PART]).astype(np.uint64) << np.uint64(64 - of_length)
+    packed >>= np.uint64(of_length)
+    packed &= ~index_bits
+    packed |= np.arange(count, dtype=np.uint64)
+    if lengths is not None and of_length:
+        shorter = longest - lengths
+        shorter <<= 64 - of_length
+        packed |= shorter.view(np.uint64)
     packed.sort()
     packed &= index_bits
     return packed.view(np.int64)
@@ -62,20 +59,6 @@ def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
     else:
         values, counts = np.unique(lengths, return_counts=True)
     return values[::-1].tolist(), counts[::-1].tolist()
-
-
-def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
-    """Return rows of the documents in `order`, which went to `rows`, one number each; overwrites
-    `rows`."""
-    bounds = bounds_of(np.bincount(rows))
-    bits = (len(rows) - 1).bit_length()
-    for at in range(0, len(rows), PART):
-        part = rows[at : at + PART]
-        part <<= bits
-        part |= np.arange(at, at + len(part))
-    rows.sort()
-    rows &= (1 << bits) - 1
-    return order[rows], bounds
 
 
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
@@ -127,7 +110,11 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
                 push(room, start, stop, held)
     first, rows, taken = np.array(placed).T
     numbers = np.repeat(first, rows) + numbered(rows)
-    return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
+    of_documents = np.repeat(numbers, np.repeat(taken, rows))
+    bounds = bounds_of(np.bincount(of_documents))
+    row_by_row = np.argsort(of_documents, kind="stable")
+    del of_documents  # as large as the lengths
+    return descending(lengths, seed)[row_by_row], bounds
 
 
 def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:

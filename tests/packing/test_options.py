@@ -45,7 +45,7 @@ REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
             (PAIRS | {"groups": [0, 0]}, "groups= is for documents of one sequence each"),
             (PAIRS | {"overflow": "truncate"}, "cuts documents, and lengths"),
             (PAIRS | {"overflow": "split"}, "cuts documents, and lengths"),
-            (PAIRS | {"max_length": 14}, r"lengths\[0\] sum to 15, over the 14 of a row; raise max_length to 15"),
+            (PAIRS | {"max_length": 14}, r"lengths\[0\] is 15, over the 14 tokens of a row; raise max_length"),
         ],
     ),
     "sampler": (
