@@ -13,13 +13,11 @@ import numpy as np
 
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS, wrong_numbers
-from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
+from autopack.packing.lengths import Pieces, numbers, zeros
 from autopack.packing.strategies import next_fit
 
 ALONE = -1
 """Group number of documents without a group."""
-BLOCK = 1 << 22
-"""Tokens that are compared at a time."""
 
 
 class Grouped(NamedTuple):
@@ -142,26 +140,13 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
     order = order[groups[order] != ALONE]
-    starts = np.flatnonzero(np.diff(groups[order], prepend=ALONE))
-    bounds = np.append(starts, len(order))
-    ends = bounds_of(lengths[order])[bounds]
-    first = 0
-    while first < len(starts):  # so many groups at a time as have about so many tokens
-        after = max(first + 1, int(np.searchsorted(ends, ends[first] + BLOCK, "right")) - 1)
-        members = order[bounds[first] : bounds[after]]
-        begins = starts[first:after] - starts[first]
-        number = np.repeat(np.arange(after - first), np.diff(bounds[first : after + 1]))
-        heads = begins[number]
-        shorter = np.minimum(lengths[members], lengths[members][heads])
-        here = bounds_of(lengths[members])[:-1]
-        ids = _first_tokens(documents, members, lengths[members])
-        places = numbered(shorter)
-        differs = ids[np.repeat(here, shorter) + places] != ids[np.repeat(here[heads], shorter) + places]
-        at, begin = np.flatnonzero(differs), np.cumsum(shorter) - shorter
-        mark = np.append(at, differs.size)[np.searchsorted(at, begin)]
-        common = np.minimum.reduceat(np.minimum(mark - begin, shorter), begins)
-        found[members] = np.where(common >= LEAST_SHARED, common, 0)[number]
-        first = after
+    bounds = np.append(np.flatnonzero(np.diff(groups[order], prepend=ALONE)), len(order))
+    for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
+        members = order[bounds[group] : bounds[group + 1]]
+        shortest = int(lengths[members].min())
+        ids = _first_tokens(documents, members, np.full(len(members), shortest)).reshape(-1, shortest)
+        same = np.append((ids == ids[0]).all(axis=0), False)
+        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
     return found
 
 
