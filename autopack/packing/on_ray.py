@@ -6,8 +6,8 @@ is known by its number in the order of the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,15 +19,14 @@ from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, Work, check_lengths, edges_of, mark_of, total
+from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
 from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
-    with _in_order(data):
-        blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
     firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
     if plan == "shard":
         works, parts, found = [], [], []
@@ -43,13 +42,13 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
-            raise ValueError(
-                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
-            )
+            found_blocks = f"only {len(works)} of so many blocks have documents"
+            raise ValueError(f"num_shards={num_shards}: {found_blocks}; ask for fewer")
     else:
-        whole = packing.plan(lengths) if plan == "all" else plan
-        check_lengths(whole, lengths)
-        works = [Work.of_rows(whole[first:end], lengths) for first, end in pairwise(edges_of(whole, num_shards))]
+        whole, works = plan_of(lengths, packing, plan), []
+        for first, end in pairwise(edges_of(whole, num_shards)):
+            numbers, places = np.unique(whole[first:end].documents, return_inverse=True)
+            works.append(Work(replace(whole[first:end], documents=places), numbers, lengths[numbers]))
         parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
         counts, marked = whole.counts, mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
@@ -66,22 +65,6 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
     return folder.shards(names, written, packing.max_length, counts)
-
-
-@contextmanager
-def _in_order(data: Any) -> Iterator[None]:
-    """Let Ray Data keep blocks in order, also of files, so that documents always get the same
-    numbers."""
-    # The dataset's own context, and the one that releases before 2.60 give to copies of it.
-    found = [context.execution_options for context in (data.context, ray.data.DataContext.get_current())]
-    before = [options.preserve_order for options in found]
-    for options in found:
-        options.preserve_order = True
-    try:
-        yield
-    finally:
-        for options, kept in reversed([*zip(found, before, strict=True)]):
-            options.preserve_order = kept
 
 
 def _result(task: Any, before: int = 0) -> Any:
@@ -104,7 +87,14 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
     task = ray.remote(measure)
     blocks, lengths, schemas, before = [], [], [], 0
     try:
-        given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
+        with ExitStack() as stack:
+            # Blocks in order, also of files, by which documents always get the same numbers: asked of the dataset's
+            # own context, and of the one that releases before 2.60 give to copies of it.
+            for context in (data.context, ray.data.DataContext.get_current()):
+                options = context.execution_options
+                stack.callback(setattr, options, "preserve_order", options.preserve_order)
+                options.preserve_order = True
+            given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
         for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
             found, schema = _result(measured, before)
             if len(found):
@@ -151,7 +141,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: str, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder, marked: bytes, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
 ) -> tuple[int, int]:
     """Write the rows of a shard, whose documents are in these parts, in order.
 

@@ -8,9 +8,9 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,11 @@ class Shards:
         return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
 
 
+def broken(message: str) -> InvalidPacking:
+    """Return the error about a file or a folder that is not whole."""
+    return InvalidPacking(message, code="bad-file")
+
+
 class Folder:
     """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so
     on).
@@ -74,17 +79,14 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]):
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise ValueError(f"path={path!r}: wanted a folder")
-        self.path = os.fspath(path)
         try:
-            if "://" in self.path:
-                self.system, self.base = fs.FileSystem.from_uri(self.path)
-            else:
-                self.system, self.base = fs.LocalFileSystem(), os.path.abspath(self.path)
+            self.path = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
+            self.system, base = fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, TypeError) as error:
-            raise ValueError(f"path={self.path!r}: wanted a folder; {error}") from error
-        self.base = self.base.rstrip("/")
-        if pattern := next((character for character in self.base if character in "*?["), None):
-            found = f"found {pattern!r}, which datasets reads as a pattern of names"
+            raise ValueError(f"path={path!r}: wanted a folder; {error}") from error
+        self.base = base.rstrip("/")
+        if pattern := re.search(r"[*?[]", self.base):
+            found = f"found {pattern[0]!r}, which datasets reads as a pattern of names"
             raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
 
     def names(self) -> list[str]:
@@ -95,9 +97,9 @@ class Folder:
 
     def address(self, name: str) -> str:
         """Return the path of a file for local programs or `pyarrow.fs`."""
-        return f"{self.path.rstrip('/')}/{name}" if "://" in self.path else f"{self.base}/{name}"
+        return f"{self.path.rstrip('/')}/{name}"
 
-    def prepare(self, wanted: str | None = None, count: int = 0, marked: str = "") -> None:
+    def prepare(self, wanted: str | None = None, count: int = 0, marked: bytes = b"") -> None:
         """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set of `count`.
@@ -116,19 +118,16 @@ class Folder:
             raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
         self.system.create_dir(self.base, recursive=True)
 
-    def mark(self, name: str) -> str | None:
+    def mark(self, name: str) -> bytes | None:
         """Return the mark of the set in a shard's metadata."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
-                found = (pq.read_schema(file).metadata or {}).get(SET)
+                return (pq.read_schema(file).metadata or {}).get(SET)
         except pa.ArrowException as error:
-            raise InvalidPacking(
-                f"{self.address(name)}: wanted a parquet file, found {error}", code="bad-file"
-            ) from error
-        return None if found is None else found.decode()
+            raise broken(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     @contextmanager
-    def undone(self, marked: str) -> Iterator[None]:
+    def undone(self, marked: bytes) -> Iterator[None]:
         """Delete the shards of a whole set that is written inside if that fails, so that it can be
         repeated."""
         try:
@@ -139,7 +138,7 @@ class Folder:
                     self.forget(name)
             raise
 
-    def write(self, tables: Iterable[pa.Table], marked: str, name: str) -> tuple[int, int]:
+    def write(self, tables: Iterable[pa.Table], marked: bytes, name: str) -> tuple[int, int]:
         """Write these tables of rows, each a group of rows, under this name when all are written;
         return the number of rows and tokens.
 
@@ -148,7 +147,7 @@ class Folder:
         hidden = f".{name}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
-        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked})
         rows = tokens = 0
         try:
             with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
@@ -177,7 +176,7 @@ class Folder:
         return Shards(tuple(map(self.address, names)), sum(rows), sum(tokens), max_length, counts)
 
 
-def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
+def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
     """Return a digest of all that the shards of a set have in common.
 
     It covers the plan, and everything else that determines the contents of rows.
@@ -187,7 +186,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
     found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
-    return found.hexdigest()
+    return found.hexdigest().encode()
 
 
 def edges_of(plan: Plan, count: int | None) -> np.ndarray:
@@ -211,12 +210,6 @@ class Work(NamedTuple):
     numbers: np.ndarray
     lengths: np.ndarray
 
-    @classmethod
-    def of_rows(cls, plan: Plan, lengths: np.ndarray) -> Work:
-        """Return the rows of a part of a plan, whose documents lie in data with these lengths."""
-        numbers = np.unique(plan.documents)
-        return cls(replace(plan, documents=np.searchsorted(numbers, plan.documents)), numbers, lengths[numbers])
-
 
 def count_by_tokens(lengths: np.ndarray) -> int:
     """Return the default number of shards."""
@@ -225,11 +218,13 @@ def count_by_tokens(lengths: np.ndarray) -> int:
 
 def total(counts: list[Counts]) -> Counts:
     """Return the counts of several plans together."""
-    return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
+    return Counts(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
-def check_lengths(plan: Plan, lengths: np.ndarray) -> None:
-    """Raise `InvalidPacking` unless a plan is of documents of these lengths."""
+def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) -> Plan:
+    """Return the plan of documents of these lengths; raise `InvalidPacking` for one of others."""
+    if isinstance(plan, str):
+        return packing.plan(lengths)
     if plan.counts.documents != len(lengths):
         found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {len(lengths):,}"
         raise other_data(f"{found}; make the plan of the same data again")
@@ -244,6 +239,7 @@ def check_lengths(plan: Plan, lengths: np.ndarray) -> None:
         index = int(same.argmin())
         reason = f"has {lengths[index]} tokens, of which the plan has {planned[index]}"
         raise other_data(f"example {index} {reason}; make the plan of the same data again")
+    return plan
 
 
 def pack_own(
@@ -261,8 +257,7 @@ def pack_own(
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
     else:
         documents = Documents.of_dataset(dataset, packing.drop_columns)
-        whole = packing.plan(documents.lengths) if plan == "all" else plan
-        check_lengths(whole, documents.lengths)
+        whole = plan_of(documents.lengths, packing, plan)
         edges = edges_of(whole, num_shards)
         count = len(edges) - 1
     marked = mark_of(packing, count, whole)

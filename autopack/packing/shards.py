@@ -13,7 +13,6 @@ from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopack.errors import InvalidPacking
 from autopack.packing.checks import check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
@@ -22,7 +21,6 @@ from autopack.packing.plans import plan as make
 
 if TYPE_CHECKING:
     from autopack.packing.parts import Shards
-    from autopack.packing.rows import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +81,7 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
+    planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
     packing = prepare(
         "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
     )
@@ -94,7 +92,16 @@ def pack_shards(
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
-    _check(packing, plan)
+    make([1], packing.max_length, **planned)  # checks the options
+    if isinstance(plan, Plan):
+        for name, value in planned.items():
+            if value != signature(make).parameters[name].default:
+                raise ValueError(f"{name}={value!r}: a plan is given, which has its own; leave it out")
+        if max_length != plan.max_length:
+            raise ValueError(f"{max_length=}: the plan is of rows of {plan.max_length} tokens")
+    elif not isinstance(plan, str) or plan not in ("all", "shard"):
+        wanted = "wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
+        raise ValueError(f"plan={plan!r}: {wanted}")
     folder = Folder(path)
     if is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
@@ -122,43 +129,20 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
     shards are there, each under its own name, and of one set: of the same plan and options.
     """
-    from autopack.packing.parts import NAME, NAMED, Folder
+    from autopack.packing.parts import NAME, NAMED, Folder, broken
 
     folder = Folder(path)
     found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise _broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+        raise broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
-        raise _broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
+        raise broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
         found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
-        raise _broken(f"{folder.path}: {found_some}; write those")
+        raise broken(f"{folder.path}: {found_some}; write those")
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise _broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+        raise broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
     return [folder.address(name) for name in wanted]
-
-
-def _broken(message: str) -> InvalidPacking:
-    return InvalidPacking(message, code="bad-file")
-
-
-def _check(packing: Packing, plan: Any) -> None:
-    """Raise `ValueError` for options of a plan that are out of range, or contradict a given
-    `plan`."""
-    make([1], packing.max_length, **packing.planned)
-    if not isinstance(plan, Plan):
-        if not isinstance(plan, str) or plan not in ("all", "shard"):
-            raise ValueError(
-                f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
-            )
-        return
-    defaults = signature(make).parameters
-    if changed := [name for name, value in packing.planned.items() if value != defaults[name].default]:
-        raise ValueError(
-            f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
-        )
-    if packing.max_length != plan.max_length:
-        raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.max_length} tokens")
