@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, no_examples, refuse_pairs, unusable, wrong_numbers
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, check_columns, invalid, no_examples, unusable, wrong_numbers
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -59,7 +59,8 @@ class Documents:
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
         """Return the documents of a `datasets.Dataset`."""
-        return cls(dataset.data, rows_of(dataset), drop_columns)
+        chosen = dataset._indices  # None for all rows of the table in order
+        return cls(dataset.data, chosen and chosen.column(0).to_numpy().astype(np.int64), drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -92,21 +93,14 @@ class Documents:
 
         Ints and floats come as arrays of numpy.
         """
-        rows = self.chosen[documents]
-        number = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
+        rows, number = self._places(documents)
         made: dict[str, Values] = {}
         for name in self.per_token if names is None else names:
             if name not in self._values:
-                children = [_as_list(batch.column(name)).values for batch in self.batches]
-                plain = all(_is_number(child.type) and not child.null_count for child in children)
-                self._values[name] = [child.to_numpy() for child in children] if plain else children
+                self._values[name] = [_as_list(batch.column(name)).values for batch in self.batches]
             begins, children = self._starts[name][rows] + self._begins[rows] + starts, self._values[name]
-            places = zip(number, begins.tolist(), (begins + lengths).tolist(), strict=True)
-            parts = [children[n][begin:end] for n, begin, end in places]
-            if isinstance(parts[0], np.ndarray):
-                made[name] = np.concatenate(parts)
-                continue
-            found = pa.concat_arrays(parts)
+            places = zip(number.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+            found = pa.concat_arrays([children[n].slice(begin, length) for n, begin, length in places])
             if found.null_count:
                 token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
                 index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
@@ -117,10 +111,14 @@ class Documents:
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
-        rows = self.chosen[documents]
-        number = np.searchsorted(self.first_rows, rows, "right") - 1
+        rows, number = self._places(documents)
         places = zip(number.tolist(), (rows - self.first_rows[number]).tolist(), strict=True)
         return pa.concat_arrays([self.batches[n].column(name).slice(place, 1) for n, place in places])
+
+    def _places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row of the table of each document, and the batch that has it."""
+        rows = self.chosen[documents]
+        return rows, np.searchsorted(self.first_rows, rows, "right") - 1
 
     def numbered(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 for a missing
@@ -198,28 +196,18 @@ class Documents:
         self._begins, self._sizes = begins, lengths
 
 
-def rows_of(dataset: Any) -> np.ndarray | None:
-    """Return the table row of each example of a `datasets.Dataset`, (examples,) int64; None for all
-    in order."""
-    return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
-
-
 def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     """Return the columns of a table that packing reads, in its order.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
     wanted = [name for name in names if name == IDS or name not in drop_columns]
-    refuse_pairs(wanted, "", "drop_columns")
-    if IDS not in names:
-        raise unusable(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+    check_columns(wanted, "", "drop_columns")
     if missing := [name for name in drop_columns if name not in names]:
         raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
         raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
-    if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-        raise unusable(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
     return wanted
 
 
@@ -270,8 +258,6 @@ def from_columns(
         if name in drop_columns and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
-        if not isinstance(name, str):
-            raise unusable(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:

@@ -20,8 +20,8 @@ from autopack.packing.checks import (
     MASK,
     POSITIONS,
     are_weights,
+    check_columns,
     invalid,
-    refuse_pairs,
     unusable,
 )
 from autopack.packing.lengths import is_text, numbered, numbers
@@ -130,12 +130,7 @@ def read_example(
     if not isinstance(example, Mapping):
         raise unusable(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
-    refuse_pairs(given, f"example {index}: ", "drop_keys")
-    if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise unusable(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
-    if IDS not in given:
-        found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-        raise unusable(f"example {index}: wanted 'input_ids', {found}")
+    check_columns(given, f"example {index}: ", "drop_keys")
     ids = _numbers(index, IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids
@@ -144,8 +139,6 @@ def read_example(
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
         wanted = "wanted token ids, ints of at least 0 of shape (T,)"
         raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
-    if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
-        raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
     pictures = take_pictures(index, given, reads_pictures)
     columns, per_document = {IDS: ids}, {}
     media: dict[str, Any] = {"images": pictures} if pictures else {}

@@ -15,7 +15,7 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
-from autopack.packing.documents import Documents, Values, from_columns
+from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts
 from autopack.packing.media import put_back, set_aside
@@ -188,6 +188,7 @@ class Packing:
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
+        carried([*columns], self.drop_columns)  # names that are no text, too
         return Documents(from_columns(columns, self.drop_columns, self.groups), None, self.drop_columns)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -178,11 +178,11 @@ def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
 def test_columns_have_names():
     """Numbers for names are no columns of a table, and two of them could become one."""
     example = {"input_ids": [1, 2], 3: 7, "3": 8}
-    with refused("unusable-data", match="wanted columns whose names are text, found 3; rename it, or drop it"):
+    with refused("unusable-data", match="wanted names that are text, found 3; rename it, or drop it"):
         autopack.pack([example], 8)
     for value in (7, [1, 2], "text"):
         given = {"input_ids": [1, 2], 3: value}
-        with refused("unusable-data", match="example 0: wanted keys that are text, found 3; rename it"):
+        with refused("unusable-data", match="example 0: wanted names that are text, found 3; rename it"):
             PackingCollator()([given])
         assert PackingCollator(drop_keys=[3])([given])["input_ids"].tolist() == [[1, 2]]
 
