@@ -4,7 +4,7 @@ options."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -84,6 +84,14 @@ def check_columns(names: Collection[Any], where: str, option: str) -> None:
         raise unusable(f"{where}wanted 'input_ids', {found}")
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"{where}found {labels}, which all are labels; name all but one in {option}")
+
+
+def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:
+    """Raise `InvalidPacking` unless all examples have the same names, but for `optional` ones."""
+    for index, found in enumerate(names):
+        for name in sorted(({*names[0]} ^ {*found}) - {*optional}, key=str):
+            lacking, other = (index, 0) if name in names[0] else (0, index)
+            raise invalid(lacking, name, f"not found, but example {other} has it; {way}", kind)
 
 
 def is_int(value: Any) -> bool:

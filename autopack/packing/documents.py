@@ -12,7 +12,17 @@ import pyarrow as pa
 
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, check_columns, invalid, no_examples, unusable, wrong_numbers
+from autopack.packing.checks import (
+    IDS,
+    LABEL_KEYS,
+    MASK,
+    check_columns,
+    invalid,
+    no_examples,
+    refuse_unlike,
+    unusable,
+    wrong_numbers,
+)
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -235,13 +245,8 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
     if not examples:
         raise no_examples("wanted at least one example, found an empty list")
-    names = list(examples[0])
-    for index, example in enumerate(examples):
-        if example.keys() != examples[0].keys():
-            name = min(example.keys() ^ examples[0].keys(), key=str)
-            lacking, other = (index, 0) if name in names else (0, index)
-            raise invalid(lacking, name, f"not found, but example {other} has it; add it", "column ")
-    return {name: [example[name] for example in examples] for name in names}
+    refuse_unlike(examples, (), "add it", "column ")
+    return {name: [example[name] for example in examples] for name in examples[0]}
 
 
 def from_columns(

@@ -22,6 +22,7 @@ from autopack.packing.checks import (
     are_weights,
     check_columns,
     invalid,
+    refuse_unlike,
     unusable,
 )
 from autopack.packing.lengths import is_text, numbered, numbers
@@ -175,16 +176,12 @@ def read_example(
     read = _without_declarations(index, columns, lengths)
     read.media = media
     for key, values in sorted(per_document.items()):
-        if key == DOCUMENT_WEIGHT:
-            if not are_weights(values, len(read.starts)):
-                wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
-                raise invalid(index, key, f"found {values.tolist()}, {wanted}")
-            read.per_document[key] = values
-        elif key not in (*LABEL_KEYS, *PER_DOCUMENT):
-            read.per_document[key] = values
-        else:
-            name = "labels" if key in LABEL_KEYS else key
-            read.per_document[name] = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+        if key == DOCUMENT_WEIGHT and not are_weights(values, len(read.starts)):
+            wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
+            raise invalid(index, key, f"found {values.tolist()}, {wanted}")
+        if key in (*LABEL_KEYS, *PER_DOCUMENT):
+            values = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+        read.per_document["labels" if key in LABEL_KEYS else key] = values
     return read
 
 
@@ -311,10 +308,8 @@ def check_alike(examples: list[Example]) -> None:
         | {k: f"values per document of shape {v.shape[1:]}" for k, v in e.per_document.items()}
         for e in examples
     ]
+    refuse_unlike(sorts, (POSITIONS,), "add it, or name it in drop_keys")
     for index, found in enumerate(sorts):
-        for key in sorted((sorts[0].keys() ^ found.keys()) - {POSITIONS}):
-            lacking, other = (index, 0) if key in sorts[0] else (0, index)
-            raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
         for key, wanted in sorts[0].items():
             if found.get(key, wanted) != wanted:
                 differ = f"found {found[key]}, but {wanted} in example 0; make them equal"

@@ -134,10 +134,10 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise wrong_numbers(f"lengths: wanted one int per document, found {type(lengths).__name__}")
-    if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
+    if isinstance(lengths, Sequence):
+        lengths = lengths[:]  # of a column of datasets a list, which numpy would read one number at a time
+    elif not hasattr(lengths, "__array__"):
         lengths = list(lengths)
-    if isinstance(lengths, Sequence) and not isinstance(lengths, (list, tuple, range)):
-        lengths = lengths[:]  # a column of datasets, which numpy would read one number at a time
     try:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:

@@ -181,27 +181,6 @@ class Plan:
         of `align`; they restart at every piece."""
         return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
-    def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
-        """Return a histogram of rows by computed tokens: (bins,) int64, and edges (bins + 1,)
-        float64.
-
-        The edges go up to `max_length`.
-        """
-        return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
-
-    def plot(self) -> Any:
-        """Draw tokens per row, and documents per row; return the figure of matplotlib, which it needs."""
-        from autopack.pages.figure import Histogram, picture
-
-        rows, edges = self.histogram(40)
-        documents = np.bincount(np.diff(self.bounds))[1:]
-        between = np.arange(len(documents) + 1) + 0.5
-        charts = (
-            Histogram("Tokens per row", rows.tolist(), edges.tolist(), ("tokens", "rows"), log=True),
-            Histogram("Documents per row", documents.tolist(), between.tolist(), ("documents", "rows")),
-        )
-        return picture(charts, repr(self)[5:-1])
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
         meta = {name: getattr(self, name) for name in ("strategy", "seed", "align")}

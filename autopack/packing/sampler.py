@@ -146,12 +146,9 @@ class PackedBatchSampler:
         """Return the plan of an epoch; all epochs have the same number of rows."""
         options = self._options | self._grouped
         made = plan(self._lengths, self.max_length, seed=seed, ranks=self.num_replicas, **options)
-        documents = len(made.documents)
-        if not documents:
+        if not len(made):
             found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
             raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
-        if documents < self.num_replicas and "groups" not in options:  # rows of several would be repeated as a whole
-            return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
         return made
 
     def _rows_of(self, step: int) -> np.ndarray:

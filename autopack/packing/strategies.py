@@ -50,17 +50,6 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     return packed.view(np.int64)
 
 
-def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the lengths that occur, from long to short, and how often each does."""
-    if lengths.max() < max(len(lengths), 1 << 16):
-        counts = np.bincount(lengths)
-        values = np.flatnonzero(counts)
-        counts = counts[values]
-    else:
-        values, counts = np.unique(lengths, return_counts=True)
-    return values[::-1].tolist(), counts[::-1].tolist()
-
-
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
     """Return rows by best-fit decreasing: longest document first, into the least room that
     suffices.
@@ -86,7 +75,8 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
         if room >= least and held < limit:
             push(room, start, start + rows, held)
 
-    for size, count in zip(*per_length(lengths), strict=True):
+    sizes, counts = np.unique(lengths, return_counts=True)
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
             at = bisect_left(rooms, size)  # the least room that suffices
             if at == len(rooms):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from typing import Any
 
 import numpy as np
@@ -221,7 +220,6 @@ def test_rows_slices_and_iteration(small):
     assert small[3:].offsets.tolist() == [8, 0]
     assert small.select([3, 0]).tokens_per_row.tolist() == [5, 8]
     assert small.tokens_per_row.tolist() == [8, 3, 8, 5]
-    assert small.histogram(2)[0].tolist() == [1, 3]
     for row in (4, -5):
         with pytest.raises(IndexError, match="a plan of 4 rows"):
             small[row]
@@ -264,16 +262,6 @@ def test_a_plan_is_kept_whole_and_cannot_be_changed(name, tmp_path):
 def test_offsets_of_documents_that_are_not_cut_take_no_memory():
     found = plan(flan_like(1000), 4096, ranks=8, cost=CostModel())
     assert found.offsets.strides == (0,)
-
-
-def test_plot(small, tmp_path, monkeypatch):
-    figure = small.plot()
-    assert len(figure.axes) == 2
-    figure.savefig(tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").stat().st_size > 1000
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"autopack\[plot\]"):
-        small.plot()
 
 
 # Bad input
