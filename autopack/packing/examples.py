@@ -76,27 +76,22 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     """
     if not isinstance(example, Mapping):
         return example
-    example = {key: value for key, value in example.items() if key not in ignored}
-    if PROMPT not in example:
-        return example
-    if IDS in example:
+    others = {key: value for key, value in example.items() if key not in ignored}
+    if PROMPT not in others:
+        return others
+    if IDS in others:
         raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
-    names = [name for name in (COMPLETIONS, *ANSWERS) if example.get(name) is not None]
-    if names not in ([COMPLETIONS], list(ANSWERS)):
+    given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None}
+    if [*given] not in ([COMPLETIONS], [*ANSWERS]):
         wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
-        raise invalid(index, PROMPT, f"{wanted} beside it; found {names or 'neither'}")
-    prompt = _tokens(index, PROMPT, example[PROMPT])
-    given: Sequence[Any] = [example[name] for name in names]
-    if names == [COMPLETIONS]:
-        holds_lists = len(given[0]) and np.ndim(given[0][0]) > 0
-        given = given[0] if holds_lists else given
-        names *= len(given)
-    rests = [_tokens(index, name, of) for name, of in zip(names, given, strict=True)]
-    documents = [np.concatenate([prompt, rest]) for rest in rests]
+        raise invalid(index, PROMPT, f"{wanted} beside it; found {[*given] or 'neither'}")
+    prompt, (name, *_), rests = _tokens(index, PROMPT, others.pop(PROMPT)), given, [*given.values()]
+    if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
+        (rests,) = rests  # several completions
+    documents = [np.concatenate([prompt, _tokens(index, name, rest)]) for rest in rests]
     if not all(map(len, documents)):
-        raise invalid(index, names[0], f"found no token, nor in {PROMPT!r}; leave empty documents out")
+        raise invalid(index, name, f"found no token, nor in {PROMPT!r}; leave empty documents out")
     targets = [np.arange(len(document)) >= len(prompt) for document in documents]
-    others = {name: value for name, value in example.items() if name not in (PROMPT, COMPLETIONS, *ANSWERS)}
     return {
         IDS: np.concatenate(documents),
         COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),

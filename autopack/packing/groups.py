@@ -48,13 +48,12 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     """Return the units of these documents: groups, and parts of groups that are too long for a
     row."""
     groups = grouped.groups[pieces.documents]
+    groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)  # a group for each
     order = np.argsort(groups, kind="stable")
-    alone = int((groups == ALONE).sum())
-    starts = np.union1d(np.arange(alone), np.flatnonzero(np.diff(groups[order], prepend=ALONE)))
+    starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0))
     sizes = np.diff(starts, append=len(order))
     lengths = pieces.lengths[order]
     prefixes = np.minimum.reduceat(np.minimum(grouped.prefixes[pieces.documents][order], lengths), starts)
-    prefixes[:alone] = 0
     rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
