@@ -187,8 +187,6 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    from autopack.packing import rows as of_rows
-
     fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.told))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
@@ -196,7 +194,7 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     features = features_of(dataset, rows)
-    count, width = len(rows.plan), max(1, of_rows.BLOCK // rows.plan.max_length)
+    count, width = len(rows.plan), rows.width
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,
         batched=True,

@@ -34,9 +34,6 @@ ANSWERS = ("chosen_ids", "rejected_ids")
 """Columns of tokens, by the names of TRL."""
 
 
-_BY_KEY = ("columns", "per_document")
-
-
 @dataclass
 class Example:
     """One example as arrays: values per token (tokens, ...) by key, and per document (documents,
@@ -316,14 +313,11 @@ def joined(examples: list[Example], first_position: int) -> Example:
     if any(POSITIONS in example.columns for example in examples):
         for example in examples:
             example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
-    first, *others = examples
-    if not others:
-        return first
 
-    def together(name: str, key: str) -> np.ndarray:
-        values = np.concatenate([getattr(example, name)[key] for example in examples])
-        return values.astype(np.float32) if values.dtype.kind == "f" else values
+    def together(name: str) -> dict[str, np.ndarray]:
+        given = [getattr(example, name) for example in examples]
+        found = {key: np.concatenate([values[key] for values in given]) for key in given[0]}
+        return {key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v for key, v in found.items()}
 
     lengths = np.concatenate([example.lengths for example in examples])
-    columns, per_document = ({key: together(name, key) for key in getattr(first, name)} for name in _BY_KEY)
-    return Example(columns, np.cumsum(lengths) - lengths, per_document)
+    return Example(together("columns"), np.cumsum(lengths) - lengths, together("per_document"))

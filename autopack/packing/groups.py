@@ -126,9 +126,7 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
         ids = _first_tokens(documents, long, np.full(len(long), LEAST_SHARED)).reshape(-1, LEAST_SHARED)
-        _, number, counts = np.unique(ids, axis=0, return_inverse=True, return_counts=True)
-        number = number.reshape(-1)
-        groups[long] = np.where(counts[number] > 1, number, ALONE)
+        groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
     return groups
 
 

@@ -31,7 +31,7 @@ from autopack.packing.lengths import (
     read,
     zeros,
 )
-from autopack.packing.strategies import STRATEGIES
+from autopack.packing.strategies import best_fit, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
 FORMAT = 1
@@ -305,8 +305,12 @@ def plan(
         pieces = units.planned
     bounds = np.zeros(1, np.int64)
     if len(pieces.lengths):
-        order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, seed)
-        pieces, bounds = pieces.take(order), complete(bounds, ranks)
+        if strategy == "best_fit":
+            order, bounds = best_fit(pieces.lengths, max_length, limit, seed)
+            pieces = pieces.take(order)
+        else:
+            bounds = next_fit(pieces.lengths, max_length, limit)
+        bounds = complete(bounds, ranks)
     if align > 1:
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
     if units is not None:

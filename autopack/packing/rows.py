@@ -93,11 +93,15 @@ class WrittenRows:
         columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
 
+    @property
+    def width(self) -> int:
+        """Rows that are made at a time."""
+        return max(1, BLOCK // self.plan.max_length)
+
     def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
         """Yield all rows, about a million tokens at a time, with the types of a schema if one is given."""
-        width = max(1, BLOCK // self.plan.max_length)
-        for first in range(0, len(self.plan), width):
-            table = self.table(first, first + width)
+        for first in range(0, len(self.plan), self.width):
+            table = self.table(first, first + self.width)
             if schema is not None:
                 from datasets.table import table_cast
 
@@ -133,14 +137,7 @@ def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
     """Return values cut at these offsets, as one list each."""
-    return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
-
-
-def _array(values: Values) -> pa.Array:
-    """Return an array of arrow; this does not read the ints and floats, as `pa.array` does."""
-    if not isinstance(values, np.ndarray):
-        return values
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), values)
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 
@@ -120,12 +119,3 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
         at = following[at]
         bounds.append(at)
     return np.array(bounds)
-
-
-def sequential(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
-    """Return rows by next-fit in the order given."""
-    return np.arange(len(lengths)), next_fit(lengths, max_length, limit)
-
-
-STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {"best_fit": best_fit, "sequential": sequential}
-"""Strategies by name; each takes lengths, max_length, most documents per row and seed."""
