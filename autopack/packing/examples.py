@@ -3,8 +3,11 @@ starts."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -204,20 +207,34 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     columns: dict[str, np.ndarray] = {}
     lengths: list[int] = []
     for name in names:
-        try:
-            values = [numbers(example[name]) for example in examples]
-        except ValueError:
+        values = [example[name] for example in examples]
+        flat = _flat(values)
+        if flat is None or flat.ndim != 1 or flat.dtype.kind != "i":
             return None
-        sizes = [len(each) if each.ndim == 1 and each.dtype.kind == "i" else -1 for each in values]
+        sizes = list(map(len, values))
         lengths = lengths or sizes
-        if sizes != lengths or -1 in sizes:
+        if sizes != lengths:
             return None
-        columns[name] = np.concatenate(values)
+        columns[name] = flat.astype(np.int64, copy=False)
     if 0 in lengths or columns[IDS].min() < 0:
         return None
     if not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
         return None
     return Example(columns, np.cumsum([0, *lengths[:-1]]))
+
+
+def _flat(values: list[Any]) -> np.ndarray | None:
+    """Return one-dimensional lists, arrays or tensors end to end; None if they differ in kind."""
+    kinds, torch = {*map(type, values)}, sys.modules.get("torch")
+    if kinds == {list}:
+        with suppress(ValueError):  # lists in the lists
+            return np.array([*chain.from_iterable(values)])
+    if all(getattr(value, "ndim", 0) == 1 for value in values):
+        if kinds == {np.ndarray}:
+            return np.concatenate(values)
+        if torch is not None and kinds == {torch.Tensor} and not any(value.is_cuda for value in values):
+            return torch.cat(values).numpy()
+    return None
 
 
 def _numbers(index: int, key: str, value: Any) -> np.ndarray:
