@@ -16,7 +16,7 @@ import numpy as np
 
 import autopack
 from autopack.packing.lengths import Counts, bounds_of, numbered
-from autopack.packing.strategies import descending, permutation
+from autopack.packing.strategies import permutation
 
 
 def plan_by(strategy: str, lengths: np.ndarray, max_length: int, seed: int = 0, **options: Any) -> Any:
@@ -25,7 +25,7 @@ def plan_by(strategy: str, lengths: np.ndarray, max_length: int, seed: int = 0, 
         return fixed_length(lengths, max_length, seed)
     if strategy not in ("random", "sorted"):
         return autopack.packing.plan(lengths, max_length, strategy, seed=seed, **options)
-    order = permutation(len(lengths), seed) if strategy == "random" else descending(lengths, seed)
+    order = permutation(len(lengths), seed, lengths if strategy == "sorted" else None)
     made = autopack.packing.plan(lengths[order], max_length, "sequential", seed=seed, **options)
     return replace(made, documents=order[made.documents], strategy=strategy)
 

@@ -64,13 +64,12 @@ class CostModel:
 def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
     """Return an order of rows in which every `ranks` rows, one step, are of similar cost.
 
-    Steps, and the rows in each, are in random order. Rows that do not make a complete step are at
-    the end.
+    Steps are in random order, the costliest row of each first. Rows that do not make a complete
+    step are at the end.
     """
     rest, rows = np.split(np.argsort(-costs, kind="stable"), [len(costs) % ranks])
     steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
-    within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1, kind="stable")
-    return np.concatenate([np.take_along_axis(steps, within, axis=1).ravel(), rest])
+    return np.concatenate([steps.ravel(), rest])
 
 
 def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:

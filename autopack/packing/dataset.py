@@ -187,7 +187,8 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.told))
+    options = packing.max_length, packing.planned, sorted(packing.drop_columns), packing.marks, packing.groups
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.

