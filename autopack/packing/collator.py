@@ -301,9 +301,11 @@ class PackingCollator:
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for example in lacking:
             example.columns["labels"] = _labels(example.columns)
-        if self.labels == "completions":  # examples with these masks, and others, go into one batch
-            for example in examples:
-                example.columns = {k: v for k, v in example.columns.items() if k not in COMPLETION_KEYS}
+        if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
+            for columns in (example.columns for example in examples if "labels" in example.columns):
+                for key in COMPLETION_KEYS:
+                    columns.pop(key, None)
+                columns[COMPLETION_KEYS[0]] = (columns["labels"] != IGNORED_LABEL).astype(np.int64)
 
     def _assemble(self, whole: Example, placed: Places) -> dict[str, Any]:
         """Return the rows as numpy arrays, with all declarations of their documents."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ class Counts:
     split: int = 0
     dropped: int = 0
     dropped_tokens: int = 0
+
+    @property
+    def level(self) -> int:
+        """Level of logging: a warning if anything was lost."""
+        return logging.WARNING if self.truncated or self.dropped else logging.INFO
 
 
 class Pieces(NamedTuple):

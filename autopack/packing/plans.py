@@ -1,8 +1,6 @@
 """Plans: rows of documents for a whole data set at once.
 
-`plan` takes the lengths of all documents and gives a `Plan`. The strategies are those that
-"Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105) compares, and
-best-fit decreasing.
+`plan` takes the lengths of all documents and gives a `Plan`.
 """
 
 from __future__ import annotations

@@ -174,8 +174,7 @@ class Packing:
     def rows(self, documents: Documents) -> WrittenRows:
         """Return the rows of all documents of a dataset."""
         made = self.planned_rows(documents)
-        lost = made.counts.truncated or made.counts.dropped
-        logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
+        logger.log(made.counts.level, "Packed: %r", made)
         return WrittenRows(documents, made, self.marks)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
@@ -196,7 +195,7 @@ class Packing:
             self._check_kinds(documents, columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
-            if (made.counts.truncated or made.counts.dropped) and not self.warned:
+            if made.counts.level == logging.WARNING and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True
             if not len(made):

@@ -240,8 +240,8 @@ class PackedBatchSampler:
         found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
         cost, align = self._options["cost"], self._options["align"]
         found |= {"drop_last": False, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
-        # States of 0.2 are read where its rows were these: those of several ranks, and of many documents, were others.
-        found |= {"rows": "of 0.3"} if self.num_replicas > 1 or len(self._lengths) > 1 << 16 else {}
+        # States of 0.2 are read where its rows were these: those of ranks, groups and many documents were others.
+        found |= {"rows": "of 0.3"} if self.num_replicas > 1 or self._grouped or len(self._lengths) > 1 << 16 else {}
         return {name: value for name, value in found.items() if name != "align" or align > 1}
 
     def _asked_ranks(self) -> Sequence[int]:

@@ -118,8 +118,7 @@ def pack_shards(
         if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
-    lost = made.counts.truncated or made.counts.dropped
-    logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
+    logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 
 

@@ -1,4 +1,4 @@
-"""Strategies for documents that share a row: each takes lengths that fit, and gives the rows.
+"""Ways of filling rows: by best fit, and in order. Each takes lengths that fit, and gives the rows.
 
 They work on numbers of documents per length, or on sums over all documents, and not on one document
 at a time.
@@ -63,12 +63,6 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
             insort(rooms, room)
         ranges[room].append((start, stop, held))
 
-    def put(room: int, start: int, rows: int, held: int, count: int, size: int) -> None:
-        placed.append((start, rows, count))
-        room, held = room - count * size, held + count
-        if room >= least and held < limit:
-            push(room, start, start + rows, held)
-
     sizes, counts = np.unique(lengths, return_counts=True)
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
@@ -81,20 +75,17 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
                 start, stop, held = ranges[room].pop()
                 if not ranges[room]:
                     del rooms[at]
-            fit = min(room // size, limit - held)
-            full = min(stop - start, count // fit)
-            if full:
-                put(room, start, full, held, fit, size)
-                count -= full * fit
-                start += full
-            if start < stop and 0 < count < fit:
-                put(room, start, 1, held, count, size)
-                start, count = start + 1, 0
-            if start < stop:
-                push(room, start, stop, held)
-    first, rows, taken = np.array(placed).T
-    numbers = np.repeat(first, rows) + numbered(rows)
-    of_documents = np.repeat(numbers, np.repeat(taken, rows))
+            fit = min(room // size, limit - held, count)
+            rows = min(stop - start, count // fit)
+            placed.append((start, rows, fit))
+            if room - fit * size >= least and held + fit < limit:
+                push(room - fit * size, start, start + rows, held + fit)
+            if start + rows < stop:
+                push(room, start + rows, stop, held)
+            count -= rows * fit
+    first, sizes, taken = np.array(placed).T
+    numbers = np.repeat(first, sizes) + numbered(sizes)
+    of_documents = np.repeat(numbers, np.repeat(taken, sizes))
     bounds = bounds_of(np.bincount(of_documents))
     row_by_row = np.argsort(of_documents, kind="stable")
     del of_documents  # as large as the lengths

@@ -234,7 +234,7 @@ class TestCollator:
             assert batch["input_ids"][0].tolist() == [*chain(*documents)]
             assert batch["position_ids"][0].tolist() == [*chain(*map(range, map(len, documents)))]
             assert [label for label in batch["labels"][0].tolist() if label != -100] == [*chain(*targets)]
-            assert "completion_mask" not in batch
+            assert batch["completion_mask"].shape == batch["input_ids"].shape
             assert batch["advantages"].tolist() == pytest.approx(numbers)
 
     def test_a_model_computes_the_prompt_once_beside_plain_examples_and_empty_completions(self):
