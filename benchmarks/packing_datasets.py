@@ -9,12 +9,8 @@ Arms, interleaved in one process, each writing anew every time:
 * `autopack`: `autopack.pack(dataset, max_length)`: best-fit decreasing over all documents, with `position_ids`.
 * `trl`: `trl.pack_dataset(dataset, max_length, strategy="bfd")`: best-fit decreasing of every 1000 documents.
 * `autopack, cached`: the call that finds its file.
-* `trl wrapped`: `strategy="wrapped"`: the documents of every 1000, end to end, cut every `max_length` tokens.
-* `fixed_length`: `autopack.pack(dataset, max_length, "fixed_length")`: of all, with `position_ids`, `seq_lengths`,
-  and the first label of each document masked.
 
-Before anything is timed, the rows of arms that are compared are shown to hold the same documents, each of them once,
-or the same tokens.
+Before anything is timed, the rows of arms that are compared are shown to hold the same documents, each of them once.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ GOAL = 1.0
 PEERS = {
     "autopack": "trl",
     "autopack, cached": "trl",
-    "fixed_length": "trl wrapped",
 }
 """What each arm is compared with."""
 ANEW = {"load_from_cache_file": False}
@@ -51,18 +46,17 @@ def build(folder: str, documents: int, seed: int) -> Any:
     return datasets.load_from_disk(folder)
 
 
-def facts(dataset: Any, max_length: int, documents: bool) -> dict[str, Any]:
+def facts(dataset: Any, max_length: int) -> dict[str, Any]:
     """Rows, fill, and what has to be the same in arms that are compared: tokens, a sum over every token's value, and
-    the documents, unless they are cut."""
+    the documents."""
     import pyarrow.compute as pc
 
     tables = [batch for batch in dataset.data.to_batches() if batch.num_rows]
     ids = [table.column("input_ids").flatten() for table in tables]
     tokens = sum(len(values) for values in ids)
     same = {"tokens": tokens, "sum": sum(pc.sum(values).as_py() for values in ids)}
-    if documents:
-        lengths = np.concatenate([table.column("seq_lengths").flatten().to_numpy() for table in tables])
-        same |= {"documents": len(lengths), "lengths": np.bincount(lengths).tolist()}
+    lengths = np.concatenate([table.column("seq_lengths").flatten().to_numpy() for table in tables])
+    same |= {"documents": len(lengths), "lengths": np.bincount(lengths).tolist()}
     return {
         "rows": len(dataset),
         "fill": tokens / (len(dataset) * max_length),
@@ -90,20 +84,18 @@ def main() -> None:
         max_length = options.max_length
         autopack.pack(dataset, max_length)  # the file that the cached arm finds
 
-        def packed(strategy: str) -> Any:
+        def packed() -> Any:
             datasets.disable_caching()
             try:
-                return autopack.pack(dataset, max_length, strategy)
+                return autopack.pack(dataset, max_length)
             finally:
                 datasets.enable_caching()
 
         arms = {
-            "autopack": lambda: packed("best_fit"),
+            "autopack": packed,
             "trl": lambda: trl.pack_dataset(dataset, max_length, strategy="bfd", map_kwargs=ANEW),
-            "fixed_length": lambda: packed("fixed_length"),
-            "trl wrapped": lambda: trl.pack_dataset(dataset, max_length, strategy="wrapped", map_kwargs=ANEW),
         }
-        found = {n: facts(arm(), max_length, PEERS.get(n, n) == "trl") for n, arm in arms.items()}
+        found = {name: facts(arm(), max_length) for name, arm in arms.items()}
         same = {name: found[name].pop("same") for name in arms}
         for name in arms:
             assert same[name] == same[PEERS.get(name, name)], f"the rows of {name} hold other documents than TRL's"

@@ -21,6 +21,7 @@ import numpy as np
 import autopack
 from autopack.bench.batches import Batch
 from autopack.bench.subjects import DISTRIBUTIONS, draw
+from benchmarks import strategies
 
 IGNORED = -100
 END = 0
@@ -143,7 +144,7 @@ def grouped(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
 def fixed_length(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
     """All documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
     order = order_of(len(lengths), shape, epoch)
-    return _planned(autopack.packing.plan(lengths[order], shape.max_length, "fixed_length"), order, shape.batch_size)
+    return _planned(strategies.fixed_length(lengths[order], shape.max_length), order, shape.batch_size)
 
 
 def offline(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:

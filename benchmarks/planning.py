@@ -9,7 +9,8 @@ The second is a first look. The third has arms of LLaMA-Factory, as `pip downloa
 Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
 thread.
 
-* **Strategies**: `autopack.packing.plan` with each strategy; fill is the share of columns that hold tokens.
+* **Strategies**: `autopack.packing.plan` with each strategy, and those of `benchmarks/strategies.py`; fill is the
+  share of columns that hold tokens.
 * **Many lengths**: lengths that hardly repeat: 200,000, lognormal of mean 25,000 and uniform, up to 2**20, in rows of
   2**20.
 * **Memory**: best fit of as many lengths, of ten and of a hundred times as many, and the largest resident memory of a
@@ -34,7 +35,8 @@ from typing import Any
 import numpy as np
 
 from autopack.bench.subjects import DISTRIBUTIONS, draw
-from benchmarks import interleave, peers
+from autopack.packing.balance import arrange
+from benchmarks import interleave, peers, strategies
 
 CAPACITY, RANKS = 4096, 8
 ARMS = {
@@ -59,7 +61,7 @@ def planned(lengths: np.ndarray, arm: str) -> Any:
     options = {"strategy": arm, **ARMS[arm]}
     if arm == "best_fit, 8 ranks":
         options["cost"] = autopack.packing.CostModel(0, 1)
-    return autopack.packing.plan(lengths, CAPACITY, **options)
+    return strategies.plan_by(lengths=lengths, max_length=CAPACITY, **options)
 
 
 def measure_strategies(lengths: np.ndarray, rounds: int) -> dict[str, dict[str, Any]]:
@@ -119,15 +121,24 @@ def measure_peaks(counts: list[int], options: argparse.Namespace) -> list[dict[s
     return found
 
 
+def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
+    """Return the time of each complete step's slowest rank over the mean: (steps,) float64 of at least 1.
+
+    Rows `s * ranks` to `(s + 1) * ranks` are step s, as in a plan made for so many ranks.
+    """
+    steps = np.asarray(costs)[: len(costs) // ranks * ranks].reshape(-1, ranks)
+    return steps.max(axis=1) / steps.mean(axis=1)
+
+
 def measure_balance(lengths: np.ndarray) -> dict[str, dict[str, Any]]:
     """The slowest of eight ranks against the mean, by the squares of lengths, with steps by cost and without."""
     import autopack
-    from autopack.packing.balance import imbalance
 
     cost, found = autopack.packing.CostModel(0, 1), {}
     for name in ("best_fit", "random"):
         for by_cost in (False, True):
-            made = autopack.packing.plan(lengths, CAPACITY, name, ranks=RANKS, cost=cost if by_cost else None)
+            made = strategies.plan_by(name, lengths, CAPACITY, ranks=RANKS)
+            made = made.select(arrange(made.costs(cost), RANKS, 0)) if by_cost else made
             # Without a cost the rows of best fit stand in the order in which they were opened, longest documents first.
             # In random order they are what a shuffling loader makes of any packed data set.
             rows = np.arange(len(made)) if by_cost else np.random.default_rng(0).permutation(len(made))

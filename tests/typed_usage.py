@@ -34,7 +34,7 @@ def audited(model: Any) -> None:
 
 
 def packed(model: Any, lengths: list[int]) -> None:
-    plan = autopack.packing.plan(lengths, 4096, "random")
+    plan = autopack.packing.plan(lengths, 4096, "sequential")
     assert_type(plan, autopack.packing.Plan)
     assert_type(plan.fill, float)
     assert_type(autopack.PackingCollator.for_model(model), autopack.PackingCollator)

@@ -148,9 +148,8 @@ class Estimate:
         once = ["In rows of groups, what documents of one group begin with is computed once."] if groups else []
         return [
             f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; "
-            "attention stays inside documents,",
-            "which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, "
-            f"where a column costs {column} and",
+            "attention stays inside documents.",
+            f"Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and",
             f"a pair of columns {pair}. Nothing was timed.",
             *once,
         ]

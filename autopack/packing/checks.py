@@ -4,7 +4,7 @@ options."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -65,8 +65,11 @@ def in_the_whole(numbers: Any) -> Iterator[None]:
         raise InvalidPacking(found, code=error.code) from error
 
 
-def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
-    """Raise `InvalidPacking` if these keys or columns hold preference data."""
+def check_columns(names: Collection[Any], where: str, option: str) -> None:
+    """Raise `InvalidPacking` unless these are keys or columns of documents: names with tokens, and
+    with labels once. An `option` leaves others out."""
+    if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
+        raise unusable(f"{where}wanted names that are text, found {other!r}; rename it, or drop it")
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
@@ -76,6 +79,19 @@ def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
             f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
+    if IDS not in names:
+        found = f"found {sorted(names)}; tokenize first (inputs_embeds are not packed)"
+        raise unusable(f"{where}wanted 'input_ids', {found}")
+    if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
+        raise unusable(f"{where}found {labels}, which all are labels; name all but one in {option}")
+
+
+def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:
+    """Raise `InvalidPacking` unless all examples have the same names, but for `optional` ones."""
+    for index, found in enumerate(names):
+        for name in sorted(({*names[0]} ^ {*found}) - {*optional}, key=str):
+            lacking, other = (index, 0) if name in names[0] else (0, index)
+            raise invalid(lacking, name, f"not found, but example {other} has it; {way}", kind)
 
 
 def is_int(value: Any) -> bool:

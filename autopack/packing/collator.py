@@ -290,26 +290,22 @@ class PackingCollator:
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:
-        """Make labels if no example has any, and the option asks for them."""
-        if self.labels == "completions" and any(COMPLETION_KEYS[0] in example.columns for example in examples):
-            self._settle_completions(examples)
-        if any("labels" in {**e.columns, **e.per_document} for e in examples) or self.labels in ("given", "none"):
+        """Make labels if no example has any, or for every example beside completions, unless the
+        option asks for none."""
+        if self.labels in ("given", "none"):
             return
-        if self.labels == "unshifted":
+        lacking = [each for each in examples if "labels" not in {**each.columns, **each.per_document}]
+        if len(lacking) < len(examples) and self.labels != "completions":
+            return
+        if lacking and self.labels == "unshifted":
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
-        for columns in (example.columns for example in examples):
-            columns["labels"] = _labels(columns)
-
-    def _settle_completions(self, examples: list[Example]) -> None:
-        """Mark the targets of plain examples beside completions; make labels if one has them."""
-        labelled = any("labels" in example.columns for example in examples)
-        for columns in (example.columns for example in examples):
-            labels = columns["labels"] if "labels" in columns else _labels(columns)
-            for key in COMPLETION_KEYS:
-                columns.pop(key, None)
-            columns[COMPLETION_KEYS[0]] = (labels != IGNORED_LABEL).astype(np.int64)
-            if labelled:
-                columns["labels"] = labels
+        for example in lacking:
+            example.columns["labels"] = _labels(example.columns)
+        if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
+            for columns in (example.columns for example in examples if "labels" in example.columns):
+                for key in COMPLETION_KEYS:
+                    columns.pop(key, None)
+                columns[COMPLETION_KEYS[0]] = (columns["labels"] != IGNORED_LABEL).astype(np.int64)
 
     def _assemble(self, whole: Example, placed: Places) -> dict[str, Any]:
         """Return the rows as numpy arrays, with all declarations of their documents."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_in, check_int, check_names, no_examples
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
@@ -29,8 +28,6 @@ def pack(
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    cost: CostModel | None = None,
-    ranks: int = 1,
     align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
@@ -67,10 +64,10 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`.
-            Streams take no `cost` or `ranks`. A part of a document that was cut is a document of
-            its own; everything cut off or left out is logged. Rows leave room for the padding of
-            `align`, which `PackingCollator(align=...)` puts in.
+        strategy, seed, overflow, max_documents, align: see `autopack.packing.plan`. A part of a
+            document that was cut is a document of its own; everything cut off or left out is
+            logged. Rows leave room for the padding of `align`, which `PackingCollator(align=...)`
+            puts in.
         drop_columns: columns to leave out.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
@@ -92,8 +89,8 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
+    planned |= {"max_documents": max_documents, "align": align}
     check_int("buffer_size", buffer_size, 1)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
@@ -190,16 +187,15 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    from autopack.packing import rows as of_rows
-
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.told))
+    options = packing.max_length, packing.planned, sorted(packing.drop_columns), packing.marks, packing.groups
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     features = features_of(dataset, rows)
-    count, width = len(rows.plan), max(1, of_rows.BLOCK // rows.plan.max_length)
+    count, width = len(rows.plan), rows.width
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,
         batched=True,

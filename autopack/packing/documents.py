@@ -12,7 +12,17 @@ import pyarrow as pa
 
 from autopack.inspection.media import holds_media
 from autopack.layout.ways import OF_ROWS
-from autopack.packing.checks import IDS, LABEL_KEYS, MASK, invalid, no_examples, refuse_pairs, unusable, wrong_numbers
+from autopack.packing.checks import (
+    IDS,
+    LABEL_KEYS,
+    MASK,
+    check_columns,
+    invalid,
+    no_examples,
+    refuse_unlike,
+    unusable,
+    wrong_numbers,
+)
 from autopack.packing.lengths import to_numpy
 
 Values = Any
@@ -59,7 +69,9 @@ class Documents:
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
         """Return the documents of a `datasets.Dataset`."""
-        return cls(dataset.data, rows_of(dataset), drop_columns)
+        indices = dataset._indices  # None for all rows of the table in order
+        chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
+        return cls(dataset.data, chosen, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -92,8 +104,7 @@ class Documents:
 
         Ints and floats come as arrays of numpy.
         """
-        rows = self.chosen[documents]
-        number = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
+        rows, number = self._places(documents)
         made: dict[str, Values] = {}
         for name in self.per_token if names is None else names:
             if name not in self._values:
@@ -101,9 +112,9 @@ class Documents:
                 plain = all(_is_number(child.type) and not child.null_count for child in children)
                 self._values[name] = [child.to_numpy() for child in children] if plain else children
             begins, children = self._starts[name][rows] + self._begins[rows] + starts, self._values[name]
-            places = zip(number, begins.tolist(), (begins + lengths).tolist(), strict=True)
+            places = zip(number.tolist(), begins.tolist(), (begins + lengths).tolist(), strict=True)
             parts = [children[n][begin:end] for n, begin, end in places]
-            if isinstance(parts[0], np.ndarray):
+            if isinstance(parts[0], np.ndarray):  # faster to cut, and most are such
                 made[name] = np.concatenate(parts)
                 continue
             found = pa.concat_arrays(parts)
@@ -117,7 +128,17 @@ class Documents:
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
-        return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
+        rows, number = self._places(documents)
+        order = np.argsort(number, kind="stable")
+        batches, starts = np.unique(number[order], return_index=True)
+        of_batches = zip(batches.tolist(), np.split(rows[order], starts[1:]), strict=True)
+        parts = [self.batches[n].column(name).take(pa.array(of - self.first_rows[n])) for n, of in of_batches]
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(order)))
+
+    def _places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row of the table of each document, and the batch that has it."""
+        rows = self.chosen[documents]
+        return rows, np.searchsorted(self.first_rows, rows, "right") - 1
 
     def numbered(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 for a missing
@@ -195,53 +216,18 @@ class Documents:
         self._begins, self._sizes = begins, lengths
 
 
-def rows_of(dataset: Any) -> np.ndarray | None:
-    """Return the table row of each example of a `datasets.Dataset`, (examples,) int64; None for all
-    in order."""
-    return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
-
-
-class Taker:
-    """Reader of examples by their numbers, as a table in memory.
-
-    It reads no others; datasets, which does that too, takes examples one by one. `chosen`,
-    (examples,) int64, is the row of each example in the table, or None for all rows in order.
-    """
-
-    def __init__(self, table: pa.Table, chosen: np.ndarray | None = None):
-        self.batches = [batch for batch in table.to_batches() if batch.num_rows]
-        self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
-        self.chosen = chosen
-
-    def __call__(self, numbers: np.ndarray) -> pa.Table:
-        """Return the examples `numbers`, (examples,) int64, in this order."""
-        rows = numbers if self.chosen is None else self.chosen[numbers]
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        cuts = np.searchsorted(rows, self.first_rows)
-        parts = [
-            self.batches[n].take(pa.array(rows[cuts[n] : cuts[n + 1]] - self.first_rows[n]))
-            for n in np.flatnonzero(np.diff(cuts)).tolist()
-        ]
-        return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
-
-
 def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     """Return the columns of a table that packing reads, in its order.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
     wanted = [name for name in names if name == IDS or name not in drop_columns]
-    refuse_pairs(wanted, "", "drop_columns")
-    if IDS not in names:
-        raise unusable(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+    check_columns(wanted, "", "drop_columns")
     if missing := [name for name in drop_columns if name not in names]:
         raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
         raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
-    if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-        raise unusable(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
     return wanted
 
 
@@ -269,13 +255,8 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
     if not examples:
         raise no_examples("wanted at least one example, found an empty list")
-    names = list(examples[0])
-    for index, example in enumerate(examples):
-        if example.keys() != examples[0].keys():
-            name = min(example.keys() ^ examples[0].keys(), key=str)
-            lacking, other = (index, 0) if name in names else (0, index)
-            raise invalid(lacking, name, f"not found, but example {other} has it; add it", "column ")
-    return {name: [example[name] for example in examples] for name in names}
+    refuse_unlike(examples, (), "add it", "column ")
+    return {name: [example[name] for example in examples] for name in examples[0]}
 
 
 def from_columns(
@@ -292,8 +273,6 @@ def from_columns(
         if name in drop_columns and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
-        if not isinstance(name, str):
-            raise unusable(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:

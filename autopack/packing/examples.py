@@ -23,8 +23,9 @@ from autopack.packing.checks import (
     MASK,
     POSITIONS,
     are_weights,
+    check_columns,
     invalid,
-    refuse_pairs,
+    refuse_unlike,
     unusable,
 )
 from autopack.packing.lengths import is_text, numbered, numbers
@@ -34,9 +35,6 @@ PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
 ANSWERS = ("chosen_ids", "rejected_ids")
 """Columns of tokens, by the names of TRL."""
-
-
-_BY_KEY = ("columns", "per_document")
 
 
 @dataclass
@@ -78,27 +76,22 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     """
     if not isinstance(example, Mapping):
         return example
-    example = {key: value for key, value in example.items() if key not in ignored}
-    if PROMPT not in example:
-        return example
-    if IDS in example:
+    others = {key: value for key, value in example.items() if key not in ignored}
+    if PROMPT not in others:
+        return others
+    if IDS in others:
         raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
-    names = [name for name in (COMPLETIONS, *ANSWERS) if example.get(name) is not None]
-    if names not in ([COMPLETIONS], list(ANSWERS)):
+    given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None}
+    if [*given] not in ([COMPLETIONS], [*ANSWERS]):
         wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
-        raise invalid(index, PROMPT, f"{wanted} beside it; found {names or 'neither'}")
-    prompt = _tokens(index, PROMPT, example[PROMPT])
-    given: Sequence[Any] = [example[name] for name in names]
-    if names == [COMPLETIONS]:
-        holds_lists = len(given[0]) and np.ndim(given[0][0]) > 0
-        given = given[0] if holds_lists else given
-        names *= len(given)
-    rests = [_tokens(index, name, of) for name, of in zip(names, given, strict=True)]
-    documents = [np.concatenate([prompt, rest]) for rest in rests]
+        raise invalid(index, PROMPT, f"{wanted} beside it; found {[*given] or 'neither'}")
+    prompt, (name, *_), rests = _tokens(index, PROMPT, others.pop(PROMPT)), given, [*given.values()]
+    if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
+        (rests,) = rests  # several completions
+    documents = [np.concatenate([prompt, _tokens(index, name, rest)]) for rest in rests]
     if not all(map(len, documents)):
-        raise invalid(index, names[0], f"found no token, nor in {PROMPT!r}; leave empty documents out")
+        raise invalid(index, name, f"found no token, nor in {PROMPT!r}; leave empty documents out")
     targets = [np.arange(len(document)) >= len(prompt) for document in documents]
-    others = {name: value for name, value in example.items() if name not in (PROMPT, COMPLETIONS, *ANSWERS)}
     return {
         IDS: np.concatenate(documents),
         COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),
@@ -133,12 +126,7 @@ def read_example(
     if not isinstance(example, Mapping):
         raise unusable(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
-    refuse_pairs(given, f"example {index}: ", "drop_keys")
-    if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise unusable(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
-    if IDS not in given:
-        found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-        raise unusable(f"example {index}: wanted 'input_ids', {found}")
+    check_columns(given, f"example {index}: ", "drop_keys")
     ids = _numbers(index, IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids
@@ -147,8 +135,6 @@ def read_example(
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
         wanted = "wanted token ids, ints of at least 0 of shape (T,)"
         raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
-    if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
-        raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
     pictures = take_pictures(index, given, reads_pictures)
     columns, per_document = {IDS: ids}, {}
     media: dict[str, Any] = {"images": pictures} if pictures else {}
@@ -185,16 +171,12 @@ def read_example(
     read = _without_declarations(index, columns, lengths)
     read.media = media
     for key, values in sorted(per_document.items()):
-        if key == DOCUMENT_WEIGHT:
-            if not are_weights(values, len(read.starts)):
-                wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
-                raise invalid(index, key, f"found {values.tolist()}, {wanted}")
-            read.per_document[key] = values
-        elif key not in (*LABEL_KEYS, *PER_DOCUMENT):
-            read.per_document[key] = values
-        else:
-            name = "labels" if key in LABEL_KEYS else key
-            read.per_document[name] = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+        if key == DOCUMENT_WEIGHT and not are_weights(values, len(read.starts)):
+            wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
+            raise invalid(index, key, f"found {values.tolist()}, {wanted}")
+        if key in (*LABEL_KEYS, *PER_DOCUMENT):
+            values = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+        read.per_document["labels" if key in LABEL_KEYS else key] = values
     return read
 
 
@@ -335,10 +317,8 @@ def check_alike(examples: list[Example]) -> None:
         | {k: f"values per document of shape {v.shape[1:]}" for k, v in e.per_document.items()}
         for e in examples
     ]
+    refuse_unlike(sorts, (POSITIONS,), "add it, or name it in drop_keys")
     for index, found in enumerate(sorts):
-        for key in sorted((sorts[0].keys() ^ found.keys()) - {POSITIONS}):
-            lacking, other = (index, 0) if key in sorts[0] else (0, index)
-            raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
         for key, wanted in sorts[0].items():
             if found.get(key, wanted) != wanted:
                 differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
@@ -350,14 +330,11 @@ def joined(examples: list[Example], first_position: int) -> Example:
     if any(POSITIONS in example.columns for example in examples):
         for example in examples:
             example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
-    first, *others = examples
-    if not others:
-        return first
 
-    def together(name: str, key: str) -> np.ndarray:
-        values = np.concatenate([getattr(example, name)[key] for example in examples])
-        return values.astype(np.float32) if values.dtype.kind == "f" else values
+    def together(name: str) -> dict[str, np.ndarray]:
+        given = [getattr(example, name) for example in examples]
+        found = {key: np.concatenate([values[key] for values in given]) for key in given[0]}
+        return {key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v for key, v in found.items()}
 
     lengths = np.concatenate([example.lengths for example in examples])
-    columns, per_document = ({key: together(name, key) for key in getattr(first, name)} for name in _BY_KEY)
-    return Example(columns, np.cumsum(lengths) - lengths, per_document)
+    return Example(together("columns"), np.cumsum(lengths) - lengths, together("per_document"))

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS, wrong_numbers
-from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
-from autopack.packing.strategies import best_fit
+from autopack.packing.lengths import Pieces, numbers, zeros
+from autopack.packing.strategies import next_fit
 
 ALONE = -1
 """Group number of documents without a group."""
-BLOCK = 1 << 22
-"""Tokens that are compared at a time."""
 
 
 class Grouped(NamedTuple):
@@ -51,20 +48,19 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     """Return the units of these documents: groups, and parts of groups that are too long for a
     row."""
     groups = grouped.groups[pieces.documents]
+    groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)  # a group for each
     order = np.argsort(groups, kind="stable")
-    alone = int((groups == ALONE).sum())
-    starts = np.union1d(np.arange(alone), np.flatnonzero(np.diff(groups[order], prepend=ALONE)))
+    starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0))
     sizes = np.diff(starts, append=len(order))
     lengths = pieces.lengths[order]
     prefixes = np.minimum.reduceat(np.minimum(grouped.prefixes[pieces.documents][order], lengths), starts)
-    prefixes[:alone] = 0
     rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
-        of_group = slice(starts[number], starts[number] + sizes[number])
-        within, more = _split(lengths[of_group], int(prefixes[number]), max_length)
-        order[of_group] = order[of_group][within]
-        begins = np.union1d(begins, starts[number] + more)
+        rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
+        # Documents that are nothing but the prefix take no room, and one of them may fill a row with it.
+        parts = next_fit(np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests))
+        begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.
     turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
     members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
@@ -76,28 +72,15 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     return Units(planned, members._replace(squares=squares, shared=shared), bounds)
 
 
-def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return an order of a group's documents, too long for a row, and where in it new rows
-    begin."""
-    rests = np.maximum(lengths - prefix, 1)
-    if rests.max() > max_length - prefix:  # some are nothing but the prefix, which fills a row
-        return np.arange(len(lengths)), np.arange(1, len(lengths))
-    order, bounds = best_fit(rests, max_length - prefix, max_length, 0)
-    return order, bounds[1:-1]
-
-
-def together(
-    lengths: np.ndarray, grouped: Grouped | None, max_length: int, strategy: str, overflow: str, align: int
-) -> Pieces:
+def together(lengths: np.ndarray, grouped: Grouped | None, overflow: str, align: int) -> Pieces:
     """Return documents of several sequences as pieces, as long as the room that each takes in a
     row.
 
     `lengths` are (documents, sequences), and documents stay whole. `shared` is the common beginning
     of a document's sequences; `squares` leave it out. Raises if documents cannot be kept whole.
     """
-    _refuse_cuts(
-        strategy, overflow, ("truncate", "split"), f"and lengths {lengths.shape} are of several sequences each"
-    )
+    if overflow in ("truncate", "split"):
+        raise ValueError(f"{overflow=} cuts documents, and lengths {lengths.shape} are of several sequences each")
     if align > 1:
         raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
     rooms, squares, shared = lengths.sum(axis=1), (lengths * lengths).sum(axis=1), None
@@ -105,27 +88,17 @@ def together(
         more = lengths.shape[1] - 1
         shared = more * grouped.prefixes
         rooms, squares = rooms - shared, squares - more * grouped.prefixes**2
-    if overflow == "error" and (over := rooms > max_length).any():
-        index, ways = int(over.argmax()), f"raise max_length to {rooms.max()}, or pass overflow='drop'"
-        more_are = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-        found = f"lengths[{index}] sum to {rooms[index]}, over the {max_length} of a row{more_are}"
-        raise InvalidPacking(f"{found}; {ways}", code="does-not-fit")
     return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
 
 
-def check_groups(strategy: str, overflow: str, align: int, max_documents: int | None) -> None:
+def check_groups(overflow: str, align: int, max_documents: int | None) -> None:
     """Raise `ValueError` for options with which groups of documents cannot be planned."""
-    _refuse_cuts(strategy, overflow, ("split",), "whose parts begin with nothing in common: leave groups= out")
+    if overflow == "split":
+        raise ValueError(f"{overflow=} cuts documents, whose parts begin with nothing in common: leave groups= out")
     if align > 1:
         raise ValueError(f"align={align}: what documents begin with cannot be computed once in parts of ranks")
     if max_documents is not None:
         raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
-
-
-def _refuse_cuts(strategy: str, overflow: str, cutting: tuple[str, ...], why: str) -> None:
-    if strategy == "fixed_length" or overflow in cutting:
-        option = f"{strategy=}" if strategy == "fixed_length" else f"{overflow=}"
-        raise ValueError(f"{option} cuts documents, {why}")
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
@@ -153,9 +126,7 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
         ids = _first_tokens(documents, long, np.full(len(long), LEAST_SHARED)).reshape(-1, LEAST_SHARED)
-        _, number, counts = np.unique(ids, axis=0, return_inverse=True, return_counts=True)
-        number = number.reshape(-1)
-        groups[long] = np.where(counts[number] > 1, number, ALONE)
+        groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
     return groups
 
 
@@ -166,26 +137,13 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
     order = order[groups[order] != ALONE]
-    starts = np.flatnonzero(np.diff(groups[order], prepend=ALONE))
-    bounds = np.append(starts, len(order))
-    ends = bounds_of(lengths[order])[bounds]
-    first = 0
-    while first < len(starts):  # so many groups at a time as have about so many tokens
-        after = max(first + 1, int(np.searchsorted(ends, ends[first] + BLOCK, "right")) - 1)
-        members = order[bounds[first] : bounds[after]]
-        begins = starts[first:after] - starts[first]
-        number = np.repeat(np.arange(after - first), np.diff(bounds[first : after + 1]))
-        heads = begins[number]
-        shorter = np.minimum(lengths[members], lengths[members][heads])
-        here = bounds_of(lengths[members])[:-1]
-        ids = _first_tokens(documents, members, lengths[members])
-        places = numbered(shorter)
-        differs = ids[np.repeat(here, shorter) + places] != ids[np.repeat(here[heads], shorter) + places]
-        at, begin = np.flatnonzero(differs), np.cumsum(shorter) - shorter
-        mark = np.append(at, differs.size)[np.searchsorted(at, begin)]
-        common = np.minimum.reduceat(np.minimum(mark - begin, shorter), begins)
-        found[members] = np.where(common >= LEAST_SHARED, common, 0)[number]
-        first = after
+    bounds = np.append(np.flatnonzero(np.diff(groups[order], prepend=ALONE)), len(order))
+    for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
+        members = order[bounds[group] : bounds[group + 1]]
+        shortest = int(lengths[members].min())
+        ids = _first_tokens(documents, members, np.full(len(members), shortest)).reshape(-1, shortest)
+        same = np.append((ids == ids[0]).all(axis=0), False)
+        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +18,6 @@ Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
 """Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
 bits."""
-
-ANY_WAY = "'truncate', 'split' or 'drop'"
-"""Values of `overflow` for documents that are too long, as errors name them."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
@@ -39,6 +37,11 @@ class Counts:
     split: int = 0
     dropped: int = 0
     dropped_tokens: int = 0
+
+    @property
+    def level(self) -> int:
+        """Level of logging: a warning if anything was lost."""
+        return logging.WARNING if self.truncated or self.dropped else logging.INFO
 
 
 class Pieces(NamedTuple):
@@ -137,10 +140,10 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise wrong_numbers(f"lengths: wanted one int per document, found {type(lengths).__name__}")
-    if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
+    if isinstance(lengths, Sequence):
+        lengths = lengths[:]  # of a column of datasets a list, which numpy would read one number at a time
+    elif not hasattr(lengths, "__array__"):
         lengths = list(lengths)
-    if isinstance(lengths, Sequence) and not isinstance(lengths, (list, tuple, range)):
-        lengths = lengths[:]  # a column of datasets, which numpy would read one number at a time
     try:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
@@ -183,9 +186,8 @@ def _place(index: int, found: np.ndarray) -> str:
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
-def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = ANY_WAY) -> tuple[Pieces, Counts]:
-    """Return pieces that fit into a row, and the counts; an error names these `ways` of
-    `overflow`."""
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
+    """Return pieces that fit into a row, and the counts."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
@@ -195,7 +197,9 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}", code="does-not-fit")
+        raise InvalidPacking(
+            f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'", code="does-not-fit"
+        )
     if overflow == "truncate":
         counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
         return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts
@@ -206,17 +210,3 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = AN
     owners, offsets = np.repeat(documents, parts), numbered(parts) * max_length
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
     return pieces, Counts(count, tokens, split=number)
-
-
-def cut(lengths: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray, Counts]:
-    """Cut all documents, end to end, every `max_length` tokens: pieces, bounds of rows, and
-    counts."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    first, last = starts // max_length, (ends - 1) // max_length
-    parts = last - first + 1
-    owners = np.repeat(np.arange(len(lengths)), parts)
-    rows = numbered(parts) + first[owners]
-    begin = np.maximum(rows * max_length, starts[owners])
-    pieces = Pieces(owners, begin - starts[owners], np.minimum((rows + 1) * max_length, ends[owners]) - begin)
-    return pieces, bounds_of(np.bincount(rows)), Counts(len(lengths), int(ends[-1]), split=int((parts > 1).sum()))

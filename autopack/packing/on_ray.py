@@ -6,48 +6,51 @@ is known by its number in the order of the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, unusable
-from autopack.packing.documents import Documents, Taker, carried
+from autopack.packing.checks import in_the_whole, other_data, unusable
+from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import Counts, bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, Work, Written, edges_of, mark_of, tokens_of, total
-from autopack.packing.rows import Marks, Packing, nothing_left
+from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
+from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
-    with _in_order(data):
-        blocks, lengths, schema = _measured(data, packing, num_shards if plan == "shard" else None)
-    firsts = bounds_of([len(of_block) for of_block in lengths])
+    blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
     if plan == "shard":
-        found = [Work.of_part(packing, *each) for each in zip(lengths, firsts[:-1].tolist(), strict=True)]
-        counts = total([work.plan.counts for work in found])
-        works = [work for work in found if len(work.plan)]
-        parts = [[block] for block, work in zip(blocks, found, strict=True) if len(work.plan)]
+        works, parts, found = [], [], []
+        for block, first, end in zip(blocks, firsts, firsts[1:], strict=False):
+            numbers = np.arange(first, end)
+            with in_the_whole(numbers):
+                made = packing.plan(lengths[first:end])
+            found.append(made.counts)
+            if len(made):
+                works.append(Work(made, numbers, lengths[first:end]))
+                parts.append([block])
+        counts, marked = total(found), mark_of(packing, num_shards, None)
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
-            raise ValueError(
-                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
-            )
-        marked = mark_of(packing, num_shards, None)
+            found_blocks = f"only {len(works)} of so many blocks have documents"
+            raise ValueError(f"num_shards={num_shards}: {found_blocks}; ask for fewer")
     else:
-        whole = packing.plan(np.concatenate(lengths)) if plan == "all" else plan
-        planned, counts = tokens_of(whole, int(firsts[-1])), whole.counts
-        works = [Work.of_rows(whole, planned, *each) for each in pairwise(edges_of(whole, num_shards))]
+        whole, works = plan_of(lengths, packing, plan), []
+        for first, end in pairwise(edges_of(whole, num_shards)):
+            numbers, places = np.unique(whole[first:end].documents, return_inverse=True)
+            works.append(Work(replace(whole[first:end], documents=places), numbers, lengths[numbers]))
         parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
-        marked = mark_of(packing, len(works), whole)
+        counts, marked = whole.counts, mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
     about = folder, marked, packing.marks, schema
@@ -58,26 +61,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
             written = [_result(each) for each in tasks]
         finally:
             ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
-    if {part.name for part in written} - set(folder.names()):
+    if {*names} - {*folder.names()}:
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
-    return folder.shards(written, packing.max_length, counts)
-
-
-@contextmanager
-def _in_order(data: Any) -> Iterator[None]:
-    """Let Ray Data keep blocks in order, also of files, so that documents always get the same
-    numbers."""
-    # The dataset's own context, and the one that releases before 2.60 give to copies of it.
-    found = [context.execution_options for context in (data.context, ray.data.DataContext.get_current())]
-    before = [options.preserve_order for options in found]
-    for options in found:
-        options.preserve_order = True
-    try:
-        yield
-    finally:
-        for options, kept in reversed([*zip(found, before, strict=True)]):
-            options.preserve_order = kept
+    return folder.shards(names, written, packing.max_length, counts)
 
 
 def _result(task: Any, before: int = 0) -> Any:
@@ -100,7 +87,14 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
     task = ray.remote(measure)
     blocks, lengths, schemas, before = [], [], [], 0
     try:
-        given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
+        with ExitStack() as stack:
+            # Blocks in order, also of files, by which documents always get the same numbers: asked of the dataset's
+            # own context, and of the one that releases before 2.60 give to copies of it.
+            for context in (data.context, ray.data.DataContext.get_current()):
+                options = context.execution_options
+                stack.callback(setattr, options, "preserve_order", options.preserve_order)
+                options.preserve_order = True
+            given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
         for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
             found, schema = _result(measured, before)
             if len(found):
@@ -147,42 +141,28 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: str, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
-) -> Written:
+    folder: Folder, marked: bytes, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+) -> tuple[int, int]:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
     Columns have the types of all blocks together. A part without values in a column has none.
     """
-    tables = []
-    for part in (plain(part, schema.names) for part in parts):
-        columns = {}
-        for field in schema:
-            known = field.name in part.column_names
-            columns[field.name] = (part.column(field.name) if known else pa.nulls(part.num_rows)).cast(field.type)
-        tables.append(pa.table(columns, schema))
-    return folder.write(work.tables(Taker(pa.concat_tables(tables)), marks), marked, name)
+    given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
+    with in_the_whole(work.numbers):
+        documents = Documents(pa.concat_tables(given, promote_options="permissive"))
+        if (wrong := documents.lengths != work.lengths).any():
+            index = int(wrong.argmax())
+            found = f"has {documents.lengths[index]} tokens, of which the plan has {work.lengths[index]}"
+            raise other_data(f"example {index} {found}; make the plan of the same data again")
+        return folder.write(WrittenRows(documents, work.plan, marks).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:
     """Return these columns of a block of Ray, of those that it has, with lists in place of tensors,
     which Ray makes of arrays."""
     table = table.select([name for name in table.column_names if name in names])
-    for index, field in enumerate(table.schema):
-        if isinstance(field.type, pa.BaseExtensionType):
-            column = pa.chunked_array([_listed(field, chunk) for chunk in table.column(index).chunks])
-            table = table.set_column(index, field.name, column)
+    of_ray = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
+    lists = from_columns({name: table.column(name).to_pylist() for name in of_ray})
+    for name in of_ray:
+        table = table.set_column(table.column_names.index(name), name, lists.column(name))
     return table
-
-
-def _listed(field: pa.Field, array: pa.Array) -> pa.Array:
-    storage = array.storage
-    if pa.types.is_struct(storage.type) and {f.name for f in storage.type} == {"data", "shape"}:
-        values, flat = storage.field("data"), pc.all(pc.equal(pc.list_value_length(storage.field("shape")), 1)).as_py()
-    else:
-        values, flat = storage, len(getattr(field.type, "shape", ())) == 1
-    if flat:
-        return values
-    if not hasattr(field.type, "shape") and values is storage:
-        found = f"found {field.type}, wanted what arrow has a type for"
-        raise unusable(f"column {field.name!r}: {found}; convert it, or take it out by dataset.drop_columns")
-    return pa.array([value.tolist() for value in array.to_pylist()])

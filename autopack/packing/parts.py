@@ -8,9 +8,9 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,10 @@ from pyarrow import fs
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import LENGTHS, in_the_whole, other_data
 from autopack.packing.dataset import features_of
-from autopack.packing.documents import Documents, Taker, carried, rows_of
+from autopack.packing.documents import Documents
 from autopack.packing.lengths import Counts
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left, spans
+from autopack.packing.rows import Packing, WrittenRows, nothing_left
 from autopack.version import __version__
 
 SHARD_TOKENS = 1 << 25
@@ -63,12 +63,9 @@ class Shards:
         return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
 
 
-class Written(NamedTuple):
-    """A file of rows that was written: its name in the folder, its rows and tokens."""
-
-    name: str
-    rows: int
-    tokens: int
+def broken(message: str) -> InvalidPacking:
+    """Return the error about a file or a folder that is not whole."""
+    return InvalidPacking(message, code="bad-file")
 
 
 class Folder:
@@ -82,17 +79,14 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]):
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise ValueError(f"path={path!r}: wanted a folder")
-        self.path = os.fspath(path)
         try:
-            if "://" in self.path:
-                self.system, self.base = fs.FileSystem.from_uri(self.path)
-            else:
-                self.system, self.base = fs.LocalFileSystem(), os.path.abspath(self.path)
+            self.path = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
+            self.system, base = fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, TypeError) as error:
-            raise ValueError(f"path={self.path!r}: wanted a folder; {error}") from error
-        self.base = self.base.rstrip("/")
-        if pattern := next((character for character in self.base if character in "*?["), None):
-            found = f"found {pattern!r}, which datasets reads as a pattern of names"
+            raise ValueError(f"path={path!r}: wanted a folder; {error}") from error
+        self.base = base.rstrip("/")
+        if pattern := re.search(r"[*?[]", self.base):
+            found = f"found {pattern[0]!r}, which datasets reads as a pattern of names"
             raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
 
     def names(self) -> list[str]:
@@ -103,9 +97,9 @@ class Folder:
 
     def address(self, name: str) -> str:
         """Return the path of a file for local programs or `pyarrow.fs`."""
-        return f"{self.path.rstrip('/')}/{name}" if "://" in self.path else f"{self.base}/{name}"
+        return f"{self.path.rstrip('/')}/{name}"
 
-    def prepare(self, wanted: str | None = None, count: int = 0, marked: str = "") -> None:
+    def prepare(self, wanted: str | None = None, count: int = 0, marked: bytes = b"") -> None:
         """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set of `count`.
@@ -124,19 +118,16 @@ class Folder:
             raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
         self.system.create_dir(self.base, recursive=True)
 
-    def mark(self, name: str) -> str | None:
+    def mark(self, name: str) -> bytes | None:
         """Return the mark of the set in a shard's metadata."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
-                found = (pq.read_schema(file).metadata or {}).get(SET)
+                return (pq.read_schema(file).metadata or {}).get(SET)
         except pa.ArrowException as error:
-            raise InvalidPacking(
-                f"{self.address(name)}: wanted a parquet file, found {error}", code="bad-file"
-            ) from error
-        return None if found is None else found.decode()
+            raise broken(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     @contextmanager
-    def undone(self, marked: str) -> Iterator[None]:
+    def undone(self, marked: bytes) -> Iterator[None]:
         """Delete the shards of a whole set that is written inside if that fails, so that it can be
         repeated."""
         try:
@@ -147,15 +138,16 @@ class Folder:
                     self.forget(name)
             raise
 
-    def write(self, tables: Iterable[pa.Table], marked: str, name: str) -> Written:
-        """Write these tables of rows, each a group of rows, under this name when all are written.
+    def write(self, tables: Iterable[pa.Table], marked: bytes, name: str) -> tuple[int, int]:
+        """Write these tables of rows, each a group of rows, under this name when all are written;
+        return the number of rows and tokens.
 
         Nothing is left behind if it fails.
         """
         hidden = f".{name}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
-        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked})
         rows = tokens = 0
         try:
             with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
@@ -167,7 +159,7 @@ class Folder:
         except BaseException:
             self.forget(hidden)
             raise
-        return Written(name, rows, tokens)
+        return rows, tokens
 
     def publish(self, hidden: str, name: str) -> None:
         """Give a hidden file its name."""
@@ -178,15 +170,13 @@ class Folder:
         with suppress(OSError):
             self.system.delete_file(f"{self.base}/{hidden}")
 
-    def shards(self, written: list[Written], max_length: int, counts: Counts) -> Shards:
-        """Return what was written, its files in this order."""
-        files = tuple(self.address(part.name) for part in written)
-        return Shards(
-            files, sum(part.rows for part in written), sum(part.tokens for part in written), max_length, counts
-        )
+    def shards(self, names: list[str], written: list[tuple[int, int]], max_length: int, counts: Counts) -> Shards:
+        """Return what was written: files of these names, with so many rows and tokens."""
+        rows, tokens = zip(*written, strict=True)
+        return Shards(tuple(map(self.address, names)), sum(rows), sum(tokens), max_length, counts)
 
 
-def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
+def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
     """Return a digest of all that the shards of a set have in common.
 
     It covers the plan, and everything else that determines the contents of rows.
@@ -196,7 +186,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
     found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
-    return found.hexdigest()
+    return found.hexdigest().encode()
 
 
 def edges_of(plan: Plan, count: int | None) -> np.ndarray:
@@ -213,51 +203,12 @@ def edges_of(plan: Plan, count: int | None) -> np.ndarray:
 
 
 class Work(NamedTuple):
-    """Rows of a shard: `plan`, of documents that have `planned` tokens in the plan of all, and these
-    `numbers` in the data."""
+    """Rows of a shard: `plan`, of documents with these `numbers` in the data, which have these
+    `lengths` there."""
 
     plan: Plan
-    planned: np.ndarray
     numbers: np.ndarray
-
-    @classmethod
-    def of_rows(cls, plan: Plan, planned: np.ndarray, first: int, end: int) -> Work:
-        """Return these rows of a plan of all documents, which have `planned` tokens in it."""
-        part = plan[first:end]
-        numbers = np.unique(part.documents)
-        return cls(replace(part, documents=np.searchsorted(numbers, part.documents)), planned[numbers], numbers)
-
-    @classmethod
-    def of_part(cls, packing: Packing, lengths: np.ndarray, first: int) -> Work:
-        """Return all rows of documents of these lengths, the `first` and those that follow it,
-        planned by themselves."""
-        numbers = np.arange(first, first + len(lengths))
-        with in_the_whole(numbers):
-            plan = packing.plan(lengths)
-        return cls(plan, tokens_of(plan, len(lengths)), numbers)
-
-    def tables(self, take: Taker, marks: Marks, dataset: Any = None) -> Iterator[pa.Table]:
-        """Yield the rows, a million tokens at a time, from documents that are taken for them.
-
-        `take` has them in the order of their numbers. Columns are like those of the `dataset`, if
-        any.
-        """
-        features = None
-        if not len(self.plan):
-            raise nothing_left(self.plan.counts)
-        for first, end in spans(len(self.plan), self.plan.max_length):
-            part = Work.of_rows(self.plan, self.planned, first, end)
-            with in_the_whole(self.numbers[part.numbers]):
-                documents = Documents(take(part.numbers))
-                check_lengths(self.plan, documents.lengths, part.planned)
-                rows = WrittenRows(documents, part.plan, marks)
-                table = rows.table()
-                if dataset is not None:
-                    from datasets.table import table_cast
-
-                    features = features or features_of(dataset, rows)
-                    table = table_cast(table, features.arrow_schema)
-            yield table
+    lengths: np.ndarray
 
 
 def count_by_tokens(lengths: np.ndarray) -> int:
@@ -267,35 +218,28 @@ def count_by_tokens(lengths: np.ndarray) -> int:
 
 def total(counts: list[Counts]) -> Counts:
     """Return the counts of several plans together."""
-    return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
+    return Counts(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
-def tokens_of(plan: Plan, documents: int) -> np.ndarray:
-    """Return tokens of each of so many documents in the plan, (documents,) int64: 0 for those that
-    it leaves out.
-
-    Raises `InvalidPacking` if the plan is of another number of documents.
-    """
-    if plan.counts.documents != documents:
-        found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
+def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) -> Plan:
+    """Return the plan of documents of these lengths; raise `InvalidPacking` for one of others."""
+    if isinstance(plan, str):
+        return packing.plan(lengths)
+    if plan.counts.documents != len(lengths):
+        found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {len(lengths):,}"
         raise other_data(f"{found}; make the plan of the same data again")
-    tokens = np.zeros(documents, np.int64)
-    np.maximum.at(tokens, plan.documents, plan.offsets + plan.lengths)
-    return tokens
-
-
-def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray) -> None:
-    """Raise `InvalidPacking` unless documents of the lengths `found` have `planned` tokens in the
-    plan."""
-    same = found == planned
+    planned = np.zeros_like(lengths)
+    np.maximum.at(planned, plan.documents, plan.offsets + plan.lengths)
+    same, over = lengths == planned, lengths > plan.max_length
     if plan.counts.truncated:
-        same |= (planned == plan.max_length) & (found > plan.max_length)
+        same |= over & (planned == plan.max_length)
     if plan.counts.dropped:
-        same |= (planned == 0) & (found > plan.max_length)
+        same |= over & (planned == 0)
     if not same.all():
         index = int(same.argmin())
-        reason = f"has {found[index]} tokens, of which the plan has {planned[index]}"
+        reason = f"has {lengths[index]} tokens, of which the plan has {planned[index]}"
         raise other_data(f"example {index} {reason}; make the plan of the same data again")
+    return plan
 
 
 def pack_own(
@@ -303,37 +247,36 @@ def pack_own(
 ) -> Shards:
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
-
-    def lengths_of(part: Any) -> np.ndarray:
-        return Documents.of_dataset(part, packing.drop_columns).lengths
-
     if not len(dataset):
         raise nothing_left(Counts(0, 0))
-    plan = packing.plan(lengths_of(dataset)) if plan == "all" else plan
-    whole = plan if isinstance(plan, Plan) else None
-    if whole is not None:
-        planned, edges = tokens_of(whole, len(dataset)), edges_of(whole, num_shards)
-        count = len(edges) - 1
-    else:
-        count = num_shards or count_by_tokens(lengths_of(dataset))
+    if plan == "shard":
+        whole, count = None, num_shards
+        if count is None:
+            count = count_by_tokens(Documents.of_dataset(dataset, packing.drop_columns).lengths)
         if count > len(dataset):
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+    else:
+        documents = Documents.of_dataset(dataset, packing.drop_columns)
+        whole = plan_of(documents.lengths, packing, plan)
+        edges = edges_of(whole, num_shards)
+        count = len(edges) - 1
     marked = mark_of(packing, count, whole)
-    folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
-    table = dataset.data.table.select(carried(dataset.column_names, packing.drop_columns))
-    rows, written, counts = rows_of(dataset), [], []
+    numbers = range(count) if shard is None else [shard]
+    names = [NAME.format(number, count) for number in numbers]
+    folder.prepare(None if shard is None else names[0], count, marked)
+    written, counts = [], []
     with folder.undone(marked) if shard is None else nullcontext():
-        for number in range(count) if shard is None else [shard]:
-            if whole is not None:
-                work = Work.of_rows(whole, planned, *edges[number : number + 2])
-            else:
-                part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                first = number * (len(dataset) // count) + min(number, len(dataset) % count)
-                with in_the_whole(range(first, first + len(part))):
-                    lengths = lengths_of(part)
-                work = Work.of_part(packing, lengths, first)
-                counts.append(work.plan.counts)
-            take = Taker(table, work.numbers if rows is None else rows[work.numbers])
-            made = work.tables(take, packing.marks, dataset)
-            written.append(folder.write(made, marked, NAME.format(number, count)))
-    return folder.shards(written, packing.max_length, whole.counts if whole is not None else total(counts))
+        for name, number in zip(names, numbers, strict=True):
+            before = 0 if whole is not None else number * (len(dataset) // count) + min(number, len(dataset) % count)
+            with in_the_whole(range(before, len(dataset))):
+                if whole is None:
+                    part = dataset.shard(num_shards=count, index=number, contiguous=True)
+                    documents = Documents.of_dataset(part, packing.drop_columns)
+                    planned = packing.plan(documents.lengths)
+                    counts.append(planned.counts)
+                else:
+                    planned = whole[edges[number] : edges[number + 1]]
+                rows = WrittenRows(documents, planned, packing.marks)
+                tables = rows.tables(features_of(dataset, rows).arrow_schema)
+                written.append(folder.write(tables, marked, name))
+    return folder.shards(names, written, packing.max_length, whole.counts if whole is not None else total(counts))

@@ -1,15 +1,11 @@
 """Plans: rows of documents for a whole data set at once.
 
-`plan` takes the lengths of all documents and gives a `Plan`. The strategies are those that
-"Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105) compares, and
-best-fit decreasing.
+`plan` takes the lengths of all documents and gives a `Plan`.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
@@ -28,26 +24,20 @@ from autopack.packing.lengths import (
     Overflow,
     Pieces,
     aligned,
-    cut,
     fit,
     numbered,
     read,
     zeros,
 )
-from autopack.packing.strategies import ORDERED, STRATEGIES
+from autopack.packing.strategies import best_fit, next_fit
 
-Strategy = Literal["best_fit", "sequential", "sorted", "fixed_length", "random"]
+Strategy = Literal["best_fit", "sequential"]
 FORMAT = 1
 _LENGTH = "capacity"
 """Name of `max_length` in files."""
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 OPTIONAL = ("squares", "shared")
 """Arrays of a plan that may be None."""
-_BROKEN = (
-    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, EOFError),
-    *(RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error),
-)
-"""Errors of reading a file that is no plan."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,27 +179,6 @@ class Plan:
         of `align`; they restart at every piece."""
         return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
-    def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
-        """Return a histogram of rows by computed tokens: (bins,) int64, and edges (bins + 1,)
-        float64.
-
-        The edges go up to `max_length`.
-        """
-        return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
-
-    def plot(self) -> Any:
-        """Draw tokens per row, and documents per row; return the figure of matplotlib, which it needs."""
-        from autopack.pages.figure import Histogram, picture
-
-        rows, edges = self.histogram(40)
-        documents = np.bincount(np.diff(self.bounds))[1:]
-        between = np.arange(len(documents) + 1) + 0.5
-        charts = (
-            Histogram("Tokens per row", rows.tolist(), edges.tolist(), ("tokens", "rows"), log=True),
-            Histogram("Documents per row", documents.tolist(), between.tolist(), ("documents", "rows")),
-        )
-        return picture(charts, repr(self)[5:-1])
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
         meta = {name: getattr(self, name) for name in ("strategy", "seed", "align")}
@@ -239,9 +208,9 @@ class Plan:
             whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
             whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
             whole = whole and bool((found.columns_per_row <= found.max_length).all())
-        except InvalidPacking:
+        except (InvalidPacking, OSError, MemoryError):
             raise
-        except _BROKEN as error:
+        except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
         if not whole:
             raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
@@ -258,7 +227,6 @@ def plan(
     max_documents: int | None = None,
     cost: CostModel | None = None,
     ranks: int = 1,
-    rows: int | None = None,
     align: int = 1,
     groups: Any = None,
     prefixes: Any = None,
@@ -273,25 +241,18 @@ def plan(
             since lists of them look like tokens.
         max_length: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"sequential"`: in order,
-            with a new row if the next document does not fit. `"sorted"`: the same from long to
-            short. `"random"`: the same in random order. `"fixed_length"`: all documents end to end,
-            cut every `max_length` tokens wherever that falls; see `Plan.position_ids`.
+            with a new row if the next document does not fit.
         seed: of random orders, and of the places of documents of one length. The same seed gives
             the same plan on every machine.
         overflow: treatment of a document longer than a row. `"error"` refuses it, `"truncate"`
             keeps its beginning, `"split"` makes several pieces of it, `"drop"` leaves it out;
-            `Plan.counts` says how much. `"fixed_length"` cuts all documents alike, and has no use
-            for it.
+            `Plan.counts` says how much.
         max_documents: the most documents, or pieces, of a row.
         cost: the cost of a row. Rows of similar cost then make a step, and steps are in random
-            order. Strategies with an order of their own (`"sequential"`, `"sorted"`,
-            `"fixed_length"`) refuse it.
+            order. `"sequential"`, which has an order of its own, refuses it.
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks`
             are step s. Some rows are split between documents so that the last step is complete. If
             there are too few documents for that, `len(plan)` is no multiple of `ranks`.
-        rows: the wanted number of rows, a multiple of `ranks`: some rows are split between
-            documents until there are so many. Raises `InvalidPacking` if the documents need more
-            rows, or are fewer.
         align: pad every document to a multiple of so many columns, as sequence and context
             parallelism require that cut documents into equal parts: 2 * ranks for zigzag rings.
             `max_length` must be a multiple, too. The collator adds the padding
@@ -314,53 +275,40 @@ def plan(
     check_int("seed", seed, 0)
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
-    check_int("rows", rows, 1, optional=True)
     check_int("align", align, 1)
-    if align > 1 and (max_length % align or strategy == "fixed_length"):
-        reason = f"wanted it to divide {max_length=}" if max_length % align else f"{strategy=} cuts documents anywhere"
-        raise ValueError(f"align={align}: {reason}")
-    if rows is not None and (rows % ranks or strategy == "fixed_length"):
-        reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
-        raise ValueError(f"rows={rows}: {reason}")
+    if max_length % align:
+        raise ValueError(f"align={align}: wanted it to divide {max_length=}")
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
-    if cost is not None and strategy in ORDERED:
+    if cost is not None and strategy == "sequential":
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
-    if max_documents is not None and strategy == "fixed_length":
-        raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
     found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
     grouped = read_groups(groups, prefixes, found)
     whole = units = None
     if found.ndim == 2:
-        whole = together(found, grouped, max_length, strategy, overflow, align)
+        whole = together(found, grouped, overflow, align)
         found = whole.lengths
     elif grouped is not None:
-        check_groups(strategy, overflow, align, max_documents)
+        check_groups(overflow, align, max_documents)
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
-    if strategy == "fixed_length":
-        pieces, bounds, counts = cut(found, max_length)
-    else:
-        pieces, counts = fit(found, max_length, overflow)
-        pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
-        if whole is not None:
-            pieces = whole.take(pieces.documents)
-            if whole.shared is not None:  # counts are of all tokens, and rows have room for some of them
-                tokens, kept = (int((each.lengths + each.shared).sum()) for each in (whole, pieces))
-                counts = replace(counts, tokens=tokens, dropped_tokens=tokens - kept)
-        elif grouped is not None and len(pieces.lengths):
-            units = units_of(pieces, grouped, max_length)
-            pieces = units.planned
-        order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
-        if len(pieces.lengths):
-            order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, seed)
-        pieces = pieces.take(order)
-    if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
-        found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {max_length:,} tokens"
-        raise InvalidPacking(
-            f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents", code="does-not-fit"
-        )
-    if (ranks > 1 or rows is not None) and len(bounds) > 1:
-        pieces, bounds = complete(pieces, bounds, max_length, limit, ranks, cost, rows)
+    pieces, counts = fit(found, max_length, overflow)
+    pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
+    if whole is not None:
+        pieces = whole.take(pieces.documents)
+        if whole.shared is not None:  # counts are of all tokens, and rows have room for some of them
+            tokens, kept = (int((each.lengths + each.shared).sum()) for each in (whole, pieces))
+            counts = replace(counts, tokens=tokens, dropped_tokens=tokens - kept)
+    elif grouped is not None and len(pieces.lengths):
+        units = units_of(pieces, grouped, max_length)
+        pieces = units.planned
+    bounds = np.zeros(1, np.int64)
+    if len(pieces.lengths):
+        if strategy == "best_fit":
+            order, bounds = best_fit(pieces.lengths, max_length, limit, seed)
+            pieces = pieces.take(order)
+        else:
+            bounds = next_fit(pieces.lengths, max_length, limit)
+        bounds = complete(bounds, ranks)
     if align > 1:
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
     if units is not None:

@@ -15,12 +15,11 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
-from autopack.packing.documents import Documents, Values, from_columns
+from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import ANY_WAY, Counts, fit
+from autopack.packing.lengths import Counts
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
-from autopack.packing.strategies import ORDERED
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20
@@ -94,17 +93,26 @@ class WrittenRows:
         columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
 
+    @property
+    def width(self) -> int:
+        """Rows that are made at a time."""
+        return max(1, BLOCK // self.plan.max_length)
+
+    def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+        """Yield all rows, about a million tokens at a time, with the types of a schema if one is given."""
+        for first in range(0, len(self.plan), self.width):
+            table = self.table(first, first + self.width)
+            if schema is not None:
+                from datasets.table import table_cast
+
+                table = table_cast(table, schema)
+            yield table
+
     def _refuse(self, wrong: np.ndarray, pieces: slice, name: str, reason: str) -> None:
         """Raise for the document of the first token of these pieces that is `wrong`."""
         if wrong.any():
             piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
             raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
-
-
-def spans(rows: int, max_length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and end of runs of rows of about a million tokens each."""
-    width = max(1, BLOCK // max_length)
-    return ((first, min(first + width, rows)) for first in range(0, rows, width))
 
 
 def nothing_left(counts: Counts) -> InvalidPacking:
@@ -114,13 +122,6 @@ def nothing_left(counts: Counts) -> InvalidPacking:
     return InvalidPacking(
         f"no document is left of {counts.documents:,}: all are longer than max_length; raise it", code="does-not-fit"
     )
-
-
-def _ways(documents: Documents) -> str:
-    """Return the values of `overflow` that these documents allow, as an error names them."""
-    if {*PICTURES} & {*documents.per_document}:
-        return "'drop'"
-    return "'truncate' or 'drop'" if documents.label_key in documents.per_document else ANY_WAY
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
@@ -136,14 +137,7 @@ def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
     """Return values cut at these offsets, as one list each."""
-    return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
-
-
-def _array(values: Values) -> pa.Array:
-    """Return an array of arrow; this does not read the ints and floats, as `pa.array` does."""
-    if not isinstance(values, np.ndarray):
-        return values
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), values)
 
 
 @dataclass
@@ -159,20 +153,9 @@ class Packing:
     kinds: dict[str, str] | None = None
     """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
-    @property
-    def told(self) -> tuple[Any, ...]:
-        """All that determines rows, beside the documents."""
-        return self.max_length, self.planned, sorted(self.drop_columns), self.marks, self.groups
-
-    def plan(self, lengths: np.ndarray, ways: str = ANY_WAY, **changes: Any) -> Plan:
-        """Return the plan of documents of these lengths; an error names the option of
-        `autopack.pack` to change.
-
-        If that is `overflow`, the error names the values `ways`.
-        """
+    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+        """Return the plan of documents of these lengths; an error names the example."""
         try:
-            if self.planned["overflow"] == "error" and self.planned["strategy"] != "fixed_length":
-                fit(lengths, self.max_length, "error", ways)
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
             message = error.message.replace("lengths[", "example [")
@@ -186,17 +169,17 @@ class Packing:
         grouped, name = groups_of(documents, self.groups), self.groups
         if name in documents.per_document and name not in LABEL_KEYS:
             documents.per_document.remove(str(name))
-        return self.plan(documents.lengths, _ways(documents), **grouped, **changes)
+        return self.plan(documents.lengths, **grouped, **changes)
 
     def rows(self, documents: Documents) -> WrittenRows:
         """Return the rows of all documents of a dataset."""
         made = self.planned_rows(documents)
-        lost = made.counts.truncated or made.counts.dropped
-        logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
+        logger.log(made.counts.level, "Packed: %r", made)
         return WrittenRows(documents, made, self.marks)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
+        carried([*columns], self.drop_columns)  # names that are no text, too
         return Documents(from_columns(columns, self.drop_columns, self.groups), None, self.drop_columns)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -212,12 +195,12 @@ class Packing:
             self._check_kinds(documents, columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
-            if (made.counts.truncated or made.counts.dropped) and not self.warned:
+            if made.counts.level == logging.WARNING and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True
             if not len(made):
                 return {}
-            if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
+            if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
         except InvalidPacking as error:

@@ -15,17 +15,16 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import objects_of, running
-from autopack.packing.balance import CostModel, share
+from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
-from autopack.packing.lengths import fit, read
+from autopack.packing.lengths import read
 from autopack.packing.plans import Plan, Strategy, plan
-from autopack.packing.strategies import ORDERED, permutation
+from autopack.packing.strategies import permutation
 
 logger = logging.getLogger(__name__)
 _ACCELERATE = "accelerate.data_loader"
 """Module whose running methods ask a prepared sampler for batches."""
-_ATTEMPTS = 16
 
 
 class PackedBatchSampler:
@@ -56,33 +55,25 @@ class PackedBatchSampler:
             for the collator of their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
-        strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and
-            `"sorted"` keep their order in every epoch; the others are drawn anew. With `"random"`,
-            whose number of rows differs from draw to draw, epochs have about a hundredth more rows
-            than the first would need. An epoch for which no draw of 17 is so short, as happens with
-            a few documents, has the rows of the first in another order.
+        strategy: as in `autopack.packing.plan`. `"sequential"` keeps its order in every epoch;
+            `"best_fit"` is drawn anew.
         seed: with the epoch, determines all that is random.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out;
             `"truncate"` yields them for a collator that cuts off their end
             (`PackingCollator(max_length=..., overflow="truncate")`).
         max_documents: the most documents of a row.
         cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
-            as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"` and `"random"`,
-            else `None`.
+            as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
-        drop_last: leave out rows that do not fill a step of `rows_per_batch` rows on every rank,
-            instead.
         align: as in `autopack.packing.plan`; the collator must have the same.
-        groups, prefixes: as in `autopack.packing.plan`, for strategies that need as many rows in
-            each epoch (`"best_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than
-            `max_length`, of which the model computes as many: collate a batch into one row, by a
-            collator without a `max_length`.
+        groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than `max_length`,
+            of which the model computes as many: collate a batch into one row, by a collator without
+            a `max_length`.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one
             step if `rows_per_batch` is 1.
-        repeated, left_out: documents that are there twice in this epoch, or that `drop_last` leaves
-            out of it.
+        repeated: documents that are there twice in this epoch.
 
     Raises `InvalidPacking` for lengths that cannot be packed, and if accelerate splits batches in a
     way that the sampler does not know; `ValueError` for options that are out of range, unknown, or
@@ -102,38 +93,28 @@ class PackedBatchSampler:
         cost: CostModel | Literal["auto"] | None = "auto",
         num_replicas: int | None = None,
         rank: int | None = None,
-        drop_last: bool = False,
         align: int = 1,
         groups: Any = None,
         prefixes: Any = None,
     ) -> None:
-        for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
-            if value == way:
-                raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
+        if overflow == "split":
+            raise ValueError(f"{overflow=} cuts documents, which indices cannot say: use autopack.pack")
         check_int("rows_per_batch", rows_per_batch, 1)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
-            cost = None if strategy in ORDERED else CostModel()
+            cost = None if strategy == "sequential" else CostModel()
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         options |= {"cost": cost, "align": align}
         plan([1], max_length, seed=seed, **options)  # checks them
         self._options = options | {"max_documents": max_documents and int(max_documents), "align": int(align)}
-        self.max_length, self.rows_per_batch, self.drop_last = int(max_length), int(rows_per_batch), bool(drop_last)
+        self.max_length, self.rows_per_batch = int(max_length), int(rows_per_batch)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), int(seed)
         grouped = read_groups(groups, prefixes, self._lengths)
         self._grouped: dict[str, Any] = {}
         if grouped is not None:
-            if strategy == "random":
-                others = "'best_fit', 'sequential' or 'sorted'"
-                raise ValueError(f"strategy={strategy!r} needs now more rows and now fewer: with groups, use {others}")
             self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
-        # Of strategies that need now more rows and now fewer: the seed of the first plan, which is as long as all
-        # epochs are to be, their steps, and their rows where the last step is complete.
-        self._first: tuple[int, int, int | None] | None = None
-        if overflow == "error" and self._lengths.ndim == 1:
-            fit(self._lengths, self.max_length, overflow, "'truncate' or 'drop'")  # no pieces, unlike in plans
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:
@@ -141,66 +122,44 @@ class PackedBatchSampler:
             logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
-        """Make the plan of this epoch, and the table of its rows: step by step, rank by rank."""
-        is_ordered = self._options["strategy"] in ORDERED
+        """Make the plan of this epoch, and its rounds: one row for each rank."""
+        is_ordered = self._options["strategy"] == "sequential"
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
-        ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
+        ranks = self.num_replicas
         self.epoch, self._start, self._step = epoch, 0, 0
         self.plan = self._planned(seeds[0])
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
-        self.repeated = self.left_out = 0
-        rounds = rows[: whole * ranks].reshape(-1, ranks)
+        self.repeated = 0
+        self._rounds = rows[: whole * ranks].reshape(-1, ranks)
         if not is_ordered:
-            rounds = rounds[permutation(whole, seeds[1])]
-        if over and not self.drop_last:
+            self._rounds = self._rounds[permutation(whole, seeds[1])]
+        if over:
             again = np.resize(np.roll(rows, over), ranks)
             self.repeated = int(documents[again].sum() - documents[rows[whole * ranks :]].sum())
-            rounds = np.concatenate([rounds, again[None]])
+            self._rounds = np.concatenate([self._rounds, again[None]])
             message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
             logger.warning(message, len(self._lengths), ranks, self.repeated)
-        full = len(rounds) // per_step
-        steps, rest = rounds[: full * per_step].reshape(full, per_step, ranks), rounds[None, full * per_step :]
-        costs = None if cost is None or per_step == 1 else self.plan.costs(cost)
-        has_rest = rest.size > 0 and not self.drop_last
-        self._rows = np.full((full + has_rest, ranks, per_step), -1)  # -1 where the last batches have fewer rows
-        self._rows[:full] = _to_ranks(steps, costs)
-        if has_rest:
-            self._rows[full, :, : rest.shape[1]] = _to_ranks(rest, costs)[0]
-        if self.drop_last:
-            self.left_out = int(documents.sum() - documents[steps].sum())
+        self._steps = -(-len(self._rounds) // self.rows_per_batch)
 
     def _planned(self, seed: int) -> Plan:
-        """Return the plan of an epoch; all epochs have the same number of steps."""
-        ranks, options = self.num_replicas, self._options | self._grouped
-        if self._first is None:
-            made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
-            documents = len(made.documents)
-            if not documents:
-                found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
-                raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
-            if documents < ranks and "groups" not in options:  # rows of several documents would be repeated as a whole
-                return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
-            if options["strategy"] != "random":
-                return made
-            steps = -(-len(made) // ranks)
-            self._first = seed, steps, None
-            if not len(made) % ranks:
-                steps = min(steps + -(-steps // 100), documents // ranks)
-                self._first = seed, steps, steps * ranks
-        first, steps, wanted = self._first
-        for again in (seed, *np.random.SeedSequence(seed).generate_state(_ATTEMPTS, np.uint64).tolist()):
-            try:
-                made = plan(self._lengths, self.max_length, seed=again, ranks=ranks, rows=wanted, **options)
-            except InvalidPacking:  # this draw needs more rows
-                continue
-            if -(-len(made) // ranks) == steps:
-                return made
-        return plan(self._lengths, self.max_length, seed=first, ranks=ranks, rows=wanted, **options)
+        """Return the plan of an epoch; all epochs have the same number of rows."""
+        options = self._options | self._grouped
+        made = plan(self._lengths, self.max_length, seed=seed, ranks=self.num_replicas, **options)
+        if not len(made):
+            found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
+            raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
+        return made
+
+    def _rows_of(self, step: int) -> np.ndarray:
+        """Return the rows of a step, (ranks, rows): of a round for each row, if they cost alike, or
+        in order."""
+        rounds = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch]
+        return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in a whole epoch; of all ranks for accelerate."""
-        return len(self._rows) * len(self._asked_ranks())
+        return self._steps * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
         # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
@@ -210,14 +169,13 @@ class PackedBatchSampler:
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
-        chosen, rows = self.plan, self._rows
-        for step in range(start, len(rows)):
-            self._step = step + 1
+        for step in range(start, self._steps):
+            self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
-                yield np.concatenate([chosen[row] for row in rows[step, rank].tolist() if row >= 0]).tolist()
+                yield np.concatenate([self.plan[row] for row in rows[rank]]).tolist()
 
     def __repr__(self) -> str:
-        size = f"{len(self._rows):,} steps of {self.rows_per_batch} x {self.max_length:,} tokens"
+        size = f"{self._steps:,} steps of {self.rows_per_batch} x {self.max_length:,} tokens"
         ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
         return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
 
@@ -265,8 +223,8 @@ class PackedBatchSampler:
             self.set_epoch(epoch)
         except ValueError as error:
             raise other_data(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
-        if step > len(self._rows):
-            raise other_data(f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them")
+        if step > self._steps:
+            raise other_data(f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them")
         self._start = self._step = int(step)
 
     @cached_property
@@ -281,8 +239,10 @@ class PackedBatchSampler:
         found: dict[str, Any] = {"lengths": self._digest, "max_length": self.max_length}
         found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
         cost, align = self._options["cost"], self._options["align"]
-        found |= {"drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
-        return {name: value for name, value in found.items() if name != "align" or align > 1}  # as states were before
+        found |= {"drop_last": False, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
+        # States of 0.2 are read where its rows were these: those of ranks, groups and many documents were others.
+        found |= {"rows": "of 0.3"} if self.num_replicas > 1 or self._grouped or len(self._lengths) > 1 << 16 else {}
+        return {name: value for name, value in found.items() if name != "align" or align > 1}
 
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's
@@ -321,12 +281,6 @@ class PackedBatchSampler:
         while sampler is not None and sampler is not self:
             sampler = getattr(sampler, "batch_sampler", None)
         return sampler is self
-
-
-def _to_ranks(rounds: np.ndarray, costs: np.ndarray | None) -> np.ndarray:
-    """Return rows (steps, rounds, ranks) as (steps, ranks, rounds): by cost, or in order."""
-    by_rank = rounds.transpose(0, 2, 1)
-    return rounds.reshape(by_rank.shape) if costs is None else np.take_along_axis(by_rank, share(costs[rounds]), axis=1)
 
 
 def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:

@@ -13,17 +13,14 @@ from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Plan, Strategy
+from autopack.packing.plans import Plan
 from autopack.packing.plans import plan as make
 
 if TYPE_CHECKING:
     from autopack.packing.parts import Shards
-    from autopack.packing.rows import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,6 @@ def pack_shards(
     dataset: Any,
     max_length: int,
     path: str | os.PathLike[str],
-    strategy: Strategy = "best_fit",
     *,
     plan: Plan | Literal["all", "shard"] = "all",
     num_shards: int | None = None,
@@ -40,8 +36,6 @@ def pack_shards(
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    cost: CostModel | None = None,
-    ranks: int = 1,
     align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
@@ -68,11 +62,12 @@ def pack_shards(
         plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
             themselves, which needs no shuffle and fills rows less: the documents of
             `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
-            all documents, as `Plan.load` gives it, is kept as it is.
+            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks and
+            costs, make one by `autopack.packing.plan`.
         num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
             `plan="shard"`, a block).
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`;
+        seed, overflow, max_documents, align: see `autopack.packing.plan`;
             not beside a `Plan`.
         drop_columns, first_position, mask_first_label: see `autopack.pack`.
 
@@ -86,8 +81,7 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
+    planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
     packing = prepare(
         "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
     )
@@ -98,7 +92,16 @@ def pack_shards(
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
-    _check(packing, plan)
+    make([1], packing.max_length, **planned)  # checks the options
+    if isinstance(plan, Plan):
+        for name, value in planned.items():
+            if value != signature(make).parameters[name].default:
+                raise ValueError(f"{name}={value!r}: a plan is given, which has its own; leave it out")
+        if max_length != plan.max_length:
+            raise ValueError(f"{max_length=}: the plan is of rows of {plan.max_length} tokens")
+    elif not isinstance(plan, str) or plan not in ("all", "shard"):
+        wanted = "wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
+        raise ValueError(f"plan={plan!r}: {wanted}")
     folder = Folder(path)
     if is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
@@ -115,8 +118,7 @@ def pack_shards(
         if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
-    lost = made.counts.truncated or made.counts.dropped
-    logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
+    logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 
 
@@ -126,47 +128,20 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
     shards are there, each under its own name, and of one set: of the same plan and options.
     """
-    from autopack.packing.parts import NAME, NAMED, Folder
+    from autopack.packing.parts import NAME, NAMED, Folder, broken
 
     folder = Folder(path)
-    found = {name: named for name in folder.names() if (named := NAMED.fullmatch(name))}
+    found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise InvalidPacking(
-            f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}", code="bad-file"
-        )
-    counts = sorted({int(named[2]) for named in found.values()})
-    wanted = [NAME.format(number, counts[0]) for number in range(counts[0])]
-    if len(counts) > 1 or len(found) > len(wanted):
-        raise InvalidPacking(
-            f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder", code="bad-file"
-        )
+        raise broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+    count = min(found.values())
+    wanted = [NAME.format(number, count) for number in range(count)]
+    if others := found.keys() - {*wanted}:
+        raise broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
-        raise InvalidPacking(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those",
-            code="bad-file",
-        )
+        found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
+        raise broken(f"{folder.path}: {found_some}; write those")
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise InvalidPacking(
-            f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew", code="bad-file"
-        )
+        raise broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
     return [folder.address(name) for name in wanted]
-
-
-def _check(packing: Packing, plan: Any) -> None:
-    """Raise `ValueError` for options of a plan that are out of range, or contradict a given
-    `plan`."""
-    make([1], packing.max_length, **packing.planned)
-    if not isinstance(plan, Plan):
-        if not isinstance(plan, str) or plan not in ("all", "shard"):
-            raise ValueError(
-                f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
-            )
-        return
-    defaults = signature(make).parameters
-    if changed := [name for name, value in packing.planned.items() if value != defaults[name].default]:
-        raise ValueError(
-            f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
-        )
-    if packing.max_length != plan.max_length:
-        raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.max_length} tokens")

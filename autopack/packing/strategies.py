@@ -1,4 +1,4 @@
-"""Strategies for documents that share a row: each takes lengths that fit, and gives the rows.
+"""Ways of filling rows: by best fit, and in order. Each takes lengths that fit, and gives the rows.
 
 They work on numbers of documents per length, or on sums over all documents, and not on one document
 at a time.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -17,22 +15,6 @@ from autopack.packing.lengths import bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
-
-ORDERED = ("sequential", "sorted", "fixed_length")
-"""Strategies whose rows have a meaningful order."""
-
-
-PART = 1 << 20
-"""Numbers that are worked on at a time if another whole array would take too much memory."""
-
-
-def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
-    return permutation(len(lengths), seed)
-
-
-def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
-    """Return indices from long to short; documents of one length are in random order."""
-    return permutation(len(lengths), seed, lengths)
 
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
@@ -43,96 +25,23 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     `Generator.permutation` may change, and then a resumed run would go on with other rows.
 
     One array is sorted in place. It holds, for each index, how much shorter it is than the longest,
-    as many of the drawn bits as there is room for, and the index itself. If those bits are the
-    same, all bits are drawn again, and decide.
+    as many of the drawn bits as there is room for, and the index itself, which decides where those
+    bits are the same.
     """
     longest = 0 if lengths is None else int(lengths.max())
     of_length = 0 if lengths is None else (longest - int(lengths.min())).bit_length()
-    of_index = max(0, count - 1).bit_length()
-    index_bits = np.uint64((1 << of_index) - 1)
+    index_bits = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
     packed = np.random.PCG64(seed).random_raw(count)
-    for at in range(0, count, PART):
-        part = packed[at : at + PART]
-        part >>= np.uint64(of_length)
-        part &= ~index_bits
-        part |= np.arange(at, at + len(part), dtype=np.uint64)
-        if lengths is not None and of_length:
-            part |= (longest - lengths[at : at + PART]).astype(np.uint64) << np.uint64(64 - of_length)
+    packed >>= np.uint64(of_length)
+    packed &= ~index_bits
+    packed |= np.arange(count, dtype=np.uint64)
+    if lengths is not None and of_length:
+        shorter = longest - lengths
+        shorter <<= 64 - of_length
+        packed |= shorter.view(np.uint64)
     packed.sort()
-    ties = []
-    for at in range(0, count - 1, PART):
-        part = packed[at : at + PART + 1]
-        same = np.flatnonzero(part[1:] ^ part[:-1] <= index_bits)
-        ties.append(np.union1d(same, same + 1) + at)
-    tied = np.unique(np.concatenate(ties)) if ties else np.zeros(0, np.int64)
-    groups = packed[tied] & ~index_bits
     packed &= index_bits
-    order = packed.view(np.int64)
-    if len(tied):
-        order[tied] = order[tied][np.lexsort((order[tied], _drawn(seed, order[tied], count), groups))]
-    return order
-
-
-def _drawn(seed: int, wanted: np.ndarray, count: int) -> np.ndarray:
-    """Return the `wanted` ones of the bits drawn for `count` things."""
-    generator, found = np.random.PCG64(seed), np.empty(len(wanted), np.uint64)
-    for at in range(0, count, PART):
-        part = generator.random_raw(min(PART, count - at))
-        here = (wanted >= at) & (wanted < at + PART)
-        found[here] = part[wanted[here] - at]
-    return found
-
-
-def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the lengths that occur, from long to short, and how often each does."""
-    if lengths.max() < max(len(lengths), 1 << 16):
-        counts = np.bincount(lengths)
-        values = np.flatnonzero(counts)
-        counts = counts[values]
-    else:
-        values, counts = np.unique(lengths, return_counts=True)
-    return values[::-1].tolist(), counts[::-1].tolist()
-
-
-def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
-    """Return rows of the documents in `order`, which went to `rows`, one number each; overwrites
-    `rows`."""
-    bounds = bounds_of(np.bincount(rows))
-    bits = (len(rows) - 1).bit_length()
-    for at in range(0, len(rows), PART):
-        part = rows[at : at + PART]
-        part <<= bits
-        part |= np.arange(at, at + len(part))
-    rows.sort()
-    rows &= (1 << bits) - 1
-    return order[rows], bounds
-
-
-class Rooms:
-    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest
-    sufficient room."""
-
-    def __init__(self) -> None:
-        self._in_use: list[int] = []  # ascending
-        self._ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-
-    def push(self, room: int, start: int, stop: int, held: int) -> None:
-        """Add rows `start` to `stop`, which have this room and hold so many documents each."""
-        if not self._ranges[room]:
-            insort(self._in_use, room)
-        self._ranges[room].append((start, stop, held))
-
-    def pop(self, size: int) -> tuple[int, int, int, int] | None:
-        """Take out one range of the smallest room of at least `size`: room, start, stop and
-        documents."""
-        at = bisect_left(self._in_use, size)
-        if at == len(self._in_use):
-            return None
-        room = self._in_use[at]
-        taken = self._ranges[room].pop()
-        if not self._ranges[room]:
-            del self._in_use[at]
-        return room, *taken
+    return packed.view(np.int64)
 
 
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
@@ -145,37 +54,42 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     with the number of documents.
     """
     least, opened = int(lengths.min()), 0
-    rooms = Rooms()
+    rooms: list[int] = []  # of rows that are not full, ascending, each once
+    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)  # first row, end, documents of each
     placed = []  # first row, rows, and how many documents each of them took, in this order
 
-    def put(room: int, start: int, rows: int, held: int, count: int, size: int) -> None:
-        placed.append((start, rows, count))
-        room, held = room - count * size, held + count
-        if room >= least and held < limit:
-            rooms.push(room, start, start + rows, held)
+    def push(room: int, start: int, stop: int, held: int) -> None:
+        if not ranges[room]:
+            insort(rooms, room)
+        ranges[room].append((start, stop, held))
 
-    for size, count in zip(*per_length(lengths), strict=True):
+    sizes, counts = np.unique(lengths, return_counts=True)
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            found = rooms.pop(size)
-            if found is None:
-                fit = min(max_length // size, limit)
-                found = max_length, opened, opened + -(-count // fit), 0
-                opened = found[2]
-            room, start, stop, held = found
-            fit = min(room // size, limit - held)
-            full = min(stop - start, count // fit)
-            if full:
-                put(room, start, full, held, fit, size)
-                count -= full * fit
-                start += full
-            if start < stop and 0 < count < fit:
-                put(room, start, 1, held, count, size)
-                start, count = start + 1, 0
-            if start < stop:
-                rooms.push(room, start, stop, held)
-    first, rows, taken = np.array(placed).T
-    numbers = np.repeat(first, rows) + numbered(rows)
-    return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
+            at = bisect_left(rooms, size)  # the least room that suffices
+            if at == len(rooms):
+                room, start, held = max_length, opened, 0
+                stop = opened = opened + -(-count // min(max_length // size, limit))
+            else:
+                room = rooms[at]
+                start, stop, held = ranges[room].pop()
+                if not ranges[room]:
+                    del rooms[at]
+            fit = min(room // size, limit - held, count)
+            rows = min(stop - start, count // fit)
+            placed.append((start, rows, fit))
+            if room - fit * size >= least and held + fit < limit:
+                push(room - fit * size, start, start + rows, held + fit)
+            if start + rows < stop:
+                push(room, start + rows, stop, held)
+            count -= rows * fit
+    first, sizes, taken = np.array(placed).T
+    numbers = np.repeat(first, sizes) + numbered(sizes)
+    of_documents = np.repeat(numbers, np.repeat(taken, sizes))
+    bounds = bounds_of(np.bincount(of_documents))
+    row_by_row = np.argsort(of_documents, kind="stable")
+    del of_documents  # as large as the lengths
+    return permutation(len(lengths), seed, lengths)[row_by_row], bounds
 
 
 def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:
@@ -191,23 +105,3 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
         at = following[at]
         bounds.append(at)
     return np.array(bounds)
-
-
-def in_order(
-    of: Callable[[np.ndarray, int], np.ndarray], lengths: np.ndarray, max_length: int, limit: int, seed: int
-) -> Rows:
-    """Return rows by next-fit in the order that a function makes of lengths and seed."""
-    order = of(lengths, seed)
-    return order, next_fit(lengths[order], max_length, limit)
-
-
-STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int], Rows]] = {
-    "best_fit": best_fit,
-    "sequential": partial(in_order, lambda lengths, seed: np.arange(len(lengths))),
-    "sorted": partial(in_order, descending),
-    "random": partial(in_order, shuffled),
-}
-"""Strategies by name; each takes lengths, max_length, most documents per row and seed.
-
-`fixed_length` cuts instead.
-"""

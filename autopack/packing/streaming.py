@@ -64,8 +64,6 @@ def _forgets(dataset: IterableDataset) -> bool:
 
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
     """Return the rows of a stream, as a stream that resumes by `state_dict`."""
-    if packing.planned["cost"] is not None or packing.planned["ranks"] != 1:
-        raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
     plan([1], packing.max_length, **packing.planned)  # checks the options before the first example is drawn
     names = dataset.column_names
     if names is None:

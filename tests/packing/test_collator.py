@@ -269,7 +269,7 @@ def test_refused_labels_name_the_example_and_the_key(first, second, found):
 
 def test_no_labels_or_two_names_for_them_are_refused():
     refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
-    refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0, 'label'", "'labels'", "drop_keys")
+    refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0: found ['label', 'labels']", "drop_keys")
     batch = PackingCollator(drop_keys=("label",))([{"input_ids": [1, 2], "label": 1, "labels": [1, 2]}])
     assert batch["labels"].tolist() == [[-100, 2]]
 

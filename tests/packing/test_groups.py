@@ -24,7 +24,7 @@ from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
-WHOLE = ("best_fit", "sequential", "sorted", "random")
+WHOLE = ("best_fit", "sequential")
 
 
 def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:

@@ -52,7 +52,7 @@ def as_examples(rows: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential", "sorted", "random"])
+@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
     made = examples()
@@ -161,7 +161,7 @@ def test_empty_data_and_data_of_other_kinds_are_refused():
         (
             datasets.Dataset.from_dict({"text": ["a"]}),
             "unusable-data",
-            "wanted a column 'input_ids', found \\['text'\\]",
+            "wanted 'input_ids', found \\['text'\\]",
         ),
         ([{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], "unusable-data", "not found, but example 0 has it"),
         ((e for e in examples()), "no-examples", "found generator"),
@@ -170,7 +170,7 @@ def test_empty_data_and_data_of_other_kinds_are_refused():
             autopack.pack(data, 4)
     with refused("does-not-fit", match="no document is left of 7"):
         autopack.pack([{"input_ids": [1, 2]}] * 7, 1, overflow="drop")
-    with refused("unusable-data", match="wanted a column 'input_ids'"):
+    with refused("unusable-data", match="wanted 'input_ids'"):
         list(autopack.pack(of_kind([{"text": "a"}], "stream"), 4))
 
 

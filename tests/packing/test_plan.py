@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from autopack import InvalidPacking
-from autopack.packing import CostModel, Plan, plan, strategies
-from autopack.packing.balance import imbalance, share
-from autopack.packing.strategies import ORDERED, STRATEGIES, descending, permutation
+from autopack.packing import CostModel, Plan, plan
+from autopack.packing.balance import complete
+from autopack.packing.strategies import next_fit, permutation
+from benchmarks.planning import imbalance
 from tests.support.refusals import refused
 
-WHOLE = ("best_fit", "sequential", "sorted", "random")
+WHOLE = ("best_fit", "sequential")
 ATTENTION = CostModel(0, 1)
 
 
@@ -59,7 +59,7 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
     options: dict[str, Any] = {"overflow": overflow, "seed": seed, "max_documents": limit}
     options["align"] = align if max_length % align == 0 else 1
     rows = len(plan(lengths, max_length, strategy, **options))
-    options |= {"ranks": ranks} if strategy in ORDERED else {"ranks": ranks, "cost": cost}
+    options |= {"ranks": ranks} if strategy == "sequential" else {"ranks": ranks, "cost": cost}
     found = plan(lengths, max_length, strategy, **options)
     assert found == plan(lengths, max_length, strategy, **options)
 
@@ -94,44 +94,31 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
     assert len(found) == (steps * ranks if len(columns) >= steps * ranks else rows)
     if strategy == "sequential":
         assert (np.diff(found.documents) >= 0).all()
-    if strategy == "sorted":
-        assert (np.diff(columns) <= 0).all()
 
 
-def drawn(count: int, seed: int) -> list[int]:
-    """The random order of so many things, by Python's sort."""
-    bits = np.random.PCG64(seed).random_raw(count).tolist()
-    return sorted(range(count), key=bits.__getitem__)
-
-
-@given(asked(), st.sampled_from([1, 2, 5, 1 << 31]), st.integers(0, 2**40))
-def test_all_but_best_fit_are_next_fit_of_their_orders(given, limit, seed):
+@given(asked(), st.sampled_from([1, 2, 5, 1 << 31]))
+def test_sequential_is_next_fit(given, limit):
     lengths, max_length = given
-    random = drawn(len(lengths), seed)
-    longest_first = sorted(random, key=lambda index: -lengths[index])
-    for name, order in (("sequential", range(len(lengths))), ("random", random), ("sorted", longest_first)):
-        wanted: list[list[int]] = [[]]
-        for index in order:
-            if len(wanted[-1]) == limit or sum(lengths[i] for i in wanted[-1]) + lengths[index] > max_length:
-                wanted.append([])
-            wanted[-1].append(index)
-        documents, bounds = STRATEGIES[name](np.array(lengths), max_length, limit, seed)
-        assert [part.tolist() for part in np.split(documents, bounds[1:-1])] == wanted
+    wanted = [0]
+    for index in range(len(lengths)):
+        row = lengths[wanted[-1] : index + 1]
+        if len(row) > limit or sum(row) > max_length:
+            wanted.append(index)
+    assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
+    found = plan(lengths, max_length, "sequential", max_documents=limit)
+    assert (found.bounds.tolist(), found.documents.tolist()) == ([*wanted, len(lengths)], [*range(len(lengths))])
 
 
-@pytest.mark.parametrize("part", [1, 7, 1 << 20])
-def test_orders_are_those_of_all_drawn_bits_where_there_is_room_for_few(part, monkeypatch):
+def test_orders_are_those_of_the_drawn_bits_that_there_is_room_for():
     lengths = np.ones(20_000, np.int64)
-    lengths[::5000] = 1 << 31  # 32 bits of length, 15 of the index: of the drawn bits of 20,000, many agree in 17
-    lengths = lengths[: 20_000 if part > 7 else 600]
-    monkeypatch.setattr(strategies, "PART", part)
+    lengths[::5000] = 1 << 31  # 31 bits of length, 15 of the index: of the drawn bits of 20,000, many agree in 18
     for seed in range(3):
         bits = np.random.PCG64(seed).random_raw(len(lengths))
-        assert part <= 7 or len(np.unique(bits >> np.uint64(47))) < len(lengths) - 1000
-        order = np.argsort(bits, kind="stable")
-        wanted = order[np.argsort(-lengths[order], kind="stable")]
-        assert np.array_equal(descending(lengths, seed), wanted)
-        assert np.array_equal(permutation(len(lengths), seed), order)
+        index_bits = (len(lengths) - 1).bit_length()
+        few = bits >> np.uint64(31 + index_bits)
+        assert len(np.unique(few)) < len(lengths) - 500
+        assert np.array_equal(permutation(len(lengths), seed, lengths), np.lexsort((few, -lengths)))
+        assert np.array_equal(permutation(len(lengths), seed), np.argsort(bits >> np.uint64(index_bits), kind="stable"))
 
 
 @given(asked())
@@ -152,12 +139,12 @@ def test_flan_like_lengths_leave_hardly_any_padding():
     assert best.fill >= 0.999
     assert len(best) == -(-lengths.sum() // 4096), "no plan has fewer rows"
     assert best.padding == len(best) * 4096 - lengths.sum()
-    assert plan(lengths, 4096, "random").fill < 0.9
+    assert plan(lengths, 4096, "sequential").fill < 0.9
 
 
 def test_the_same_seed_gives_the_same_plan_everywhere():
     lengths = [5, 3, 3, 8, 1, 2, 2, 9, 4, 4]
-    found = {s: [row.tolist() for row in plan(lengths, 10, s, seed=7, ranks=2)] for s in ("best_fit", "random")}
+    found = {s: [row.tolist() for row in plan(lengths, 10, s, seed=7, ranks=2)] for s in ("best_fit", "sequential")}
     found["by cost"] = [row.tolist() for row in plan(lengths, 10, seed=7, ranks=2, cost=CostModel())]
     assert found == PINNED
     assert plan(lengths, 10, seed=7) != plan(lengths, 10, seed=8)
@@ -165,47 +152,44 @@ def test_the_same_seed_gives_the_same_plan_everywhere():
 
 PINNED = {
     "best_fit": [[7], [3, 6], [0, 9, 4], [8, 2], [1], [5]],
-    "by cost": [[3], [7], [2, 1], [8, 5], [0, 4], [9, 6]],
-    "random": [[6, 3], [4, 9, 0], [2, 8], [7], [5], [1]],
+    "by cost": [[3, 6], [0, 9, 4], [1], [5], [7], [8, 2]],
+    "sequential": [[0, 1], [2], [3, 4], [5, 6], [7], [8, 9]],
 }
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 30))
-def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
-    found = plan(lengths, max_length, "fixed_length")
-    stream = [(d, token) for d, n in enumerate(lengths) for token in range(n)]
-    pieces = zip(found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True)
-    assert [(d, o + i) for d, o, n in pieces for i in range(n)] == stream
-    assert (found.tokens_per_row[:-1] == max_length).all()
-    assert found.counts.split == sum(np.bincount(found.documents) > 1)
 
 
 # Balance
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "random"])
-def test_eight_ranks_have_like_work_in_every_step(strategy):
+def test_eight_ranks_have_like_work_in_every_step():
     lengths = flan_like(100_000)
-    balanced = plan(lengths, 4096, strategy, cost=ATTENTION, ranks=8)
-    steps = balanced.costs(ATTENTION).reshape(-1, 8)
-    assert steps.max(axis=1).sum() / steps.mean(axis=1).sum() <= 1.05
-    if strategy == "best_fit":
-        assert imbalance(balanced.costs(ATTENTION), 8).max() <= 1.05
+    costs = plan(lengths, 4096, cost=ATTENTION, ranks=8).costs(ATTENTION)
+    steps = costs.reshape(-1, 8)
+    assert steps.max(axis=1).sum() / steps.mean(axis=1).sum() <= 1.002
+    assert (imbalance(costs, 8) > 1.05).sum() <= 3, "those of the cheapest rows, of which some are divided"
     # Control: without a cost the slowest rank of a random step has more than twice the mean.
-    drawn = plan(lengths, 4096, "random", ranks=8)
+    drawn = plan(lengths, 4096, "sequential", ranks=8)
     assert imbalance(drawn.costs(ATTENTION), 8).mean() > 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "ranks", "wanted"),
+    [
+        ([0, 2, 6], 3, [0, 2, 4, 6]),
+        ([0, 3, 6, 9, 12], 3, [0, 3, 6, 9, 10, 11, 12]),
+        ([0, 4, 8, 9], 2, [0, 4, 6, 8, 9]),
+        ([0, 9, 10, 11, 12], 3, [0, 3, 5, 9, 10, 11, 12]),
+        ([0, 1, 2], 3, [0, 1, 2]),
+        ([0, 2, 4], 2, [0, 2, 4]),
+    ],
+)
+def test_the_last_rows_of_most_documents_are_halved(bounds, ranks, wanted):
+    assert complete(np.array(bounds), ranks).tolist() == wanted
 
 
 def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     costs = plan(flan_like(20_000), 4096, cost=ATTENTION, ranks=8).costs(ATTENTION).reshape(-1, 8)
     order = np.arange(len(costs))
     assert abs(np.corrcoef(order, costs.mean(axis=1))[0, 1]) < 0.2
-    assert len(set(costs.argmax(axis=1).tolist())) == 8, "the costliest row of a step is not always that of one rank"
-
-
-def test_rounds_are_shared_out_to_whoever_has_least_to_do():
-    costs = np.array([[[4.0, 1.0], [3.0, 2.0]]])
-    assert share(costs).tolist() == [[[0, 1], [1, 0]]]
 
 
 def test_cost_model():
@@ -235,7 +219,6 @@ def test_rows_slices_and_iteration(small):
     assert small[3:].offsets.tolist() == [8, 0]
     assert small.select([3, 0]).tokens_per_row.tolist() == [5, 8]
     assert small.tokens_per_row.tolist() == [8, 3, 8, 5]
-    assert small.histogram(2)[0].tolist() == [1, 3]
     for row in (4, -5):
         with pytest.raises(IndexError, match="a plan of 4 rows"):
             small[row]
@@ -278,16 +261,6 @@ def test_a_plan_is_kept_whole_and_cannot_be_changed(name, tmp_path):
 def test_offsets_of_documents_that_are_not_cut_take_no_memory():
     found = plan(flan_like(1000), 4096, ranks=8, cost=CostModel())
     assert found.offsets.strides == (0,)
-
-
-def test_plot(small, tmp_path, monkeypatch):
-    figure = small.plot()
-    assert len(figure.axes) == 2
-    figure.savefig(tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").stat().st_size > 1000
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"autopack\[plot\]"):
-        small.plot()
 
 
 # Bad input

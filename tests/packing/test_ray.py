@@ -50,7 +50,7 @@ def test_what_ray_made_of_arrays_is_packed_as_lists_are(ray, tmp_path):
     with refused("unusable-data", match="example 0, column 'vector': found 2 values for 3 tokens"):
         pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
     same = ray.data.from_numpy(np.arange(12).reshape(3, 4)).rename_columns({"data": "input_ids"})
-    found = load(pack_shards(same, 4, tmp_path / "c", "sequential").files)
+    found = load(pack_shards(same, 4, tmp_path / "c", plan=autopack.packing.plan([4] * 3, 4, "sequential")).files)
     assert found["input_ids"][:] == np.arange(12).reshape(3, 4).tolist()
 
 
@@ -72,7 +72,7 @@ def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
 
     data = ray.data.range(3).map_batches(fail)
     (tmp_path / "file").touch()
-    for options, words in (({}, "found 'file' in it"), ({"strategy": "best"}, "strategy='best'")):
+    for options, words in (({}, "found 'file' in it"), ({"overflow": "best"}, "overflow='best'")):
         with pytest.raises(ValueError, match=words):
             pack_shards(data, 4, tmp_path, **options)
     with refused("no-examples", match="empty dataset"):
@@ -90,9 +90,9 @@ def test_shards_with_a_plan_each_may_be_more_than_blocks_and_some_are_dropped(bl
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     """A task looks whether each document is as long as it was when it was planned."""
     plan, numbers, folder = autopack.packing.plan([3] * 2, 6), np.array([2, 3]), parts.Folder(tmp_path)
-    blocks, work = [[[2, 2, 2]], [[3]]], parts.Work(plan, np.array([3, 3]), numbers)
+    blocks, work = [[[2, 2, 2]], [[3]]], parts.Work(plan, numbers, np.array([3, 3]))
     tables = [pa.table({"input_ids": block}) for block in blocks]
-    about = folder, "", 0, tables[0].schema, "rows-00000-of-00001.parquet"
+    about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
         on_ray.write_shard(*about, work, *tables)
     assert not os.listdir(tmp_path)
@@ -103,7 +103,10 @@ def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
     made = pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
     assert load(made.files)[:] == autopack.pack(datasets.Dataset(plain), 2)[:]
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
-    with refused("unusable-data", match="column 'object': found .*; convert it, or take it out"):
+    with refused(
+        "unusable-data",
+        match="column 'object': found values that make no column .*name it in drop_columns",
+    ):
         pack_shards(objects, 2, tmp_path / "b")
 
 

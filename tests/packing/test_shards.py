@@ -39,12 +39,12 @@ def dataset() -> Any:
     ("options", "count", "cuts", "planned"),
     [
         ({}, 4, (20, 21, 21, 50), False),
-        ({"strategy": "random", "seed": 3}, 7, (), True),
+        ({"strategy": "sequential", "seed": 3}, 7, (), True),
         ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30), True),
         ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,), False),
         ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60), False),
-        ({"strategy": "fixed_length"}, 22, tuple(range(0, 60, 3)), True),
-        ({"ranks": 2, "cost": CostModel(0, 1), "max_documents": 3}, 2, (7,), False),
+        ({"strategy": "sequential", "max_length": 9, "overflow": "split"}, 22, tuple(range(0, 60, 3)), True),
+        ({"max_documents": 3}, 2, (7,), False),
     ],
 )
 def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, planned, tmp_path):
@@ -76,7 +76,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, pla
     seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
     block=st.sampled_from([1, 30, rows.BLOCK]),
-    strategy=st.sampled_from(["best_fit", "random", "fixed_length"]),
+    strategy=st.sampled_from(["best_fit", "sequential"]),
     picked=st.booleans(),
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -90,14 +90,14 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
     if picked:
         chosen = np.random.default_rng(seed).permutation(len(ids))[: max(1, len(ids) // 2)]
         data, ids = data.select(chosen), [ids[i] for i in chosen]
-    options = {"strategy": strategy, "overflow": overflow, "seed": seed}
-    made = plan([*map(len, ids)], 16, **options)
+    options = {"overflow": overflow, "seed": seed}
+    made = plan([*map(len, ids)], 16, strategy, **options)
     if not len(made):
         for write in (autopack.pack, partial(pack_shards, path=folder / "rows", num_shards=1)):
             with refused("does-not-fit", match="no document is left"):
                 write(data, max_length=16, **options)
         return
-    packed = autopack.pack(data, 16, **options)
+    packed = autopack.pack(data, 16, strategy, **options)
     assert len(packed) == len(made)
     for number, row in enumerate(packed):
         piece = made.pieces(number)
@@ -110,7 +110,8 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
     made.save(folder / "plan")
     count = min(count, len(made))
     for shard in np.random.default_rng(seed).permutation(count).tolist():
-        given = {"plan": Plan.load(folder / "plan")} if shard % 2 else options  # jobs that plan, and that are given it
+        # Jobs that plan, and that are given it.
+        given = {"plan": Plan.load(folder / "plan")} if shard % 2 or strategy == "sequential" else options
         written = pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
         assert written.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
     assert load(shard_files(folder / "rows"))[:] == packed[:]
@@ -119,17 +120,23 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
     made = plan(LENGTHS, 32)
     read: list[int] = []
+    values = documents.Documents.values
 
-    class Spied(documents.Taker):
-        def __call__(self, numbers: np.ndarray) -> Any:
-            read.extend(self.chosen[numbers].tolist())
-            return super().__call__(numbers)
+    def spied(self: Any, numbers: np.ndarray, *rest: Any) -> Any:
+        read.extend(numbers.tolist())
+        return values(self, numbers, *rest)
 
-    monkeypatch.setattr(parts, "Taker", Spied)
-    monkeypatch.setattr(documents.Documents, "of_dataset", None)
+    monkeypatch.setattr(documents.Documents, "values", spied)
     pack_shards(dataset, 32, tmp_path, plan=made, num_shards=4, shard=1)
     edges = np.arange(5) * len(made) // 4
-    assert sorted(read) == sorted(made[edges[1] : edges[2]].documents.tolist())
+    assert {*read} == {*made[edges[1] : edges[2]].documents.tolist()}
+
+
+def test_a_plan_for_ranks_is_kept_as_it_is(engine, dataset, tmp_path):
+    made = plan(LENGTHS, 32, ranks=2, cost=CostModel(0, 1), max_documents=3)
+    files = pack_shards(engine(examples(LENGTHS), 7), 32, tmp_path, plan=made, num_shards=2).files
+    ids = dataset["input_ids"]
+    assert load(files)["input_ids"][:] == [[token for number in row for token in ids[number]] for row in made]
 
 
 def test_a_plan_per_shard_is_that_of_the_shard_alone(engine, dataset, tmp_path):
@@ -186,7 +193,7 @@ REFUSED = [
     ({"plan": plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
     ({"plan": plan(LENGTHS[::-1], 32)}, ", of which the plan has"),
     ({"plan": plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
-    ({"strategy": "best"}, "strategy='best'"),
+    ({"overflow": "best"}, "overflow='best'"),
     ({"drop_columns": "labels"}, "drop_columns='labels': wanted several"),
     ({"drop_columns": ("none",)}, "found no column 'none'"),
     ({"max_length": 8}, "over the 8 tokens of a row"),
