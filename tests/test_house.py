@@ -20,11 +20,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 250_229,
-    "statements": 21_892,
-    "functions": 2_261,
+    "tokens": 245_187,
+    "statements": 21_515,
+    "functions": 2_229,
     "modules": 207,
-    "lines over 110 characters": 1_379,
+    "lines over 110 characters": 1_358,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,

@@ -99,15 +99,11 @@ class Histogram:
     edges: Sequence[float]
     labels: tuple[str, str]
     mean: float | None = None
-    log: bool = False
     height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
         edges = list(self.edges)
-        axes.hist(edges[:-1], edges, weights=self.counts, log=self.log, color=PACKED, edgecolor=PAPER, linewidth=0.4)
-        if self.log:
-            axes.set_ylim(bottom=0.5)
-            axes.minorticks_off()
+        axes.hist(edges[:-1], edges, weights=self.counts, color=PACKED, edgecolor=PAPER, linewidth=0.4)
         if self.mean is not None:
             axes.axvline(self.mean, color=INK, lw=1, ls="--")
         axes.yaxis.set_major_formatter("{x:,.0f}")
