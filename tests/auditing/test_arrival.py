@@ -3,8 +3,6 @@
 `verify=False` stands for everything that an audit and the look at the code would have found before.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The auditor finds leaks where they are and none where there are none, and leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import replace

@@ -333,32 +333,3 @@ def test_gradients_of_padded_batches_are_compared():
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
-
-
-SOUND = [
-    ("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mistral", "causal-lm"), ("gemma2", "causal-lm"),
-    ("roberta", "causal-lm"), ("bart", "causal-lm"), ("bloom", "causal-lm"), ("falcon", "causal-lm"),
-    ("mamba", "causal-lm"), ("recurrent_gemma", "causal-lm"), ("phi3", "causal-lm"), ("opt", "causal-lm"),
-    ("bert", "masked-lm"), ("deberta", "masked-lm"), ("distilbert", "masked-lm"), ("longformer", "masked-lm"),
-    ("t5", "seq2seq"), ("bart", "seq2seq"), ("roberta", "sequence-classification"),
-    ("gpt2", "sequence-classification"), ("qwen2_vl", "image-text-to-text"),
-]  # fmt: skip
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("model_type", "task"), SOUND)
-def test_nothing_is_said_of_models_that_have_no_fault(model_type, task):
-    model = tiny.build(model_type, task=task)
-    if task == "sequence-classification" and model.config.pad_token_id is None:
-        model.config.pad_token_id = 0  # stock takes no batch of several rows without one
-    report = autopack.audit(enabled(model))
-    assert report.exact, report
-    assert (report.packed, report.labels, report.padded) == (None, None, None)
-    assert any(result.loss is not None for result in report.results)
-    autopack.disable(model)
-    assert autopack.audit(model, modes=("two rows",), training=(False,), gradients=False).packed, "stock leaks"
-
-
-def test_leaks_are_as_large_as_they_were_thought_to_be():
-    model = as_class(Chat)
-    assert autopack.audit(model, modes=("two rows",), training=(False,)).worst > LEAK

@@ -1,7 +1,5 @@
 """What mixes documents is named: by audits with its place in the source, by checks with that in the model."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

@@ -1,7 +1,5 @@
 """Whether a loss shifts, asked of the model: whatever its class is called and however its forward is written."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

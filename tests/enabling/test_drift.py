@@ -4,8 +4,6 @@ What changes is transformers, by assignments that are taken back. Every place is
 whose code it reads; without the change `enable` works, which is asked first.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

@@ -1,7 +1,5 @@
 """enable and disable: what they change, that all of it goes back by identity, copies, and refusals."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

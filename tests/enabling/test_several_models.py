@@ -1,7 +1,5 @@
 """`enable` of several models at once: all of them, or none."""
 
-from __future__ import annotations
-
 import pytest
 
 import autopack

@@ -1,7 +1,5 @@
 """Transforms of torch over an enabled model: torch.func's derivatives are exact, what has no values is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vjp, vmap

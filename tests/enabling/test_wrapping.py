@@ -1,7 +1,5 @@
 """What `enable` finds: models inside modules of the user's, and the models of trainers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,8 +1,6 @@
 """FSMT: both halves on documents alone, whatever such a call may bring; what other types have, too, is in
 test_packed_rows.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

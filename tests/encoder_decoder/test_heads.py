@@ -1,7 +1,5 @@
 """Heads of encoder-decoders with one result per row: packed documents run alone, and each gets its own result."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -3,8 +3,6 @@
 `EncoderDecoderModel` does; BART and T5, which make them too, hide none of them.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoder-decoders on padded batches: run as packed rows inside, or left as they came, with the same outputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

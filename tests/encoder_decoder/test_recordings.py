@@ -1,7 +1,5 @@
 """Recordings with packed texts: the encoder runs one recording per document, and only the decoder's share rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
@@ -25,7 +23,7 @@ def _recordings(*shape):
     return [torch.randn(1, *shape, generator=generator) for _ in TARGETS]
 
 
-def _whisper():
+def whisper():
     config = transformers.WhisperConfig(
         **_SIZES, num_mel_bins=8, max_source_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         decoder_start_token_id=3,
@@ -49,8 +47,8 @@ def _speech_to_text():
     return transformers.Speech2TextForConditionalGeneration(config), "input_features", _recordings(40, 8)
 
 
-@pytest.mark.parametrize("build", [_whisper, _moonshine, _speech_to_text])
-def test_recordings_with_packed_texts(build):
+@pytest.mark.parametrize("build", [whisper, _moonshine, _speech_to_text])
+def test_recordings_with_packedtexts_of(build):
     """The encoder runs as it is, on one recording per document; only the decoder's documents share rows."""
     torch.manual_seed(0)
     model, name, recordings = build()
@@ -61,13 +59,13 @@ def test_recordings_with_packed_texts(build):
     autopack.enable(model, verify=False)
     batch = torch.cat(recordings)
     for form in ("one_row", "two_rows", "padded"):
-        output = model(**{name: batch}, **_texts(getattr(pairs, form)()))
+        output = model(**{name: batch}, **texts_of(getattr(pairs, form)()))
         check(result(model, pairs, form, output), expected, form)
     with refused("halves-disagree"):
-        model(**{name: batch[:3]}, **_texts(pairs.one_row()))
+        model(**{name: batch[:3]}, **texts_of(pairs.one_row()))
 
 
-def _texts(call):
+def texts_of(call):
     return {name: value for name, value in call.items() if name in ("labels", "decoder_attention_mask")}
 
 
@@ -83,5 +81,5 @@ def test_recordings_of_unequal_length():
     padded = model(**batch, labels=pairs.padded()["labels"], use_cache=False)
     autopack.enable(model, verify=False)
     for form in ("one_row", "padded"):
-        output = model(**batch, **_texts(getattr(pairs, form)()))
+        output = model(**batch, **texts_of(getattr(pairs, form)()))
         assert worst(pairs.of(form, output.logits), pairs.of("padded", padded.logits)) <= LOGITS

@@ -1,7 +1,5 @@
 """What an encoder-decoder cannot be given, or cannot be, says why and changes nothing; disabling leaves no mark."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

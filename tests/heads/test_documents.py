@@ -1,7 +1,5 @@
 """Heads with one result per row, on packed rows: each document gets the result, loss and gradients it gets alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

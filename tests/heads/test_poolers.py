@@ -1,7 +1,5 @@
 """What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed rows that a head cannot serve: wrong labels, choices, unknown models around a head; each says why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator, auditor."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -4,8 +4,6 @@ DeepSpeed is not installed here: a package of its name, with functions of the sa
 it. The real one runs in `compat/engines` and `compat/programs`.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -1,7 +1,5 @@
 """Encoders of sounds and images take no tokens: no call of theirs could say where documents lie."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from contextlib import nullcontext
@@ -10,7 +8,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from transformers import LlamaForCausalLM
-from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
 from tests.support.padded import (
@@ -68,16 +65,6 @@ def test_a_loss_of_the_states_of_a_layer(model_type, when):
     autopack.disable(model)
 
 
-def test_a_backward_hook():
-    (stock, model), inputs = _twins("llama")
-    shapes = []
-    with autopack.enable(model):
-        for which in (stock, model):
-            _layer(which).register_full_backward_hook(lambda _, given, out: shapes.append(given[0].shape))
-            which(**inputs).loss.backward()
-    assert shapes[0] == shapes[-1] == (len(PADDED), max(PADDED), model.config.hidden_size)
-
-
 def test_when_the_hook_is_gone_batches_run_without_their_padding_again():
     (_, model), inputs = _twins("llama")
     with autopack.enable(model):
@@ -104,16 +91,6 @@ def test_a_hook_that_only_asks_for_gradients_looks_at_nothing():
     assert model_gradient_error(model, stock) < GRADIENT
 
 
-def test_packed_rows_are_packed_rows():
-    (_, model), _ = _twins("llama")
-    shapes = []
-    with autopack.enable(model):
-        _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
-        shapes.clear()
-        model(input_ids=torch.ones(1, 9, dtype=torch.long), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
-    assert shapes[-1] == (1, 9)
-
-
 def test_without_being_looked_for_the_hook_sees_one_row():
     (_, model), inputs = _twins("llama")
     shapes = []
@@ -121,29 +98,6 @@ def test_without_being_looked_for_the_hook_sees_one_row():
         _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
         model(**inputs)
     assert shapes == [(1, sum(PADDED))]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_the_noise_of_neftune_is_that_of_the_padded_batch(when):
-    (stock, model), inputs = _twins("llama")
-    losses = []
-    for which in (stock.train(), model.train()):
-        if when == "after" and which is model:
-            autopack.enable(model)
-        embeddings = which.get_input_embeddings()
-        embeddings.neftune_noise_alpha = 5.0
-        hook = embeddings.register_forward_hook(neftune_post_forward_hook)
-        if when == "before" and which is model:
-            autopack.enable(model)
-        torch.manual_seed(0)
-        losses.append(which(**inputs).loss)
-        hook.remove()
-    assert loss_error(losses[1], losses[0]) < FLOAT32
-    (reason,) = tally_of(model).left
-    assert "neftune_post_forward_hook" in reason
-    model(**inputs)
-    assert tally_of(model).batches == 1
-    autopack.disable(model)
 
 
 def test_a_mock_as_a_hook():
@@ -156,53 +110,6 @@ def test_a_mock_as_a_hook():
         assert hook.called
         (reason,) = tally_of(model).left
     assert "a hook on it is" in reason
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("model_type", ["llama", "mamba", "bert"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_what_a_hook_on_a_layer_records_are_the_users_calls(model_type, when):
-    (stock, model), inputs = _twins(model_type)
-    plain = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
-    seen = []
-    if when == "before":
-        hook = _layer(model).register_forward_hook(lambda *_: seen.append(1))
-    with autopack.enable(model) as handle:
-        if when == "after":
-            hook = _layer(model).register_forward_hook(lambda *_: seen.append(1))
-        for count in (1, 2):
-            assert torch.equal(model(**plain).loss, stock(**plain).loss)
-            assert len(seen) == count
-        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
-        assert len(seen) == 3
-        assert "a hook on it is" in next(iter(tally_of(model).left))
-        ids = inputs["input_ids"]
-        where = {"seq_idx": (torch.arange(ids.shape[1], dtype=torch.int32) // 5).expand(ids.shape).contiguous()}
-        model(input_ids=ids, **where)
-        assert len(seen) == 4  # what a check makes a hook record is taken back
-        assert "by a twin" in repr(handle)
-        model(input_ids=ids, **where)
-        hook.remove()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_hook_that_mixes_documents_is_found_when_rows_are_packed(when):
-    (stock, model), inputs = _twins("llama")
-
-    def roll(module, args, output):
-        return torch.roll(output, 1, dims=1)
-
-    ids, where = inputs["input_ids"][:1, :9], torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    if when == "after":
-        autopack.enable(model)
-    for which in (stock, model):
-        _layer(which).mlp.register_forward_hook(roll)
-    if when == "before":
-        autopack.enable(model)
-    assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
-    with refused("leak-detected"):
-        model(input_ids=ids, position_ids=where)
-    autopack.disable(model)
 
 
 class DeclaresFurtherIn(LlamaForCausalLM):
@@ -276,15 +183,6 @@ def test_gradients_of_single_samples_by_hooks():
     assert torch.allclose(seen, expected, rtol=1e-4)
 
 
-def test_without_being_looked_for_hooks_take_all_samples_for_one():
-    (_, model), inputs = _twins("llama")
-    shapes = []
-    with autopack.enable(model, verify=False):
-        _layer(model).mlp.register_full_backward_hook(lambda _, given, out: shapes.append(len(out[0])))
-        model(**inputs).loss.backward()
-    assert shapes == [1]
-
-
 def test_documents_that_a_hook_on_the_backbone_declares_are_kept_apart():
     """It may bring positions that declare documents, which nobody has seen."""
     (_, model), inputs = _twins("llama")
@@ -308,7 +206,7 @@ def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(mo
     inputs = {"input_ids": torch.arange(3, 15)[None], "position_ids": torch.arange(6).repeat(2)[None]}
     monkeypatch.setattr("autopack.calls.hooks.gathering_groups", lambda root: (object(),))
     before = [model(**inputs).logits for _ in range(2)]
-    runs: Counter[str] = Counter()
+    runs = Counter()
     _layer(model).register_forward_hook(lambda module, args, output: runs.update(["layer"]))
     assert torch.equal(model(**inputs).logits, before[0])  # the third
     assert runs["layer"] == 1

@@ -1,7 +1,5 @@
 """Encoders whose documents need more than attention of their own: windows, cells, neighbours, boxes, quantisation."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

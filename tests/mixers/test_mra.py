@@ -5,8 +5,6 @@ They are enabled with `verify=False`: an audit's documents are no multiples of 3
 kernels is refused.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

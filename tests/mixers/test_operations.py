@@ -1,7 +1,5 @@
 """Convolutions, scans and heads that follow documents: what each document gets alone, and its gradients."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 

@@ -1,7 +1,5 @@
 """Attention, positions and whole models in code of their own: documents alone, in every form that could go wrong."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Mixers on documents as rows: what each document gets alone, at every length that could go wrong."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny models that take images, batches of documents with media, and what packed rows of them must agree with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Mllama and Idefics: text attends to images across, and each document, or row of a batch, reads its own alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -171,7 +169,7 @@ class TestCollator:
         assert mask.shape[2] == (4 if max_length is None else 3)
         with autopack.enable(model):
             logits = model(**batch).logits
-        rows: list[list[Document]] = [[]]
+        rows = [[]]
         for document in found:
             if sum(map(len, rows[-1])) + len(document) > logits.shape[1]:
                 rows.append([])

@@ -1,7 +1,5 @@
 """Kyutai's speech to text takes a text token and codes of the sound at each place: tokens of a third axis, no media."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """HunYuan-VL numbers the images of a batch over all its rows: each document is numbered by itself, in any batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Encoders that take images and decoders that take text: an image for each document, whose texts share rows."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """BLIP and GIT: one image for each document, of which its tokens say nothing: across from it, or before it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

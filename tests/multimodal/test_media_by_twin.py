@@ -3,8 +3,6 @@
 Of text alone such code may be exact and still let the images of a call meet.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

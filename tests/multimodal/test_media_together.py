@@ -1,9 +1,5 @@
 """Documents with sounds, images and videos in one row: positions are of all media, and each kind keeps its order."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -21,7 +17,7 @@ from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-KINDS: tuple[tuple[str, ...], ...] = (("image", "sound"), ("sound", "video", "image"), (), ("video", "sound", "sound"))
+KINDS = (("image", "sound"), ("sound", "video", "image"), (), ("video", "sound", "sound"))
 """The media of four documents, in order, with text between them."""
 
 
@@ -35,7 +31,7 @@ def piece(model, kind, seed):
 
 def joined(model, pieces):
     """The arguments of a row of pieces, with the media of each kind in order."""
-    call: dict[str, Any] = {}
+    call = {}
     for kind in ("pixel_values", "pixel_values_videos", "input_features"):
         of_kind = [p for p in pieces if p.images and kind in p.images[0]]
         call |= media_rows.row(model, of_kind) if of_kind else {}
@@ -127,7 +123,7 @@ def test_the_sound_of_a_video(model_type):
 
 def joined_media(model, pieces):
     """The media of pieces without their tokens, those of each kind in order."""
-    call: dict[str, Any] = {}
+    call = {}
     for kind in ("pixel_values_videos", "input_features"):
         of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
         call |= media_rows.row(model, of_kind)

@@ -4,11 +4,8 @@ The comparison is `compat.images.compare`, the same that prints the recorded tab
 of which one ends and the next begins with an image, one has none, and one has two. Tolerances are the auditor's.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -40,7 +37,7 @@ RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness-image-te
 
 
 EAGER = {"attn_implementation": "eager"}
-ALONE: list[tuple[str, dict[str, Any]]] = [
+ALONE = [
     *((name, {}) for name in TYPES),
     # These take no text without images.
     *((name, {}) for name in ("blip-2", "instructblip", "instructblipvideo", "kosmos-2")),
@@ -107,7 +104,7 @@ def test_frames_of_nemotron_h_omni_are_grouped_over_the_videos_of_a_call():
     assert error(together[1], alone[1]) > LEAK
 
 
-LEAKING: list[tuple[str, dict[str, Any]]] = [
+LEAKING = [
     *((name, {}) for name in (*TYPES, "blip-2", "instructblip", "kosmos-2")),
     # No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that was split.
     *((name, {"use_cache": False}) for name in ("qwen2_vl", "gemma3", "gemma4", "paligemma")),

@@ -1,7 +1,5 @@
 """Padded batches of documents with images give what they gave, run as packed rows inside or left as they came."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

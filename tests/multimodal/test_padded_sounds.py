@@ -1,7 +1,5 @@
 """Padded batches of documents with sounds give what they gave, run as packed rows inside."""
 
-from __future__ import annotations
-
 import pytest
 
 from autopack.tiny import sounds

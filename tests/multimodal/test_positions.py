@@ -1,7 +1,5 @@
 """Positions that a model computes from its images: each document of a packed row is numbered as it is alone."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

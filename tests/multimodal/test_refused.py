@@ -1,7 +1,5 @@
 """Media that packed rows cannot take, and inputs that do not fit their documents: each is refused and says why."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -4,12 +4,9 @@ The comparison is `compat.images.compare`, with documents of `compat.with_sounds
 which one ends and the next begins with a sound, one has none, and one has two.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -229,7 +226,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
     found = documents(model)
     examples = []
     for document in found:
-        example: dict[str, Any] = {name: value[0].tolist() for name, value in document.tokens.items()}
+        example = {name: value[0].tolist() for name, value in document.tokens.items()}
         for name in document.images[0] if document.images else ():
             example[name] = media_rows.row(model, [document])[name].numpy()
         examples.append({**example, "labels": example["input_ids"]})
@@ -245,7 +242,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
 
 def test_every_type_that_takes_sounds_has_been_run_with_them():
     said = {t for family in registry.families() for t in family.media_types.get("sound", ())}
-    measured: set[str] = set()
+    measured = set()
     for path in RESULTS.glob("exactness*.json"):
         for name, cells in json.loads(path.read_text()).items():
             assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name

@@ -3,8 +3,6 @@
 None of them takes tokens, so none can be enabled; these are measurements of transformers alone.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCTC

@@ -1,7 +1,5 @@
 """Which batches have what their rows begin with computed once, and that it holds however the model is run."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

@@ -1,7 +1,5 @@
 """Documents that begin alike get what each gets alone, where that is computed once: outputs, losses and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Documents that begin alike, in models whose rotary frequencies depend on the longest position of a call."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What rows begin with in common is found, and laid out so that every token stands there once."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

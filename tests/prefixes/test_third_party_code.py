@@ -1,7 +1,5 @@
 """Rows share only where all code that they run is the libraries' own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -5,13 +5,10 @@
 A case may name an attention implementation, and whether to `verify`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -22,7 +19,7 @@ from autopack.patching import _installed
 from tests.conftest import attributes, same
 
 
-def case(asked: dict[str, Any]) -> dict[str, Any]:
+def case(asked):
     """What comes of one model: proof, message and measured errors, or what was raised and whether anything changed."""
     model = tiny.build(asked["type"], task=asked["task"], attn_implementation=asked.get("attention", "sdpa"))
     before, library = attributes(model), _library(model)
@@ -45,7 +42,7 @@ def case(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _library(model: Any) -> dict[str, Any]:
+def _library(model):
     """What stands in the modules of transformers that a model runs, in its classes, and in tables, by name."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__}
     names = {cls.__module__ for cls in classes}

@@ -1,9 +1,5 @@
 """Third-party code that holds the vocabulary's size as a number has a twin of that vocabulary."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -18,25 +14,25 @@ EXACT = 1e-5
 """Of a loss in float32."""
 
 
-def shifted(logits: torch.Tensor, labels: torch.Tensor, size: int) -> torch.Tensor:
+def shifted(logits, labels, size):
     return F.cross_entropy(logits[:, :-1].reshape(-1, size), labels[:, 1:].reshape(-1))
 
 
 class InCode(LlamaForCausalLM):
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, labels=None, **kwargs):
         out = super().forward(input_ids, **kwargs)
         if labels is not None:
             out["loss"] = F.cross_entropy(out.logits[:, :-1].reshape(-1, 311), labels[:, 1:].reshape(-1))
         return out
 
 
-def of_311(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def of_311(logits, labels):
     return shifted(logits, labels, 311)
 
 
-def holding(loss: Any) -> Any:
+def holding(loss):
     class Holding(LlamaForCausalLM):
-        def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        def forward(self, input_ids=None, labels=None, **kwargs):
             out = super().forward(input_ids, **kwargs)
             if labels is not None:
                 out["loss"] = loss(out.logits, labels)
@@ -53,7 +49,7 @@ IN_DICT = holding(lambda logits, labels: shifted(logits, labels, SIZES["vocabula
 class OfHidden(LlamaForCausalLM):
     """It holds the width of its states, which no twin has: its calls are checked."""
 
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, labels=None, **kwargs):
         out = super().forward(input_ids, output_hidden_states=True, **kwargs)
         logits = self.lm_head(out.hidden_states[-1].reshape(-1, 40)).view_as(out.logits)
         if labels is not None:

@@ -1,7 +1,5 @@
 """What a twin has shown is kept, for as long as nothing that it depends on is another one, and no longer."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A model that learns of its token of padding after it was made has a twin all the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.proving.test_twins import Mine, built, source

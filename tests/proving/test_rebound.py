@@ -1,7 +1,5 @@
 """A forward around a model's own works on the twin: what it holds of the model is the twin's."""
 
-from __future__ import annotations
-
 import functools
 from types import MethodType
 

@@ -1,7 +1,5 @@
 """A twin speaks for a model: of any size, wherever it is, and only as far as the two are alike."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from dataclasses import replace

@@ -24,14 +24,14 @@ class Conditional(LlamaForCausalLM):
     mixes: Callable[..., Any] = staticmethod(lambda self, **given: False)
     change: Callable[[torch.Tensor], torch.Tensor] = staticmethod(lambda states: states + 0.5 * states.cumsum(1))
 
-    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
         states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         if type(self).mixes(self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs):
             states = type(self).change(states)
         return super().forward(inputs_embeds=states, **kwargs)
 
 
-def build(mixes: Callable[..., Any] | None = None, **config: Any) -> Any:
+def build(mixes=None, **config):
     stock = tiny.build("llama", **config)
     members = {} if mixes is None else {"mixes": staticmethod(mixes)}
     model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(stock.config)
@@ -39,19 +39,19 @@ def build(mixes: Callable[..., Any] | None = None, **config: Any) -> Any:
     return model.eval()
 
 
-def row(*lengths: int, rows: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
+def row(*lengths, rows=1, seed=0):
     """Packed rows, all of the same documents."""
     ids = tiny.tokens(tiny.config("llama"), rows, sum(lengths), seed=seed)
     where = torch.cat([torch.arange(length) for length in lengths]).expand(rows, -1)
     return {"input_ids": ids, "position_ids": where}
 
 
-def lengths_of(batch: dict[str, torch.Tensor]) -> list[int]:
+def lengths_of(batch):
     starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), batch["position_ids"].shape[1]]
     return [end - start for start, end in pairwise(starts)]
 
 
-def error(model: Any, stock: Any, batch: dict[str, torch.Tensor]) -> float:
+def error(model, stock, batch):
     """The largest difference of logits to documents alone, of their deviation."""
     with torch.no_grad():
         found, worst = model(**batch).logits, 0.0

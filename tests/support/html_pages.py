@@ -11,7 +11,7 @@ VOID = {"meta"}
 class Page(html.parser.HTMLParser):
     """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
@@ -21,7 +21,7 @@ class Page(html.parser.HTMLParser):
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
@@ -32,10 +32,10 @@ class Page(html.parser.HTMLParser):
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag: str):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data: str):
         self.texts.append(data)
         if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data

@@ -20,7 +20,7 @@ ABOUT: dict[str, Any] = {
 }
 
 
-def cell(model_type: str, mode: str, status: str = "exact", **more: Any) -> dict[str, Any]:
+def cell(model_type: str, mode: str, status: str = "exact", **more) -> dict[str, Any]:
     return {"task": "causal-lm", "type": model_type, "mode": mode, "status": status, **more}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +13,7 @@ IDS = token_ids()
 WHERE = positions(LENGTHS)
 
 
-def logits(model: Any, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+def logits(model, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
     """The logits of the row, cut into documents of these lengths."""
     return model(input_ids=IDS, position_ids=positions(lengths)).logits
 
@@ -30,5 +29,5 @@ def leaks(model: PreTrainedModel, stock: PreTrainedModel) -> bool:
     return error(found, alone(stock, IDS, LENGTHS)) > LEAK
 
 
-def users_hook(module: torch.nn.Module, args: Any) -> None:
+def users_hook(module: torch.nn.Module, args):
     """A forward pre-hook of the user's, which changes nothing; a function of a module, so that it can be pickled."""

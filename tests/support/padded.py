@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -69,7 +68,7 @@ def unpredicted(mask: torch.Tensor) -> torch.Tensor:
     return (mask == 0) | (before == 0)
 
 
-def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config: Any) -> Any:
+def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config):
     """A tiny model of any head, in train mode and without dropout."""
     tiny_config = tiny.config(model_type, **config)
     tiny_config.pad_token_id = PADDING
@@ -123,12 +122,12 @@ def handle_of(model: PreTrainedModel) -> autopack.Handle:
     return model.__dict__["_autopack_handle"]
 
 
-def tally_of(model: PreTrainedModel) -> Any:
+def tally_of(model: PreTrainedModel):
     """What became of the padded batches of an enabled model."""
     return handle_of(model).tally
 
 
-def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str):
     """Have a field of every unpadded batch be off by a hundredth."""
     finish = Unpadded.finish
 

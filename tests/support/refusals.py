@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +20,7 @@ def refused(*codes: str, match: str | None = None) -> Iterator[pytest.ExceptionI
     assert caught.value.code in codes, str(caught.value)
 
 
-def refused_by_its_first_call(
-    model: Any, trains: bool = False, lengths: tuple[int, ...] = (5, 9), **options: Any
-) -> str:
+def refused_by_its_first_call(model, trains: bool = False, lengths: tuple[int, ...] = (5, 9), **options) -> str:
     """Want a model to be refused when it is enabled, or by its first packed call; return the message."""
     device = "cpu" if model.device.type == "meta" else model.device  # weights on disk run on the CPU
     ids = tiny.tokens(model.config, 1, sum(lengths)).to(device)

@@ -1,12 +1,9 @@
 """What users run models in every day, with models and subclasses of any type: PEFT, accelerate, Trainer, threads."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import copy
 import threading
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -119,7 +116,7 @@ def test_two_threads_with_two_layouts(model_type):
     call = call_of(model_type, labels=None)
     model, stock = thin(model_type), thin(model_type)
     row, batch = call.alone(stock), call.padded(stock)
-    failures: list[BaseException] = []
+    failures = []
 
     def run(each, expected):
         try:
@@ -145,7 +142,7 @@ def test_two_threads_with_two_layouts(model_type):
 @pytest.fixture
 def proofs(monkeypatch):
     """The models that were proven meanwhile."""
-    found: list[Any] = []
+    found = []
     proof = prove.proof_by_twin
     monkeypatch.setattr(prove, "proof_by_twin", lambda model, *rest: (found.append(model), proof(model, *rest))[1])
     return found

@@ -3,10 +3,6 @@
 Hooks that a user adds before `enable` run before autopack's, those added later run after it: both are everyday.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -160,7 +156,7 @@ def regularised(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-TEACHERS: dict[str, Any] = {}
+TEACHERS = {}
 
 
 def teaches(self, input_ids=None, attention_mask=None, **kwargs):

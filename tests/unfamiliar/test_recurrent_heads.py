@@ -3,8 +3,6 @@
 Where it leaves padding out by itself (`pack_padded_sequence`), padded batches run without theirs in the backbone.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 

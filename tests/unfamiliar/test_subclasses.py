@@ -1,7 +1,5 @@
 """Subclasses of whole models: thin ones of any signature are exact; those that do more are exact or refused."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -16,11 +16,11 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-def loss_alone(output: Any, labels: torch.Tensor) -> Any:
+def loss_alone(output, labels):
     return CausalLMOutputWithPast(loss=output.loss)
 
 
-def log_probs(output: Any, labels: torch.Tensor) -> Any:
+def log_probs(output, labels):
     wanted = labels[:, 1:].clamp(min=0)[..., None]
     found = output.logits[:, :-1].log_softmax(-1).gather(-1, wanted).squeeze(-1)
     return ModelOutput(loss=output.loss, log_probs=found.masked_fill(labels[:, 1:] == -100, 0.0))
@@ -31,12 +31,12 @@ class Fused(Conditional):
 
     form: Any = None
 
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, labels=None, **kwargs):
         output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
         return output if labels is None else type(self).form(output, labels)
 
 
-def fused(form: Any) -> Any:
+def fused(form):
     model = build()
     mixes = staticmethod(lambda self, states, **_: states.shape[1] in range(100, 200))
     kind = type("Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__})
@@ -45,7 +45,7 @@ def fused(form: Any) -> Any:
     return other.train()
 
 
-def labelled(*lengths: int) -> dict[str, torch.Tensor]:
+def labelled(*lengths):
     batch = row(*lengths)
     return {**batch, "labels": batch["input_ids"].masked_fill(batch["position_ids"] == 0, -100)}
 

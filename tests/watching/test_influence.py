@@ -4,8 +4,6 @@ What one document gets of another, from sizes on that no tiny twin has, raises i
 `verify=False` shows that it leaks.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`check_every`: which calls are counted and checked, beside copies, autocast, compilation, trainers and threads."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
@@ -178,10 +176,10 @@ def test_threads_that_train_one_model_leave_its_dropout_on():
     model = noisy(build("llama"))
     rates = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
     assert any(rates)
-    failures: list[BaseException] = []
+    failures = []
     model.train()
 
-    def train() -> None:
+    def train():
         try:
             for step in range(8):
                 model(**row(step)).loss.backward()
