@@ -12,8 +12,6 @@ from tests.conftest import LEAK, positions
 from tests.support.conditional import build
 from tests.support.refusals import refused, refused_by_its_first_call
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 RARE = 3e-4
 """How often a branch is taken: with the seed of these tests never by chance."""
 

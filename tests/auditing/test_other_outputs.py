@@ -4,9 +4,6 @@ Each model here is exact in its logits, and returns something beside them that i
 and `verify=False` shows what would have gone wrong. What is exact is served.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +17,9 @@ import autopack
 from autopack import tiny
 from autopack.auditing.fields import fields_of
 from tests.support.conditional import row
+from tests.support.padded import batch as padded_batch
+from tests.support.padded import mask_of
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 LENGTHS = (9, 4, 7)
 LONG = 900
@@ -135,7 +132,7 @@ def unattributable(logits):
 class Own(LlamaForCausalLM):
     """Returns a field that nobody can attribute, in the form that it is made with."""
 
-    form: Callable[..., Any] = Output
+    form = Output
 
     def forward(self, *args, return_dict=True, **kwargs):
         output = super().forward(*args, **kwargs)
@@ -164,8 +161,7 @@ def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact
         assert output.get("more") is None
         torch.testing.assert_close(output["logits"][0], alone, rtol=0, atol=1e-5)  # rounding of float32
     # Calls that pack nothing have it, and padded batches, which a forward of one's own gets as they came.
-    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5])
-    padded = {"input_ids": batch["input_ids"][:, :9].expand(2, 9), "attention_mask": mask, "use_cache": False}
+    padded = {**padded_batch("backbone", mask_of((9, 4))), "use_cache": False}
     for given in ({"input_ids": batch["input_ids"]}, padded):
         assert _named(model(**given))["more"] is not None
     with refused("output-unknown", match="packed calls leave more out .*return_dict=True"):
@@ -227,13 +223,13 @@ def test_a_few_ties_are_no_leak():
 def test_several_states_of_each_token():
     """Gemma 3n keeps four states of each token in every layer, (4, rows, columns, channels)."""
     model = tiny.build("gemma3n_text").eval()
-    ids, mask = tiny.tokens(model.config, 3, 12), (torch.arange(12) < torch.tensor([[12], [7], [5]])).long()
-    batch = {"input_ids": ids, "attention_mask": mask, "use_cache": False, "output_hidden_states": True}
+    mask = mask_of((12, 7, 5))
+    batch = {**padded_batch("backbone", mask), "use_cache": False, "output_hidden_states": True}
     with torch.no_grad():
         expected = model(**batch).hidden_states
         with autopack.enable(model) as handle:
             found = model(**batch).hidden_states
             assert handle.tally.batches == 1
     for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape == (4, *ids.shape, one.shape[-1])
+        assert one.shape == other.shape == (4, *mask.shape, one.shape[-1])
         assert torch.allclose(one * mask[..., None], other * mask[..., None], atol=1e-5)

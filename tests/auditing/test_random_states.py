@@ -25,12 +25,9 @@ def _accelerator(states, numbered):
     def set_rng_state(new_state, device=0):
         states[device] = new_state.clone()
 
-    def set_only_state(new_state):
-        set_rng_state(new_state)
-
     if numbered:
         return SimpleNamespace(get_rng_state=get_rng_state, set_rng_state=set_rng_state)
-    return SimpleNamespace(get_rng_state=lambda: get_rng_state(), set_rng_state=set_only_state)
+    return SimpleNamespace(get_rng_state=lambda: get_rng_state(), set_rng_state=lambda state: set_rng_state(state))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["many devices", "one device"])

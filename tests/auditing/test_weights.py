@@ -9,8 +9,6 @@ from autopack import tiny
 from autopack.auditing import left_as_found
 from tests.conftest import token_ids
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class Bounded(nn.Linear):
     """Its forward bounds its weights."""

@@ -15,9 +15,6 @@ from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import CLASSES, IDS, agrees, packed, serves, with_head
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-
 POOLED = [
     *(("xlm", {"summary_type": kind}) for kind in ("last", "mean", "first")),  # reads padding: documents run alone
     *(("modernbert", {"classifier_pooling": kind}) for kind in ("mean", "cls")),  # leaves padding out

@@ -13,8 +13,6 @@ from tests.engine import in_rows
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
 from tests.support.padded import build
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
 def test_checkpointed_layers_know_their_documents(model_type):

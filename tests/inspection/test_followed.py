@@ -203,11 +203,12 @@ class Reading(LlamaForCausalLM):
         return out
 
 
-def test_a_value_that_changes_is_noticed_where_no_call_is_checked(monkeypatch):
+@pytest.mark.parametrize("value", [1.0, True])
+def test_a_value_that_changes_is_noticed_where_no_call_is_checked(monkeypatch, value):
     model = Reading(tiny.config("llama")).eval()
     with autopack.enable(model, check_every=0):
         CALL.packed(model)
-        monkeypatch.setitem(SETTINGS, "share", 1.0)
+        monkeypatch.setitem(SETTINGS, "share", value)
         with refused("not-exact", "leak-detected"):
             CALL.packed(model)
 

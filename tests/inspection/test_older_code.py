@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import autopack
 from autopack import registry
@@ -31,6 +30,7 @@ from tests.support.older_code import (
     Rotating,
 )
 from tests.support.refusals import refused, refused_by_its_first_call
+from tests.unfamiliar.test_replaced_parts import OwnAttention
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
@@ -104,20 +104,6 @@ def test_a_bias_that_is_not_handed_on_is_refused():
     refused_by_its_first_call(build(Forgetful))
 
 
-class Mine(nn.Module):
-    """Attention without rotations, as somebody writes it."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.qkv = nn.Linear(size, 3 * size)
-
-    def forward(self, hidden_states, attention_mask=None, **kwargs):
-        query, key, value = self.qkv(hidden_states).chunk(3, -1)
-        scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-        return scores.masked_fill(later, float("-inf")).softmax(-1) @ value, None
-
-
 def llama_with(attention):
     model = autopack.tiny.build("llama", dtype=torch.float64)
     model.model.layers[1].self_attn = attention.double()
@@ -125,19 +111,19 @@ def llama_with(attention):
 
 
 def test_a_users_attention_in_a_layer_of_llama_is_served_and_checked():
-    call, model = Call(given={"use_cache": False}), llama_with(Mine(64))
+    call, model = Call(given={"use_cache": False}), llama_with(OwnAttention(64))
     must_be_exact(lambda: copy.deepcopy(model), call.row)
     with autopack.enable(model) as handle:
-        assert "but for Mine: its calls are checked closely" in handle.verified
+        assert "but for OwnAttention: its calls are checked closely" in handle.verified
         call.packed(model)
         assert handle.checked.checks == 1
 
 
 def test_a_users_attention_that_nothing_can_stand_at_is_refused():
-    class Inside(Mine):
+    class Inside(OwnAttention):
         """A class that is not found by its name."""
 
-        def forward(self, hidden_states, attention_mask=None, **kwargs):
-            return super().forward(hidden_states, attention_mask, **kwargs)
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
 
     refused_by_its_first_call(llama_with(Inside(64)))

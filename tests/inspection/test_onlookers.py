@@ -1,15 +1,14 @@
 """Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
 
-import threading
 from collections import Counter
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 import autopack
+from tests.engine import counted
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -24,7 +23,7 @@ from tests.support.padded import (
 from tests.support.padded import twins as twins_of
 from tests.support.refusals import refused
 
-KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2", "mistral", "phi"]
+KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2"]
 
 
 def _layer(model):
@@ -112,47 +111,17 @@ def test_a_mock_as_a_hook():
     assert "a hook on it is" in reason
 
 
-class DeclaresFurtherIn(LlamaForCausalLM):
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        where = torch.arange(input_ids.shape[1]).remainder(5)[None] if input_ids.shape[1] == 20 else None
-        return self.lm_head(self.model(input_ids, position_ids=where, use_cache=False).last_hidden_state)
-
-
-@pytest.mark.parametrize("mixes", [False, True])
-def test_documents_that_are_declared_further_in_are_checked_there(mixes):
-    """The call itself declares nothing."""
-    (_, model), _ = _twins("llama")
-    own = DeclaresFurtherIn(model.config).eval()
-    hook = (lambda module, args, output: torch.roll(output, 1, dims=1)) if mixes else lambda *_: None
-    _layer(own).mlp.register_forward_hook(hook)
-    ids = torch.arange(3, 23)[None]
-    alone = torch.cat([own(input_ids=part) for part in ids.split(5, dim=1)], 1)
-    with autopack.enable(own) as handle:
-        with refused("leak-detected") if mixes else nullcontext():
-            assert float((own(input_ids=ids) - alone).abs().max()) < 1e-4
-        assert handle.checked.checks == 1
-
-
 def test_threads_wait_for_the_check_of_a_hook():
     (_, model), _ = _twins("llama")
-    ids, where = torch.arange(9)[None], torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    ids, where = torch.arange(9)[None], counted((4, 5))
     _layer(model).mlp.register_forward_hook(lambda module, args, output: torch.roll(output, 1, dims=1))
-    found = []
 
-    def run():
-        try:
+    def run(_):
+        with refused("leak-detected"):
             model(input_ids=ids, position_ids=where)
-            found.append("packed")
-        except autopack.LeakDetected:
-            found.append("refused")
 
-    with autopack.enable(model):
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == ["refused"] * 4
+    with autopack.enable(model), ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, range(4)))
 
 
 def test_gradients_of_single_samples_by_hooks():
@@ -181,22 +150,6 @@ def test_gradients_of_single_samples_by_hooks():
     (expected,), (seen,) = found[stock], found[model]
     assert seen.shape == (len(PADDED),)
     assert torch.allclose(seen, expected, rtol=1e-4)
-
-
-def test_documents_that_a_hook_on_the_backbone_declares_are_kept_apart():
-    """It may bring positions that declare documents, which nobody has seen."""
-    (_, model), inputs = _twins("llama")
-
-    def five_each(module, args, kwargs):
-        columns = kwargs["input_ids"].shape[1]
-        return args, {**kwargs, "position_ids": torch.arange(columns).remainder(5)[None]}
-
-    ids = inputs["input_ids"][:1, :10]
-    alone = torch.cat([model(input_ids=part).logits for part in ids.split(5, dim=1)], 1)
-    with autopack.enable(model) as handle:
-        model.model.register_forward_pre_hook(five_each, with_kwargs=True)
-        assert float((model(input_ids=ids, use_cache=False).logits - alone).abs().max()) < 1e-4
-        assert handle.checked.checks == 1
 
 
 def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(monkeypatch):

@@ -120,11 +120,6 @@ def test_at_most_thirteen_types_run_whole_four_by_one_half_and_one_by_both():
     assert counts["whole_half"] <= 4
 
 
-def test_falcon_with_alibi_is_refused():
-    with refused("cannot-be-packed"):
-        autopack.enable(tiny.build("falcon", alibi=True))
-
-
 def test_codebooks_are_never_mixed_up():
     """Rows of audio codes are several to an example; a layout of them cannot be followed, and is not."""
     model = tiny.build("musicgen", decoder={"num_codebooks": 2})

@@ -9,8 +9,6 @@ from tests.conftest import LEAK, error
 from tests.engine import Result, check, counted, leaks, mean_loss
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 CODEBOOKS = 4
 
 

@@ -13,8 +13,6 @@ from tests.conftest import FLOAT32
 from tests.multimodal.models import agrees, padded, serves, twins_with_images, unpadded_as_stock, with_images, worst
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
 
 

@@ -15,8 +15,6 @@ from tests.conftest import FLOAT32, LEAK, error
 from tests.engine import declared, numbered
 from tests.multimodal.models import twins_with_images, with_images, worst
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 @pytest.mark.parametrize("axes", [3, 4])
 def test_positions_that_the_call_computed_itself_are_taken(axes):

@@ -13,8 +13,6 @@ from tests.conftest import FLOAT32, error
 from tests.multimodal.models import serves, twins_with_images
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 CLASSES = {
     "blip-2": "Blip2ForConditionalGeneration",
     "instructblip": "InstructBlipForConditionalGeneration",

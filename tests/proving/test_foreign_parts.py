@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import autopack
 from autopack import tiny
+from tests.engine import counted
 from tests.support.refusals import refused
 
 
@@ -234,7 +235,7 @@ def test_what_checks_say_of_a_model_with_a_part(name):
     layer.mlp.gate_proj = kind(model.config.hidden_size, model.config.intermediate_size)
     model.to(dtype).train(train)
     ids = tiny.tokens(model.config, rows, tokens)
-    where = torch.cat([torch.arange(half), torch.arange(tokens - half)]).expand(rows, -1)
+    where = counted((half, tokens - half)).expand(rows, -1)
     with autopack.enable(model) as handle:
         with refused("leak-detected") if name in MIXING else nullcontext():
             output = model(input_ids=ids, position_ids=where, labels=ids)

@@ -8,7 +8,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from tests.engine import WHEN
+from tests.engine import WHEN, counted
 from tests.subjects import alternating, crossed
 from tests.support.padded import build
 from tests.support.prefixes import padded, tree
@@ -18,9 +18,16 @@ COUNT = 0
 SHAPES = []
 
 
-def in_a_list():
-    seen = []
+def appending(seen):
     return (lambda module, args, output: seen.append(1)), lambda: len(seen)
+
+
+def in_a_list():
+    return appending([])
+
+
+def in_a_deque():
+    return appending(deque(maxlen=100))
 
 
 def in_a_dict_of_lists():
@@ -74,28 +81,26 @@ class Recorder:
         self.calls += 1
         self.rows[0] += 1
 
-    def record(self, module, args, output):
-        self(module, args, output)
+    def record(self, *given):
+        self(*given)
+
+    def count(self):
+        return max(self.calls, self.rows[0])
 
 
 def by_an_object():
     recorder = Recorder()
-    return recorder, lambda: max(recorder.calls, recorder.rows[0])
+    return recorder, recorder.count
 
 
 def by_a_method():
     recorder = Recorder()
-    return recorder.record, lambda: max(recorder.calls, recorder.rows[0])
+    return recorder.record, recorder.count
 
 
 def by_a_partial():
     seen = []
     return partial(lambda seen, module, args, output: seen.append(1), seen), lambda: len(seen)
-
-
-def in_a_deque():
-    seen = deque(maxlen=100)
-    return (lambda module, args, output: seen.append(1)), lambda: len(seen)
 
 
 def as_the_last_output():
@@ -123,7 +128,7 @@ PLACES = {
 
 def packed(seed=0):
     ids = tiny.tokens(tiny.config("llama"), 1, 14, seed=seed)
-    return {"input_ids": ids, "position_ids": torch.tensor([[*range(5), *range(9)]])}
+    return {"input_ids": ids, "position_ids": counted((5, 9))}
 
 
 CASES = alternating(crossed(RECORDERS, [*PLACES]), WHEN)

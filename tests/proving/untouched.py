@@ -27,13 +27,13 @@ class Doubled(nn.Linear):
         return 2 * super().forward(states)
 
 
-def built(device="cpu", **fields):
+def built(device="cpu", cls=Mine, **fields):
     """A model of the class above, wider than a twin and with more layers."""
     config = tiny.config("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=4, **fields)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     with torch.device(device):
-        return Mine(config).eval()
+        return cls(config).eval()
 
 
 class Touched(AssertionError):

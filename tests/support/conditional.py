@@ -1,15 +1,14 @@
 """A Llama of the user's own that mixes tokens under a condition, and batches that meet it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
 
 from autopack import tiny
+from tests.conftest import alone
+from tests.conftest import error as relative_error
+from tests.engine import counted
 
 EXACT, LEAK = 1e-4, 1e-2
 """Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts near 0.5."""
@@ -21,8 +20,8 @@ class Conditional(LlamaForCausalLM):
     `change` is what it makes of embedded tokens then.
     """
 
-    mixes: Callable[..., Any] = staticmethod(lambda self, **given: False)
-    change: Callable[[torch.Tensor], torch.Tensor] = staticmethod(lambda states: states + 0.5 * states.cumsum(1))
+    mixes = staticmethod(lambda self, **given: False)
+    change = staticmethod(lambda states: states + 0.5 * states.cumsum(1))
 
     def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
         states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
@@ -42,7 +41,7 @@ def build(mixes=None, **config):
 def row(*lengths, rows=1, seed=0):
     """Packed rows, all of the same documents."""
     ids = tiny.tokens(tiny.config("llama"), rows, sum(lengths), seed=seed)
-    where = torch.cat([torch.arange(length) for length in lengths]).expand(rows, -1)
+    where = counted(lengths).expand(rows, -1)
     return {"input_ids": ids, "position_ids": where}
 
 
@@ -53,11 +52,6 @@ def lengths_of(batch):
 
 def error(model, stock, batch):
     """The largest difference of logits to documents alone, of their deviation."""
+    ids = batch["input_ids"]
     with torch.no_grad():
-        found, worst = model(**batch).logits, 0.0
-        for ids, logits in zip(batch["input_ids"], found, strict=True):
-            sizes = lengths_of(batch)
-            for part, got in zip(ids.split(sizes), logits.split(sizes), strict=True):
-                wanted = stock(input_ids=part[None], use_cache=False).logits[0]
-                worst = max(worst, float((got - wanted).abs().max() / wanted.std()))
-    return worst
+        return relative_error(model(**batch).logits, alone(stock, ids, *[lengths_of(batch)] * len(ids)))

@@ -1,7 +1,5 @@
 """Losses of the user's: functions set on a model, labels of other shapes, criteria outside of the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

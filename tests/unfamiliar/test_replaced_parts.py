@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from types import MethodType
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.unfamiliar.parts import (
     mixer_name,
     place,
     put,
-    shifted,
 )
 
 CALL = Call()
@@ -94,13 +92,6 @@ def forward_passes_on(mixer):
     return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
 
 
-def forward_shifts(mixer):
-    def forward(self, *args, **kwargs):
-        return changed(shifted, type(self).forward(self, *args, **kwargs))
-
-    return MethodType(forward, mixer)
-
-
 def forward_skips(mixer):
     """An ablation of the user's: a mixer that does nothing."""
 
@@ -120,14 +111,7 @@ def forward_attends(mixer):
     return forward
 
 
-FORWARDS = (forward_passes_on, forward_shifts, forward_skips, forward_attends)
-
-
-def equal_mixer(model):
-    """A mixer of the same class and with the same weights, from another model."""
-    other = build(model.config.model_type)
-    layer = layers_of(model)[0]
-    setattr(layer, mixer_name(layer), getattr(layers_of(other)[0], mixer_name(layer)))
+FORWARDS = (forward_passes_on, forward_skips, forward_attends)
 
 
 def equal_layer(model):
@@ -165,25 +149,17 @@ def copied_layers(model):
     layers[1] = copy.deepcopy(layers[0])
 
 
-def copied_mixer(model):
-    layers = layers_of(model)
-    name = mixer_name(layers[0])
-    setattr(layers[1], name, copy.deepcopy(getattr(layers[0], name)))
-
-
 def turned_layers(model):
     layers = layers_of(model)
     layers[0], layers[1] = layers[1], layers[0]
 
 
 REARRANGED = (
-    equal_mixer,
     equal_layer,
     equal_layers,
     equal_backbone,
     shared_layers,
     copied_layers,
-    copied_mixer,
     turned_layers,
     fewer_layers,
 )

@@ -21,8 +21,6 @@ from tests.support.padded import batch as calls_of
 from tests.support.padded import mask_of, packs_at_once
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 def holds(token):
     return lambda self, input_ids=None, **_: input_ids is not None and bool((input_ids == token).any())

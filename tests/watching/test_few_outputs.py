@@ -1,9 +1,5 @@
 """Heads that make no logits are checked by what they return: a loss alone, or fields of shifted labels."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -12,8 +8,6 @@ from transformers.utils import ModelOutput
 import autopack
 from tests.support.conditional import Conditional, build, row
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def loss_alone(output, labels):
@@ -29,7 +23,7 @@ def log_probs(output, labels):
 class Fused(Conditional):
     """A head that returns little."""
 
-    form: Any = None
+    form = None
 
     def forward(self, input_ids=None, labels=None, **kwargs):
         output = super().forward(input_ids=input_ids, labels=labels, **kwargs)

@@ -11,8 +11,6 @@ from autopack import tiny
 from tests.support.conditional import EXACT, error, row
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class Mixing(TorchFunctionMode):
     """A mode that mixes tokens, in force around calls; in another thread it is not."""

@@ -11,8 +11,6 @@ from autopack import tiny
 from tests.engine import Call
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class ByColumn(nn.Module):
     """A layer that adds something by the column, which replacing documents does not show."""

@@ -31,8 +31,6 @@ from tests.support.training_calls import (
     with_and_without_noise,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 def forget_boundaries(monkeypatch):
     """Plant a leak: attention takes every row for one document."""

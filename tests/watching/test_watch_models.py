@@ -9,7 +9,7 @@ import autopack
 from autopack import tiny
 from compat import images
 from tests.encoder_decoder.pairs import Pairs
-from tests.encoder_decoder.test_recordings import texts_of, whisper
+from tests.encoder_decoder.test_recordings import texts_of, with_recordings
 from tests.multimodal.models import with_images
 from tests.support.padded import batch, build, mask_of
 from tests.support.training_calls import (
@@ -21,8 +21,6 @@ from tests.support.training_calls import (
     trained,
     with_and_without_noise,
 )
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 TYPES = (
     "llama",
@@ -103,7 +101,7 @@ def test_heads_are_checked(task, noise):
 
 @with_and_without_noise
 def test_recordings_go_with_their_documents(noise):
-    model, name, recordings = whisper()
+    model, name, recordings = with_recordings()
     model.train()
     noise(model)
     texts = Pairs.draw()
