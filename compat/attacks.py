@@ -24,7 +24,7 @@ from compat.reliability import packages
 
 KINDS: dict[str, tuple[str, ...]] = {
     "measured code that is not whole: types of weights, functions on instances, patched functions, hooks, own code "
-    "that changes later": ("tests/inspection/test_whole_objects.py",),
+    "that changes later": ("tests/inspection/test_followed.py", "tests/inspection/test_whole_objects.py"),
     "code that mixes tokens beyond what its proof has run: lengths, counts, tokens, arguments, modes": (
         "tests/watching/test_envelope.py",
         "tests/watching/test_modes.py",

@@ -117,8 +117,8 @@ SEAMS = (
         "images: a model numbers those of all documents in one call",
         "calls.with_media:positions_of_documents",
         around(lambda number, *given: number(*given[:3])),
-        "multimodal/test_counted_images.py",
-        "test_documents_with_images_get_what_they_get_alone",
+        "multimodal/test_packed_rows.py",
+        "test_documents_with_images_get_what_they_get_alone[hunyuan_vl-]",
     ),
     seam(
         "images: rows of a padded batch read those of other rows",

@@ -6,8 +6,6 @@ those of every release; flex takes seconds per type on a CPU: tests/attention/te
 standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`autopack families`: every family, its mixers and paths, and the figures of the recorded table."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

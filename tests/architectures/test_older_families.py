@@ -1,7 +1,5 @@
 """What a family says of a type, where an older release has code of another form under the same name."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

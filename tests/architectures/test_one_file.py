@@ -1,7 +1,5 @@
 """An architecture costs one file: two toys, each known by what one new file in autopack/architectures says of it."""
 
-from __future__ import annotations
-
 import filecmp
 import shutil
 import sys

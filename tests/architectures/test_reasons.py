@@ -1,7 +1,5 @@
 """Refusals that are laws of upstream's code: what they say of stock models is so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Configurations in which models look at the row in another way than as they come: exact, and not without what makes
 them so."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import partial

@@ -1,83 +1,40 @@
-"""A family from elsewhere: a model with attention and positions of its own, served by what is public alone."""
-
-from __future__ import annotations
+"""A family from elsewhere: a model with a recurrence of its own, served by what is public alone."""
 
 import sys
 
 import pytest
 import torch
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
 
 import autopack
 from autopack import registry
-from tests.conftest import FLOAT64, LEAK, alone, error, positions
+from tests.architectures.test_one_file import (
+    WARMING,
+    FadingConfig,
+    FadingForCausalLM,
+    WarmingConfig,
+    WarmingForCausalLM,
+)
+from tests.engine import Call, must_be_exact
 from tests.support.refusals import refused
-
-ROWS = ((5, 1, 9, 5), (2, 14, 4))
-SEGMENTS = torch.tensor([[1] * 5 + [2] + [3] * 9 + [4] * 5, [1] * 2 + [2] * 14 + [3] * 4])
-
-
-class ToyConfig(PretrainedConfig):
-    model_type = "toy"
-
-
-class ToyPositions(nn.Embedding):
-    """Learned positions of columns: nothing can be passed to them."""
-
-    def forward(self, hidden):
-        return self.weight[: hidden.shape[1]]
-
-
-class ToyAttention(nn.Linear):
-    """Causal attention with a bias by distance, in code of its own."""
-
-    def forward(self, hidden):
-        query, key, value = super().forward(hidden).chunk(3, -1)
-        column = torch.arange(hidden.shape[1])
-        distance = column[:, None] - column
-        scores = (query @ key.transpose(1, 2) - distance).masked_fill(distance < 0, float("-inf"))
-        return scores.softmax(-1) @ value
-
-
-class ToyForCausalLM(PreTrainedModel):
-    config_class = ToyConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.tokens, self.positions = nn.Embedding(64, 16), ToyPositions(128, 16)
-        self.attention, self.head = ToyAttention(16, 48), nn.Linear(16, 64)
-
-    def get_input_embeddings(self):
-        return self.tokens
-
-    def forward(self, input_ids, attention_mask=None, use_cache=None):
-        hidden = self.tokens(input_ids)
-        hidden = hidden + self.positions(hidden)
-        return CausalLMOutput(logits=self.head(hidden + self.attention(hidden)))
-
 
 MODULE = """
 from autopack.registry import Family
-from autopack.mixers import ALONE, RESTARTING
+from autopack.mixers import ROWS
 
 FAMILY = Family(
     name="toys",
-    model_types=frozenset({"toy"}),
-    how="the model's own attention, documents alone; positions restart",
-    mixers={"ToyAttention": ALONE, "ToyPositions": RESTARTING},
+    model_types=frozenset({"fading"}),
+    how="recurrence on documents as rows",
+    mixers={"FadingMixer": ROWS},
     attends=False,
-    positions=False,
 )
 """
 """All that a package of one's own has to hold."""
 
 
-@pytest.fixture
-def toy():
+def toy(kind=FadingForCausalLM, config=FadingConfig, **fields):
     torch.manual_seed(0)
-    return ToyForCausalLM(ToyConfig()).double().eval()
+    return kind(config(vocab_size=128, hidden_size=16, **fields)).double().eval()
 
 
 @pytest.fixture
@@ -101,45 +58,42 @@ def distributions(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def check(model):
-    """Exact in all call modes, with gradients, after an audit on enable; what stock gives leaks."""
-    ids = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
-    expected = alone(model, ids, *ROWS)
-    assert error(model(input_ids=ids).logits, expected) > LEAK
-    with autopack.enable(model) as handle:
+def register(text):
+    names = {}
+    exec(text, names)
+    autopack.registry.register(names["FAMILY"])
+
+
+def check():
+    """Exact in all call modes, after an audit on enable; what stock gives leaks."""
+    call = Call(labels=None, form="segments")
+    must_be_exact(toy, (*call.row, (Call(labels=None, form="position_ids").packed, call.alone)))
+    with autopack.enable(toy()) as handle:
         assert "by a twin of " in str(handle)
-        assert error(model(input_ids=ids, attention_mask=SEGMENTS).logits, expected) < FLOAT64
-        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT64
-        report = autopack.audit(model)
-        assert report.exact, str(report)
-    assert not autopack.is_enabled(model)
+        assert autopack.audit(handle.model).exact
 
 
-def test_registered_by_a_call(toy, monkeypatch):
+def test_registered_by_a_call(monkeypatch):
     monkeypatch.setattr(registry, "_registered", [])
     with refused("cannot-be-packed", match="no place to keep documents apart"):
-        autopack.enable(toy)
-    names: dict[str, autopack.registry.Family] = {}
-    exec(MODULE, names)
-    autopack.registry.register(names["FAMILY"])
-    assert len(MODULE.strip().splitlines()) < 30
-    check(toy)
+        autopack.enable(toy())
+    register(MODULE)
+    check()
 
 
-def test_registered_by_an_entry_point(toy, distributions):
+def test_registered_by_an_entry_point(distributions):
     distributions("toy-families", MODULE, "toy_families:FAMILY")
     assert "toys" in [family.name for family in autopack.registry.families()]
-    check(toy)
+    check()
 
 
-def test_a_way_too_little_is_found_by_the_audit(toy, monkeypatch):
-    """Without its positions the family leaks, and enable says so instead of training on it."""
+def test_a_way_too_little_is_found_by_the_audit(monkeypatch):
+    """Without its adjustment the family leaks, and enable says so instead of training on it."""
     monkeypatch.setattr(registry, "_registered", [])
-    names: dict[str, autopack.registry.Family] = {}
-    exec(MODULE.replace(', "ToyPositions": RESTARTING', ""), names)
-    autopack.registry.register(names["FAMILY"])
+    register(WARMING.replace('adjustments={"WarmingAttention": _warmth_of_position},', ""))
+    sizes = {"num_attention_heads": 2, "max_position_embeddings": 64, "columns_per_degree": 3}
     with refused("not-exact"):
-        autopack.enable(toy)
+        autopack.enable(toy(WarmingForCausalLM, WarmingConfig, **sizes))
 
 
 @pytest.mark.parametrize(("module", "reason"), [

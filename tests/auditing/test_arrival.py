@@ -3,8 +3,6 @@
 `verify=False` stands for everything that an audit and the look at the code would have found before.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,11 +10,12 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.inspection.modules import attention_modules
+from tests.engine import counted
 from tests.support.refusals import refused
 
 TYPES = ["llama", "gemma2", "qwen2", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "starcoder2", "stablelm"]
-IDS = torch.tensor([[7, 11, 23, 42, 9, 31, 17, 28, 45]])
-WHERE = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+IDS = tiny.tokens(None, 1, 9)
+WHERE = counted((4, 5))
 
 
 def attending_by_itself(attention, width):
@@ -56,8 +55,7 @@ def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
     class Student(type(model)):
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)
-            given = {name: kwargs[name] for name in ("input_ids",)}
-            output.logits = output.logits + teacher(**given).logits
+            output.logits = output.logits + teacher(input_ids=kwargs["input_ids"]).logits
             return output
 
     model.__class__ = Student

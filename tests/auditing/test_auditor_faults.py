@@ -3,8 +3,6 @@
 Faults are planted in models, or in autopack, so that each is there whatever autopack serves; every test has a control.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar
 
@@ -18,8 +16,13 @@ from autopack import tiny
 from autopack.auditing.auditor import MODES, PADDED_MODES
 from autopack.calls.rows import Unpadded
 from autopack.layout import IGNORED_LABEL
-from tests.conftest import LEAK
-from tests.support.padded import packs_at_once, put_a_fault_into_unpadding
+from tests.conftest import LEAK, alone_loss
+from tests.enabling.test_asking import as_class
+from tests.engine import counted
+from tests.proving.untouched import Mine
+from tests.support.padded import batch as padded
+from tests.support.padded import mask_of, packs_at_once, put_a_fault_into_unpadding
+from tests.unfamiliar.test_losses import per_sequence
 
 PACKED = ("default", "use_cache=False", "padding mask", "two rows")
 PADDED = tuple(PADDED_MODES)
@@ -28,19 +31,6 @@ PADDED = tuple(PADDED_MODES)
 def enabled(model, **options):
     autopack.enable(model, verify=False, **options)
     return model
-
-
-def as_class(kind, model_type="llama", **config):
-    model = tiny.build(model_type, attn_implementation="sdpa", **config)
-    model.__class__ = kind
-    return model
-
-
-class Chat(LlamaForCausalLM):
-    """A thin subclass whose signature says nothing."""
-
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
 
 
 class KeepsBoundaries(LlamaForCausalLM):
@@ -55,27 +45,14 @@ class KeepsBoundaries(LlamaForCausalLM):
         return output
 
 
-def own_loss(model, call, labels):
-    """Loss of a packed call, and the mean over the tokens of its documents that have one before them."""
-    starts = (call["position_ids"] == 0).nonzero()[:, 1].tolist()
-    with torch.no_grad():
-        found = model(**call, labels=labels).loss
-    with autopack.enable(model, verify=False) as handle:
-        handle.remove()
-    ids = call["input_ids"][0].tensor_split(starts[1:])
-    with torch.no_grad():
-        losses = [model(input_ids=part[None], labels=part[None]).loss * (len(part) - 1) for part in ids]
-    return found, torch.stack(losses).sum() / sum(len(part) - 1 for part in ids)
-
-
-@pytest.mark.parametrize("kind", [LlamaForCausalLM, Chat, KeepsBoundaries])
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Mine, KeepsBoundaries])
 def test_what_it_says_of_a_loss_is_so(kind):
+    ids = tiny.tokens(None, 1, 12)
+    expected = alone_loss(as_class(kind), ids, (5, 7))
     model = enabled(as_class(kind))
     report = autopack.audit(model, modes=PACKED)
-    ids = tiny.tokens(model.config, 1, 12)
-    call = {"input_ids": ids, "position_ids": torch.cat([torch.arange(5), torch.arange(7)])[None]}
-    found, expected = own_loss(model, call, ids)
-    assert (report.labels is None) == (abs(found - expected) < 1e-4 * expected)
+    found = model(input_ids=ids, position_ids=counted((5, 7)), labels=ids).loss
+    assert (report.labels is None) == bool(abs(found - expected) < 1e-4 * expected)
 
 
 class Scaled(torch.autograd.Function):
@@ -167,7 +144,7 @@ FOUND = {
     "other results of the default call": (lambda: as_class(OtherWithoutCache), PACKED, "packed", "logits are off by"),
     "nothing": (bert, PACKED, "", ""),
     "nothing, in every output": (lambda: tiny.build("llama"), (*PACKED, "every output"), "", ""),
-    "nothing, of a signature that says nothing": (lambda: as_class(Chat), PACKED, "", ""),
+    "nothing, of a signature that says nothing": (lambda: as_class(Mine), PACKED, "", ""),
 }  # fmt: skip
 """Models, call modes, the verdict that a fault changes, and its words."""
 
@@ -186,19 +163,11 @@ def test_a_fault_changes_one_verdict(name):
         assert report.exact is not bool(verdict)
 
 
-def mean_of_sequences(logits, labels, vocab_size, **_):
-    """A loss in which every row of a batch counts alike."""
-    losses = cross_entropy(logits[:, :-1].mT.float(), labels[:, 1:], reduction="none", ignore_index=IGNORED_LABEL)
-    return (losses.sum(1) / (labels[:, 1:] != IGNORED_LABEL).sum(1)).mean()
-
-
 @pytest.mark.parametrize("unpad", [True, False])
 def test_what_it_says_of_padded_batches_is_so(unpad):
     model = tiny.build("llama", attn_implementation="sdpa")
-    model.loss_function = mean_of_sequences
-    mask = (torch.arange(9) < torch.tensor([[9], [4]])).long()
-    ids = tiny.tokens(model.config, 2, 9)
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED_LABEL)}
+    model.loss_function = per_sequence  # every row of a batch counts alike
+    batch = padded("masked LM", mask_of((9, 4)))
     expected = model(**batch).loss.detach()
     report = autopack.audit(enabled(model, unpad=unpad), modes=(*PACKED, *PADDED))
     error = float((model(**batch).loss.detach() - expected).abs() / expected)
@@ -224,8 +193,7 @@ def test_padded_batches_that_a_twin_or_a_check_finds_wrong_stay_as_they_came(mon
     if seen_by == "check":
         stock.config.model_type = "made_up"  # which has no twin
     put_a_fault_into_unpadding(monkeypatch, "logits")
-    model, mask = copy.deepcopy(stock), (torch.arange(9) < torch.tensor([[9], [4]])).long()
-    batch = {"input_ids": tiny.tokens(model.config, 2, 9), "attention_mask": mask}
+    model, batch = copy.deepcopy(stock), padded("backbone", mask_of((9, 4)))
     with packs_at_once(model) as handle:
         assert torch.equal(model(**batch).logits, stock(**batch).logits)
         (reason,) = handle.tally.left
@@ -282,7 +250,7 @@ def test_a_leak_past_a_threshold_is_found(column):
 class CarriesSomeTokens(LlamaForCausalLM):
     """Hands something of certain tokens to all that come after them in a row, which no loss shows."""
 
-    carriers: frozenset[int] = frozenset()
+    carriers = frozenset()
     rows: ClassVar[list[torch.Tensor]] = []
 
     def forward(self, input_ids, **kwargs):
@@ -313,12 +281,12 @@ def test_a_leak_that_shows_only_where_a_document_is_replaced_is_found(mode):
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "olmoe", "mixtral"])
 def test_what_it_says_of_the_routers_loss_is_so(model_type):
     model = tiny.build(model_type)
-    mask = (torch.arange(9) < torch.tensor([[9], [4]])).long()
+    mask = mask_of((9, 4))
     ids = tiny.tokens(model.config, 2, 9)
     expected = model(input_ids=ids, attention_mask=mask, output_router_logits=True).aux_loss
     enabled(model)
     packed = torch.cat([ids[0], ids[1, :4], ids[1, 4:6]])[None]
-    where = torch.cat([torch.arange(9), torch.arange(4), torch.arange(2)])[None]
+    where = counted((9, 4, 2))
     real = (torch.arange(15) < 13).long()[None]
     found = model(input_ids=packed, position_ids=where, attention_mask=real, output_router_logits=True).aux_loss
     (result,) = autopack.audit(model, modes=("router loss",), training=(False,)).results
@@ -333,32 +301,3 @@ def test_gradients_of_padded_batches_are_compared():
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
-
-
-SOUND = [
-    ("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mistral", "causal-lm"), ("gemma2", "causal-lm"),
-    ("roberta", "causal-lm"), ("bart", "causal-lm"), ("bloom", "causal-lm"), ("falcon", "causal-lm"),
-    ("mamba", "causal-lm"), ("recurrent_gemma", "causal-lm"), ("phi3", "causal-lm"), ("opt", "causal-lm"),
-    ("bert", "masked-lm"), ("deberta", "masked-lm"), ("distilbert", "masked-lm"), ("longformer", "masked-lm"),
-    ("t5", "seq2seq"), ("bart", "seq2seq"), ("roberta", "sequence-classification"),
-    ("gpt2", "sequence-classification"), ("qwen2_vl", "image-text-to-text"),
-]  # fmt: skip
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("model_type", "task"), SOUND)
-def test_nothing_is_said_of_models_that_have_no_fault(model_type, task):
-    model = tiny.build(model_type, task=task)
-    if task == "sequence-classification" and model.config.pad_token_id is None:
-        model.config.pad_token_id = 0  # stock takes no batch of several rows without one
-    report = autopack.audit(enabled(model))
-    assert report.exact, report
-    assert (report.packed, report.labels, report.padded) == (None, None, None)
-    assert any(result.loss is not None for result in report.results)
-    autopack.disable(model)
-    assert autopack.audit(model, modes=("two rows",), training=(False,), gradients=False).packed, "stock leaks"
-
-
-def test_leaks_are_as_large_as_they_were_thought_to_be():
-    model = as_class(Chat)
-    assert autopack.audit(model, modes=("two rows",), training=(False,)).worst > LEAK

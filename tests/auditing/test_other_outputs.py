@@ -4,9 +4,6 @@ Each model here is exact in its logits, and returns something beside them that i
 and `verify=False` shows what would have gone wrong. What is exact is served.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +17,9 @@ import autopack
 from autopack import tiny
 from autopack.auditing.fields import fields_of
 from tests.support.conditional import row
+from tests.support.padded import batch as padded_batch
+from tests.support.padded import mask_of
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 LENGTHS = (9, 4, 7)
 LONG = 900
@@ -43,7 +40,7 @@ class Plain:
     tags: torch.Tensor
 
 
-def tags(logits: torch.Tensor, mixes: bool) -> torch.Tensor:
+def tags(logits, mixes):
     """The likeliest tag of each token, (rows, columns), which may depend on what was likely before: a small CRF."""
     scores = logits[..., :5]
     if mixes:
@@ -51,9 +48,9 @@ def tags(logits: torch.Tensor, mixes: bool) -> torch.Tensor:
     return scores.argmax(-1)
 
 
-def build(more: Callable[[torch.Tensor], Any]) -> Any:
+def build(more):
     class Users(LlamaForCausalLM):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)
             return Output(logits=output.logits, loss=output.loss, more=more(output.logits))
 
@@ -63,7 +60,7 @@ def build(more: Callable[[torch.Tensor], Any]) -> Any:
     return model.eval()
 
 
-LEAKS: dict[str, Callable[[torch.Tensor], Any]] = {
+LEAKS = {
     "whole numbers": lambda logits: tags(logits, True),
     "truth values": lambda logits: tags(logits, True) % 2 == 1,
     "lists of lists": lambda logits: tags(logits, True).tolist(),
@@ -75,7 +72,7 @@ LEAKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a Python number": lambda logits: float(logits.detach().std()),
     "complex numbers": lambda logits: torch.complex(logits, logits.cumsum(1)),
 }
-EXACT: dict[str, Callable[[torch.Tensor], Any]] = {
+EXACT = {
     "whole numbers": lambda logits: tags(logits, False),
     "lists of lists": lambda logits: tags(logits, False).tolist(),
     "a dataclass": lambda logits: Plain(tags(logits, False)),
@@ -86,16 +83,16 @@ EXACT: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _holding_itself(value: torch.Tensor) -> Any:
+def _holding_itself(value):
     found = SimpleNamespace(tags=value)
     found.itself = found
     return found
 
 
-def _tagged(model: Any) -> tuple[list[Any], list[Any]]:
+def _tagged(model):
     """What documents get of the additional field in a packed row, and alone, as far as it is one of tokens."""
 
-    def more(**given: Any) -> list[torch.Tensor]:
+    def more(**given):
         return [value.reshape(-1) for name, value in fields_of(model(**given)).items() if name.startswith("more")]
 
     batch = row(*LENGTHS)
@@ -127,7 +124,7 @@ def test_what_is_exact_beside_the_logits_is_served(kind):
         assert torch.equal(found[0], alone[0])
 
 
-def unattributable(logits: torch.Tensor) -> torch.Tensor:
+def unattributable(logits):
     """A tensor that is neither of tokens nor of documents."""
     return logits[0, ::2].reshape(-1)[: 3 + logits.shape[1] // 2]
 
@@ -135,9 +132,9 @@ def unattributable(logits: torch.Tensor) -> torch.Tensor:
 class Own(LlamaForCausalLM):
     """Returns a field that nobody can attribute, in the form that it is made with."""
 
-    form: Callable[..., Any] = Output
+    form = Output
 
-    def forward(self, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
+    def forward(self, *args, return_dict=True, **kwargs):
         output = super().forward(*args, **kwargs)
         fields = {"logits": output.logits, "more": unattributable(output.logits)}
         if output.loss is not None:
@@ -145,7 +142,7 @@ class Own(LlamaForCausalLM):
         return self.form(**fields) if return_dict else tuple(fields.values())
 
 
-def own(form: Callable[..., Any] = Output) -> Any:
+def own(form=Output):
     kind = type("Formed", (Own,), {"form": staticmethod(form)})
     return kind._from_config(tiny.config("llama")).eval()
 
@@ -164,8 +161,7 @@ def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact
         assert output.get("more") is None
         torch.testing.assert_close(output["logits"][0], alone, rtol=0, atol=1e-5)  # rounding of float32
     # Calls that pack nothing have it, and padded batches, which a forward of one's own gets as they came.
-    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5])
-    padded = {"input_ids": batch["input_ids"][:, :9].expand(2, 9), "attention_mask": mask, "use_cache": False}
+    padded = {**padded_batch("backbone", mask_of((9, 4))), "use_cache": False}
     for given in ({"input_ids": batch["input_ids"]}, padded):
         assert _named(model(**given))["more"] is not None
     with refused("output-unknown", match="packed calls leave more out .*return_dict=True"):
@@ -175,7 +171,7 @@ def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact
     assert _named(model(**batch))["more"] is not None
 
 
-def _named(output: Any) -> dict[str, Any]:
+def _named(output):
     return dict(output) if isinstance(output, dict) else dict(vars(output))
 
 
@@ -196,7 +192,7 @@ def test_an_audit_does_not_pass_over_it_where_nothing_was_proven():
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["tensor", "list"])
 def test_whole_numbers_that_leak_in_long_documents_are_found_in_the_call(kind):
-    def more(logits: torch.Tensor) -> Any:
+    def more(logits):
         found = tags(logits, logits.shape[1] > LONG)
         return found if kind == "tensor" else found.tolist()
 
@@ -211,7 +207,7 @@ def test_whole_numbers_that_leak_in_long_documents_are_found_in_the_call(kind):
 def test_a_few_ties_are_no_leak():
     """A tenth of the tokens may have another class: rounding decides between two that are all but equal."""
 
-    def more(logits: torch.Tensor) -> Any:
+    def more(logits):
         found = tags(logits, False)
         if logits.shape[1] > LONG:
             found[:, ::20] += 1
@@ -227,13 +223,13 @@ def test_a_few_ties_are_no_leak():
 def test_several_states_of_each_token():
     """Gemma 3n keeps four states of each token in every layer, (4, rows, columns, channels)."""
     model = tiny.build("gemma3n_text").eval()
-    ids, mask = tiny.tokens(model.config, 3, 12), (torch.arange(12) < torch.tensor([[12], [7], [5]])).long()
-    batch = {"input_ids": ids, "attention_mask": mask, "use_cache": False, "output_hidden_states": True}
+    mask = mask_of((12, 7, 5))
+    batch = {**padded_batch("backbone", mask), "use_cache": False, "output_hidden_states": True}
     with torch.no_grad():
         expected = model(**batch).hidden_states
         with autopack.enable(model) as handle:
             found = model(**batch).hidden_states
             assert handle.tally.batches == 1
     for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape == (4, *ids.shape, one.shape[-1])
+        assert one.shape == other.shape == (4, *mask.shape, one.shape[-1])
         assert torch.allclose(one * mask[..., None], other * mask[..., None], atol=1e-5)

@@ -1,9 +1,8 @@
 """What mixes documents is named: by audits with its place in the source, by checks with that in the model."""
 
-from __future__ import annotations
-
 import inspect
 
+import pytest
 import torch
 from torch import nn
 from transformers.models.llama import modeling_llama
@@ -53,20 +52,22 @@ def audited(model):
         return autopack.audit(model).packed
 
 
-def test_the_module_that_mixes_is_named():
-    model = with_layer(lambda model, layer: Averaging(model.config))
-    assert f"it begins in Averaging, {__name__}, line {line_of(Averaging)}" in audited(model)
-    assert "It begins in model.layers.1.mlp, of the class Averaging." in refused_by_its_first_call(model)
-
-
-def test_a_layer_of_torch_is_not_named_for_what_it_is_given():
-    model = with_layer(lambda model, layer: Around(layer.mlp))
-    assert f"it begins in Around, {__name__}, line {line_of(Around)}" in audited(model)
-    assert "It begins in model.layers.1.mlp, of the class Around." in refused_by_its_first_call(model)
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda model, layer: Averaging(model.config), Averaging),
+        # A layer of torch is not named for what it is given.
+        (lambda model, layer: Around(layer.mlp), Around),
+    ],
+)
+def test_the_module_that_mixes_is_named(make, kind):
+    model, name = with_layer(make), kind.__name__
+    assert f"it begins in {name}, {__name__}, line {line_of(kind)}" in audited(model)
+    assert f"It begins in model.layers.1.mlp, of the class {name}." in refused_by_its_first_call(model)
 
 
 def test_a_hook_is_found_in_the_module_around_what_it_is_on():
-    model = tiny.build("llama", attn_implementation="sdpa")
+    model = tiny.build("llama")
     model.model.layers[-1].register_forward_hook(lambda module, given, output: output + output.mean(1, keepdim=True))
     place = f"it begins in LlamaModel, transformers.models.llama.modeling_llama, line {line_of(LlamaModel)}"
     assert place in audited(model)
@@ -84,17 +85,12 @@ def test_what_is_exact_is_not_searched():
 def test_code_of_transformers_is_named_by_its_own_module(monkeypatch):
     forward = modeling_llama.LlamaRMSNorm.forward
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: forward(self, x - x.mean(1, True)))
-    model = tiny.build("llama")
-    autopack.enable(model, verify=False)
-    report = autopack.audit(model)
-    assert "it begins in LlamaRMSNorm" in report.packed
+    assert "it begins in LlamaRMSNorm" in audited(tiny.build("llama"))
     assert torch.nn.modules.module._global_forward_hooks == {}
 
 
 def test_the_line_of_transformers_that_an_error_came_by_is_named():
-    model = with_layer(lambda model, layer: Raising(model.config))
-    autopack.enable(model, verify=False)
-    report = autopack.audit(model, modes=("default",))
+    found = audited(with_layer(lambda model, layer: Raising(model.config)))
     source, first = inspect.getsourcelines(modeling_llama.LlamaDecoderLayer.forward)
     line = first + next(n for n, text in enumerate(source) if "self.mlp(" in text)
-    assert f"(transformers.models.llama.modeling_llama, line {line})" in report.packed
+    assert f"(transformers.models.llama.modeling_llama, line {line})" in found

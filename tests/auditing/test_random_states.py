@@ -1,8 +1,6 @@
 """Generators of random numbers are put back: torch's on every kind of device, each with functions of its own, Python's
 and numpy's."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from autopack.inspection import randomness
 from autopack.inspection.randomness import drawing_nothing, state_of
 
 
-def _accelerator(states: dict[int, torch.Tensor], numbered: bool) -> SimpleNamespace:
+def _accelerator(states, numbered):
     """A device's module of torch: with numbers of devices, or without as that of MPS in earlier releases."""
 
     def get_rng_state(device=0):
@@ -27,12 +25,9 @@ def _accelerator(states: dict[int, torch.Tensor], numbered: bool) -> SimpleNames
     def set_rng_state(new_state, device=0):
         states[device] = new_state.clone()
 
-    def set_only_state(new_state):
-        set_rng_state(new_state)
-
     if numbered:
         return SimpleNamespace(get_rng_state=get_rng_state, set_rng_state=set_rng_state)
-    return SimpleNamespace(get_rng_state=lambda: get_rng_state(), set_rng_state=set_only_state)
+    return SimpleNamespace(get_rng_state=lambda: get_rng_state(), set_rng_state=lambda state: set_rng_state(state))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["many devices", "one device"])
@@ -44,7 +39,7 @@ def test_generators_are_left_as_found(monkeypatch, numbered):
     module = nn.Linear(2, 2)
     before = state_of(module)
 
-    def draw() -> None:
+    def draw():
         with drawing_nothing(module):
             torch.rand(3)
             random.random()
@@ -81,11 +76,11 @@ def test_an_audit_draws_nothing_of_pythons_and_numpys_generators():
     model = tiny.build("llama")
 
     class Drawing(nn.Module):
-        def __init__(self, inner: nn.Module):
+        def __init__(self, inner):
             super().__init__()
             self.inner = inner
 
-        def forward(self, states: torch.Tensor) -> torch.Tensor:
+        def forward(self, states):
             random.random()
             np.random.rand()
             return self.inner(states)

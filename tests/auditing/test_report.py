@@ -1,8 +1,5 @@
 """The report of an audit, as numbers, text, HTML and picture."""
 
-from __future__ import annotations
-
-import html.parser
 import math
 import sys
 
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 
 from autopack.auditing.report import LeakReport, ModeResult
+from tests.support.html_pages import check_self_contained
 
 NOTHING = np.array([[np.nan, 0.0], [0.0, np.nan]])
 LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
@@ -93,26 +91,9 @@ def test_text_has_a_line_per_mode_and_its_verdict():
     assert str(_report(LEAK)).splitlines()[0].endswith("LEAKS")
 
 
-class _Tags(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.seen, self.open = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_html_is_well_formed_escaped_and_needs_nothing_from_outside():
     page = _report(EXACT, LEAK, RAISED).to_html()
-    tags = _Tags()
-    tags.feed(page)
-    assert tags.open == []
-    assert not {"script", "link", "img"} & set(tags.seen)
-    assert "http" not in page
+    check_self_contained(page)
     assert "ValueError: &lt;no&gt; segments" in page
     assert "7.0e-01" in page
     assert _report(EXACT)._repr_html_() == _report(EXACT).to_html()
@@ -123,18 +104,14 @@ def test_plot_draws_one_cell_per_pair_of_documents(results, tmp_path):
     pytest.importorskip("matplotlib")
     report = _report(*results)
     figure = report.plot()
+    ax = type(figure)().subplots()
+    assert report.plot(ax) is ax.figure
+    assert ax.images
     heat_map = figure.axes[0]
     assert heat_map.images[0].get_array().shape == report.influence.shape
     assert "TinyModel" in heat_map.get_title(loc="left")
     figure.savefig(tmp_path / "influence.png")
     assert (tmp_path / "influence.png").stat().st_size > 1000
-
-
-def test_plot_draws_on_axes_that_are_given():
-    figure_module = pytest.importorskip("matplotlib.figure")
-    ax = figure_module.Figure().subplots()
-    assert _report(LEAK).plot(ax) is ax.figure
-    assert ax.images
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch):

@@ -1,7 +1,5 @@
 """Errors of float32 that are gone in double precision are none; leaks stay leaks in any precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ KINKS = [  # weights with which a unit of a ReLU is at its kink: its gradient is
 ]
 
 
-def drawn(model_type: str, task: str, seed: int) -> torch.nn.Module:
+def drawn(model_type, task, seed):
     """A tiny model whose weights its own class draws from a seed."""
     kind = type(tiny.build(model_type, task=task))
     torch.manual_seed(seed)
@@ -33,21 +31,14 @@ def test_a_kink_is_no_leak(model_type, task, seed, mode):
         pytest.skip("float32 leaves no doubt on this processor")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_leak_stays_one_with_every_seed(seed):
-    report = autopack.audit(drawn("opt", "causal-lm", seed), modes=("default", "all-ones mask"))
-    assert not report.exact
-    assert not any(report.is_exact(result) for result in report.results)
-
-
 class Leaky(torch.nn.Module):
     """A layer whose tokens get a little of the first token of the row: some ten times what float32 allows."""
 
-    def __init__(self, inner: torch.nn.Module):
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         return self.inner(hidden) + 1e-5 * hidden[:, :1]
 
 
@@ -65,12 +56,12 @@ def test_a_small_leak_stays_one(seed):
 class Choice(torch.nn.Module):
     """A layer with a choice that rounding decides, or a real one that leaks; it knows no double precision."""
 
-    def __init__(self, inner: torch.nn.Module, leaks: bool):
+    def __init__(self, inner, leaks):
         super().__init__()
         self.inner, self.leaks = inner, leaks
         self.level = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         if hidden.dtype == torch.float64:
             raise TypeError("no double precision")
         # Rows of several documents round otherwise than one alone, and one exact tie falls so or so.

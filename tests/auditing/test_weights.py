@@ -1,7 +1,5 @@
 """Weights that a forward itself writes to are, after an audit, what they were before it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -11,18 +9,16 @@ from autopack import tiny
 from autopack.auditing import left_as_found
 from tests.conftest import token_ids
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class Bounded(nn.Linear):
     """Its forward bounds its weights."""
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden):
         self.weight.data.clamp_(-0.01, 0.01)
         return super().forward(hidden)
 
 
-def altup(**options: object):
+def altup(**options):
     """Gemma 3n, whose forward in training bounds weights of a part's part, as a class that no run has measured."""
     model = tiny.build("gemma3n_text", altup_coef_clip=0.01, **options)
     return type("Mine", (type(model),), {})(model.config)
@@ -34,7 +30,7 @@ def bounded():
     return model
 
 
-def copies(model: nn.Module) -> dict[str, torch.Tensor]:
+def copies(model):
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

@@ -1,14 +1,12 @@
 """Whether a loss shifts, asked of the model: whatever its class is called and however its forward is written."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 import transformers
 from torch.nn.functional import cross_entropy
-from transformers import BertForTokenClassification, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 import autopack
@@ -16,6 +14,8 @@ from autopack import tiny
 from autopack.auditing.asking import first_label_counts
 from autopack.runtime.scope import stock
 from tests.conftest import attributes, same
+from tests.encoder_decoder.test_recordings import with_recordings
+from tests.proving.untouched import Mine
 
 
 def as_class(kind, model_type="llama", task="causal-lm", **config):
@@ -23,11 +23,6 @@ def as_class(kind, model_type="llama", task="causal-lm", **config):
     model = tiny.build(model_type, task=task, **config)
     model.__class__ = kind
     return model
-
-
-class Passing(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
 
 
 class InColumn(LlamaForCausalLM):
@@ -85,7 +80,7 @@ class Constant(LlamaForCausalLM):
     ("kind", "expected"),
     [
         (LlamaForCausalLM, False),
-        (Passing, False),
+        (Mine, False),
         (InColumn, True),
         (Summed, False),
         (Smoothed, False),
@@ -103,17 +98,13 @@ def test_every_way_to_write_a_loss_is_asked(kind, expected, dtype):
     ("model_type", "task", "expected"),
     [
         ("gpt2", "causal-lm", False),
-        ("bert", "causal-lm", False),
-        ("whisper", "causal-lm", True),
-        ("bart", "causal-lm", True),
-        ("trocr", "causal-lm", True),
-        ("xlm", "causal-lm", True),
         ("mamba", "causal-lm", False),
+        ("whisper", "causal-lm", True),
+        ("xlm", "causal-lm", True),
         ("bert", "masked-lm", True),
         ("t5", "seq2seq", True),
         ("bart", "seq2seq", True),
         ("qwen2_vl", "image-text-to-text", False),
-        ("llama", "sequence-classification", None),
         ("bert", "sequence-classification", None),
     ],
 )
@@ -130,27 +121,31 @@ def test_one_label_per_row_is_not_taken_for_one_per_token(classes, kind):
     assert model.config.problem_type == kind
 
 
-@pytest.mark.parametrize("classes", [1, 2, 5])
-def test_token_classification_compares_one_column(classes):
-    config = tiny.config("bert", num_labels=classes)
-    counts = first_label_counts(BertForTokenClassification(config))
-    assert counts is (None if classes == 1 else True)  # the loss of a single class is zero
+class HidingItsHalves(transformers.T5ForConditionalGeneration):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
 
 
-def test_whisper_is_asked_without_recordings():
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = transformers.WhisperConfig(d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=60, **sizes)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        setattr(config, name, 1)
-    assert first_label_counts(transformers.WhisperForConditionalGeneration(config)) is True
+def with_own_loss():
+    model = tiny.build("llama")
+    model.loss_function = lambda logits, labels, vocab_size, **_: cross_entropy(
+        logits.float().reshape(-1, vocab_size), labels.reshape(-1)
+    )
+    return model
 
 
-def test_a_class_whose_forward_hides_that_it_has_two_halves():
-    class Hiding(transformers.T5ForConditionalGeneration):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    assert first_label_counts(as_class(Hiding, "t5", "seq2seq")) is True
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: with_recordings()[0], True),  # without recordings
+        (lambda: as_class(HidingItsHalves, "t5", "seq2seq"), True),
+        (with_own_loss, True),
+        (lambda: tiny.build("bert", task="token-classification", num_labels=2), True),
+        (lambda: tiny.build("bert", task="token-classification", num_labels=1), None),  # whose loss is zero
+    ],
+)
+def test_others_are_asked(make, expected):
+    assert first_label_counts(make()) is expected
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -162,16 +157,8 @@ def test_logits_that_are_all_alike_and_weights_that_are_frozen(kind, frozen):
     assert first_label_counts(model) is (kind is InColumn)
 
 
-def test_an_own_loss_function_is_asked():
-    model = tiny.build("llama")
-    model.loss_function = lambda logits, labels, vocab_size, **_: cross_entropy(
-        logits.float().reshape(-1, vocab_size), labels.reshape(-1)
-    )
-    assert first_label_counts(model) is True
-
-
 def test_an_enabled_model_is_asked_as_stock_has_it():
-    model = as_class(Passing)
+    model = as_class(Mine)
     with autopack.enable(model, verify=False) as handle, stock(handle.enabled):
         assert first_label_counts(model) is False
 

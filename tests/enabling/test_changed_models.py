@@ -1,7 +1,5 @@
 """A changed model is looked at in its next call, also inside generation and transforms of torch.func."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -4,8 +4,7 @@ What changes is transformers, by assignments that are taken back. Every place is
 whose code it reads; without the change `enable` works, which is asked first.
 """
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import inspect
 import types
@@ -40,21 +39,17 @@ class Place:
         module, _, path = address.partition(":")
         path, _, key = path.removesuffix("]").partition("[")
         self.site = Site(module, path, lambda original, site: original, key or None)
-        self.parent, self.attribute, held = wrapt.resolve_path(import_module(module), path)
-        self.mapping = held if key else None
         self.value = self.site.present()
+        parent, attribute, held = wrapt.resolve_path(import_module(module), path)
+        self.where = ("item", held, key) if key else ("attr", parent, attribute)
 
     def put(self, monkeypatch, value):
-        if self.mapping is not None:
-            monkeypatch.setitem(self.mapping, self.site.key, value)
-        else:
-            monkeypatch.setattr(self.parent, self.attribute, value)
+        kind, *where = self.where
+        getattr(monkeypatch, f"set{kind}")(*where, value)
 
     def take_away(self, monkeypatch):
-        if self.mapping is not None:
-            monkeypatch.delitem(self.mapping, self.site.key)
-        else:
-            monkeypatch.delattr(self.parent, self.attribute)
+        kind, *where = self.where
+        getattr(monkeypatch, f"del{kind}")(*where)
 
 
 def build(model_type):
@@ -100,19 +95,17 @@ def control(model_type):
     return model, sites_of(model)
 
 
-class Unchanged:
-    """The pictures of a model and of its sites, before and after."""
+@contextlib.contextmanager
+def unchanged(model, sites):
+    """Want a model, its sites and what is installed to be as they were."""
 
-    def __init__(self, model, sites):
-        self.model, self.sites = model, sites
-        self.before = attributes(model), standing(sites), dict(patching._installed)
+    def pictures():
+        return attributes(model), standing(sites), dict(patching._installed)
 
-    def check(self):
-        attributes_before, standing_before, installed_before = self.before
-        assert same(attributes(self.model), attributes_before)
-        assert same(standing(self.sites), standing_before)
-        assert dict(patching._installed) == installed_before
-        assert not autopack.is_enabled(self.model)
+    before = pictures()
+    yield
+    assert all(map(same, pictures(), before))
+    assert not autopack.is_enabled(model)
 
 
 def with_another_name(function, name):
@@ -213,20 +206,18 @@ def test_what_is_of_another_shape_or_gone_is_named(monkeypatch, address, model_t
         place.take_away(monkeypatch)
     else:
         place.put(monkeypatch, CHANGES[change](place.value, parameter))
-    unchanged = Unchanged(model, sites)
-    with refused("site-drift", match="the installed transformers has none" if change == "gone" else None) as raised:
+    said = "the installed transformers has none" if change == "gone" else None
+    with unchanged(model, sites), refused("site-drift", match=said) as raised:
         autopack.enable(model)
     assert str(place.site) in str(raised.value)
-    unchanged.check()
 
 
 def test_an_implementation_that_is_not_registered_any_more_is_refused(monkeypatch):
     model, sites = control("llama")
     Place(f"{ATTENTION}[sdpa]").take_away(monkeypatch)
-    unchanged = Unchanged(model, sites)
-    with refused("backend-unavailable", match="'sdpa' is not registered with transformers' AttentionInterface"):
+    said = "'sdpa' is not registered with transformers' AttentionInterface"
+    with unchanged(model, sites), refused("backend-unavailable", match=said):
         autopack.enable(model)
-    unchanged.check()
 
 
 def _keeps_signature(function):
@@ -249,16 +240,12 @@ def test_a_decorated_forward_is_exact_or_refused(monkeypatch, address, decorate)
     model, sites = control(FORWARDS[address])
     place = Place(address)
     place.put(monkeypatch, decorate(place.value))
-    unchanged = Unchanged(model, sites)
-    try:
-        handle = autopack.enable(model)
-    except (SiteDrift, UnsupportedModel):
-        assert decorate is not _keeps_signature, "a decorator that keeps the signature is harmless"
-        unchanged.check()
-        return
-    assert is_exact(model)
-    handle.remove()
-    unchanged.check()
+    with unchanged(model, sites):
+        try:
+            with autopack.enable(model):
+                assert is_exact(model)
+        except (SiteDrift, UnsupportedModel):
+            assert decorate is not _keeps_signature, "a decorator that keeps the signature is harmless"
 
 
 MIXERS = [address for address in FORWARDS if "Mixer" in address or "DeltaNet" in address]

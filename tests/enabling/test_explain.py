@@ -1,7 +1,5 @@
 """What would become of a call is said without running it, and is what then becomes of it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Transforms of torch over an enabled model: torch.func's derivatives are exact, what has no values is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vjp, vmap
@@ -10,21 +8,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import autopack
 from autopack import tiny
-from autopack.inspection.source import parameters_of
 from tests.conftest import FLOAT64, LEAK, alone, alone_loss, error, llama, positions, token_ids
-from tests.engine import gradients
+from tests.engine import declared, gradients
+from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (5, 12, 7)
 IDS = token_ids(1, sum(LENGTHS))
 PACKED = {"input_ids": IDS, "position_ids": positions(LENGTHS), "labels": IDS, "use_cache": False}
-
-
-def _padded(ids):
-    mask = torch.ones_like(ids)
-    mask[0, 4:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), "use_cache": False}
 
 
 def _loss(model, call):
@@ -62,23 +54,16 @@ def test_derivatives_of_packed_rows(implementation):
 def test_gradients_are_those_of_backward(model_type, padded):
     task = "masked-lm" if model_type == "bert" else "causal-lm"
     model = tiny.build(model_type, task=task, dtype=torch.float64).eval()
-    ids = tiny.tokens(model.config, 2 if padded else 1, 9 if padded else sum(LENGTHS))
-    call = _padded(ids)
-    if not padded:
-        named = "position_ids" in parameters_of(type(model)).names
-        where = {"position_ids": positions(LENGTHS)} if named else {"seq_idx": _numbers()}
-        call = {"input_ids": ids, "labels": ids, **where, **({} if model_type == "bert" else {"use_cache": False})}
-    elif model_type == "bert":
-        del call["use_cache"]
+    call = {} if model_type == "bert" else {"use_cache": False}
+    if padded:
+        call |= batch("causal LM", mask_of((4, 9)))
+    else:
+        call |= {"input_ids": IDS, "labels": IDS, **declared(model, lengths=LENGTHS)}
     with autopack.enable(model):
         model(**call).loss.backward()
         parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
         found = grad(_loss(model, call))(parameters)
     assert _furthest(found, {name: p.grad for name, p in parameters.items()}) < FLOAT64
-
-
-def _numbers():
-    return torch.repeat_interleave(torch.arange(len(LENGTHS), dtype=torch.int32), torch.tensor(LENGTHS))[None]
 
 
 def test_an_ensemble_of_models_at_once():

@@ -1,6 +1,6 @@
 """What `enable` finds: models inside modules of the user's, and the models of trainers."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,17 +34,10 @@ def trainer(tmp_path, **more):
     return found
 
 
-class Plain:
-    """No module, as a pipeline is none, nor a SetFit model."""
-
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-
 HOLDERS = {
     "deep inside": lambda model: Holder(inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2)),
     "held twice": lambda model: Holder(one=model, other=nn.Sequential(model)),
-    "an object": lambda model: Plain(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu"),
+    "an object": lambda model: SimpleNamespace(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu"),
     "compiled": torch.compile,
     "a pipeline": lambda model: TextClassificationPipeline(model=model, tokenizer=None, task="text-classification"),
 }
@@ -65,15 +58,14 @@ def test_the_one_model_of_what_holds_it_is_found(hold):
     assert not autopack.is_enabled(model)
 
 
-@pytest.mark.parametrize("kind", [Holder, Plain])
+@pytest.mark.parametrize("kind", [Holder, SimpleNamespace])
 def test_what_holds_several_models_is_refused_and_names_them(kind):
     with refused("which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
         autopack.enable(kind(one=llama(), other=tiny.build("gpt2")))
 
 
 @pytest.mark.parametrize(
-    "subject",
-    [nn.Linear(2, 2), object(), None, "meta-llama/Llama-3.2-1B", Plain, Plain(head=nn.Linear(2, 2)), tiny],
+    "subject", [nn.Linear(2, 2), object, None, "meta-llama/Llama-3.2-1B", SimpleNamespace(head=nn.Linear(2, 2)), tiny]
 )
 def test_what_holds_no_model_is_refused(subject):
     with refused("which-model"):
@@ -144,20 +136,12 @@ class Pools(nn.Module):
         return self.backbone(**batch).last_hidden_state.mean(1)
 
 
-class Holds(nn.Module):
-    """A module of the user's that holds a model and has no forward."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-
 PACKS = {"input_ids": token_ids(1, 9), "position_ids": positions((4, 5))}
 AROUND = {
     "a head": (Pools, True),
     "a head in torch's wrapper": (lambda model: nn.DataParallel(Pools(model)), True),
     "torch's wrapper": (nn.DataParallel, False),
-    "no forward": (Holds, False),
+    "no forward": (lambda model: Holder(one=model), False),
     "nothing": (lambda model: model, False),
 }
 

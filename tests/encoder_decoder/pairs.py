@@ -5,8 +5,6 @@ that these tests provoke moves them by more than 1e-2, so 1e-4 tells them apart.
 1e-3.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

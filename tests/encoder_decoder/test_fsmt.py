@@ -1,13 +1,11 @@
 """FSMT: both halves on documents alone, whatever such a call may bring; what other types have, too, is in
 test_packed_rows.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import autopack
-from tests.encoder_decoder.pairs import LOGITS, Pairs, build, covered, pad, worst
+from tests.encoder_decoder.pairs import LOGITS, Pairs, build, covered, worst
 from tests.engine import LEAK
 from tests.support.refusals import refused
 
@@ -45,12 +43,7 @@ def test_the_audit_finds_it_exact_whatever_its_cache_hides():
 
 def test_what_its_collator_makes_of_batches_runs_as_it_came():
     pairs, model = drawn()
-    batch = {
-        "input_ids": pad(pairs.sources, 1),
-        "attention_mask": pad([torch.ones_like(source) for source in pairs.sources], 0),
-        "decoder_input_ids": pad(pairs.starts(), 1),
-        "labels": pad(pairs.targets, -100),
-    }
+    batch = pairs.padded()
     wanted = model(**batch)
     autopack.enable(model, verify=False)
     found = model(**batch)

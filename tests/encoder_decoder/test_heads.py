@@ -1,7 +1,5 @@
 """Heads of encoder-decoders with one result per row: packed documents run alone, and each gets its own result."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -62,7 +60,6 @@ def test_an_audit_says_so(name):
     """Stock reads one result off the row."""
     model, stock, _ = enabled(name)
     assert autopack.audit(model).exact
-    autopack.disable(model)
     whole = stock(documents(stock)).logits
     assert len(whole) == 1
     assert error(whole, alone(stock, documents(stock))[-1:]) > LEAK
@@ -73,7 +70,6 @@ def test_rows_with_padding_declared_by_segment_ids(name):
     model, stock, _ = enabled(name)
     ids, mask = (torch.nn.functional.pad(each, (0, 3)) for each in (documents(stock), numbered(LENGTHS)))
     assert error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock))) < FLOAT32
-    autopack.disable(model)
 
 
 @settings(max_examples=10, deadline=None)
@@ -83,14 +79,12 @@ def test_documents_of_any_lengths(lengths, seed):
     ids = documents(model, tuple(lengths), seed)
     found = model(input_ids=ids, position_ids=positions(lengths)).logits
     assert error(found, alone(stock, ids, lengths)) < FLOAT32
-    autopack.disable(model)
 
 
 def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():
     model, stock, _ = enabled("bart")
     with refused("first-position"):
         model(input_ids=documents(stock), position_ids=positions(LENGTHS) + 5)
-    autopack.disable(model)
 
 
 def test_padded_batches_stay_as_they_came():
@@ -98,7 +92,6 @@ def test_padded_batches_stay_as_they_came():
     ids = in_rows(documents(stock)[0].split(LENGTHS))
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), **labels}
     assert torch.equal(model(**batch).loss, stock(**batch).loss)
-    autopack.disable(model)
 
 
 def test_documents_of_one_length_are_no_batch_with_flex_attention():

@@ -1,13 +1,9 @@
 """Encoder-decoders on padded batches: run as packed rows inside, or left as they came, with the same outputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-import transformers
 
 import autopack
-from autopack import tiny
 from tests.encoder_decoder.pairs import SOURCES, TARGETS, Pairs, alone, build, check, covered, hold, pad, result
 
 pytestmark = covered
@@ -47,28 +43,6 @@ def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
     assert torch.equal(model(**pairs.padded()).loss, before)
     assert not handle.tally.left
     hold(model, pairs, expected, "one_row")
-
-
-def test_generation_is_left_as_it_is():
-    pairs, model = Pairs.draw(), build("t5")
-    model.generation_config.update(max_new_tokens=5, decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)
-    batch = {name: value for name, value in pairs.padded().items() if name != "labels"}
-    before = model.generate(**batch)
-    autopack.enable(model, verify=False)
-    assert torch.equal(model.generate(**batch), before)
-
-
-def test_a_head_that_reads_one_token_per_row_gets_the_padded_form():
-    config = tiny.config("bart", task="sequence-classification", num_labels=3)
-    model = transformers.BartForSequenceClassification(config).eval()
-    rows = [torch.cat([s, torch.tensor([config.eos_token_id])]) for s in Pairs.draw().sources]
-    batch = {
-        "input_ids": pad(rows, config.pad_token_id),
-        "attention_mask": pad([torch.ones_like(r) for r in rows], 0),
-    }
-    before = model(**batch, use_cache=False).logits
-    autopack.enable(model, verify=False)
-    torch.testing.assert_close(model(**batch, use_cache=False).logits, before, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("change", ["masked", "left"])

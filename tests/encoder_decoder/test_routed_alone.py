@@ -4,8 +4,6 @@ The tiny model's experts take 3 tokens of a call in training, in evaluation thre
 of more than a few tokens loses some. That every form is exact is in test_packed_rows.py.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Encoder-decoders of which one half runs on documents alone: whatever else such a call may bring."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Tiny models with heads, their labels, and what packed rows of them must agree with."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Padded batches of choices run without their padding: the model in the head gets its rows, and gives them back."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

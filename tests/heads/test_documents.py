@@ -1,8 +1,7 @@
 """Heads with one result per row, on packed rows: each document gets the result, loss and gradients it gets alone."""
 
-from __future__ import annotations
-
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from transformers import PerceiverForSequenceClassification
 
 import autopack
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
-from tests.engine import in_rows, mean_loss, numbered
+from tests.engine import Call, in_rows, must_be_exact, numbered
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -27,9 +26,6 @@ from tests.heads.models import (
     serves,
     with_head,
 )
-from tests.support.padded import model_gradient_error
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 SERVED = [
     *((name, "sequence-classification") for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")),
@@ -180,20 +176,16 @@ def test_two_rows_and_padding_between_documents():
         agrees(model, stock, output, documents, labels)
 
 
+class OfTokens(Call):
+    """A label for each token."""
+
+    def labelled(self, tokens):
+        return {"labels": tokens % 3}
+
+
 @pytest.mark.parametrize("model_type", ["llama", "bert", "roberta"])
 def test_token_classification_has_labels_per_token(model_type):
-    stock = with_head(model_type, "token-classification")
-    model, labels = copy.deepcopy(stock), IDS % 3
-    with autopack.enable(model):
-        output = packed(model, labels=labels)
-    pairs = zip(IDS.split(LENGTHS, 1), labels.split(LENGTHS, 1), strict=True)
-    parts = [stock(input_ids=ids, labels=own) for ids, own in pairs]
-    assert error(output.logits, torch.cat([part.logits for part in parts], dim=1)) < FLOAT64
-    loss = mean_loss([part.loss for part in parts], LENGTHS)
-    assert abs(output.loss - loss) < 1e-6  # some heads make float32 of their logits
-    output.loss.backward()
-    loss.backward()
-    assert model_gradient_error(model, stock) < 1e-5
+    must_be_exact(partial(with_head, model_type, "token-classification"), OfTokens(shifts=False).row)
 
 
 def test_spans_come_back_one_document_per_row_and_padding_cannot_be_chosen():

@@ -1,7 +1,5 @@
 """What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -16,9 +14,6 @@ from autopack import tiny
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import CLASSES, IDS, agrees, packed, serves, with_head
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 POOLED = [
     *(("xlm", {"summary_type": kind}) for kind in ("last", "mean", "first")),  # reads padding: documents run alone

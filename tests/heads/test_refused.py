@@ -1,7 +1,5 @@
 """Packed rows that a head cannot serve: wrong labels, choices, unknown models around a head; each says why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
@@ -24,8 +22,6 @@ from tests.heads.models import (
     with_head,
 )
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 WRONG = {
     "labels per token": {"labels": IDS},
@@ -74,36 +70,32 @@ def _with_choices(kind):
 
 
 @pytest.mark.parametrize("kind", [transformers.BertForMultipleChoice, GPT2DoubleHeadsModel])
-class TestChoices:
-    """Nothing in a packed row says which documents are choices of one question; padded batches stay as they come."""
+def test_packed_rows_of_choices_are_refused(kind):
+    """Nothing in a packed row says which documents are choices of one question."""
+    model, stock = _with_choices(kind), _with_choices(kind)
+    choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
+    with autopack.enable(model):
+        with refused("result-per-row"):
+            packed(model)
+        with refused("result-per-row"):
+            model(**choices)
+        found = packed(getattr(model, model.base_model_prefix)).last_hidden_state
+    backbone = getattr(stock, stock.base_model_prefix)
+    expected = [backbone(input_ids=part).last_hidden_state for part in IDS.split(LENGTHS, 1)]
+    assert error(found, torch.cat(expected, 1)) < FLOAT64
 
-    def test_packed_rows_are_refused(self, kind):
-        model, stock = _with_choices(kind), _with_choices(kind)
-        choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
-        with autopack.enable(model):
-            with refused("result-per-row"):
-                packed(model)
-            with refused("result-per-row"):
-                model(**choices)
-            found = packed(getattr(model, model.base_model_prefix)).last_hidden_state
-        backbone = getattr(stock, stock.base_model_prefix)
-        expected = [backbone(input_ids=part).last_hidden_state for part in IDS.split(LENGTHS, 1)]
-        assert error(found, torch.cat(expected, 1)) < FLOAT64
 
-    @pytest.mark.parametrize("training", [False, True])
-    def test_padded_batches_stay_as_they_come(self, kind, training):
-        model, stock = (_with_choices(kind).train(training) for _ in range(2))
-        ids = IDS[0, :30].view(2, 3, 5)
-        mask = torch.ones_like(ids)
-        mask[0, 1, 3:] = 0
-        labels = {"labels": ids, "mc_labels": torch.tensor([0, 2])} if kind is GPT2DoubleHeadsModel else {}
-        call = {"input_ids": ids, "attention_mask": mask, **(labels or {"labels": torch.tensor([0, 2])})}
-        with autopack.enable(model) as handle:
-            found, expected = model(**call), stock(**call)
-            assert all(torch.equal(a, b) for a, b in zip(found[:4], expected[:4], strict=True))
-            of_bert = "the token that the head reads is padding in some row"  # a decoder's is the last one
-            of_gpt2 = "its head reads a token of each choice that the call names"
-            assert handle.enabled.tally.left == {of_gpt2 if kind is GPT2DoubleHeadsModel else of_bert: 1}
+@pytest.mark.parametrize("training", [False, True])
+def test_padded_batches_of_choices_that_a_call_names_stay_as_they_come(training):
+    model, stock = (_with_choices(GPT2DoubleHeadsModel).train(training) for _ in range(2))
+    ids = IDS[0, :30].view(2, 3, 5)
+    mask = torch.ones_like(ids)
+    mask[0, 1, 3:] = 0
+    call = {"input_ids": ids, "attention_mask": mask, "labels": ids, "mc_labels": torch.tensor([0, 2])}
+    with autopack.enable(model) as handle:
+        found, expected = model(**call), stock(**call)
+        assert all(torch.equal(a, b) for a, b in zip(found[:4], expected[:4], strict=True))
+        assert handle.enabled.tally.left == {"its head reads a token of each choice that the call names": 1}
 
 
 class Wrapped(transformers.LlamaPreTrainedModel):

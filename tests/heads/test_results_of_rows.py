@@ -4,8 +4,6 @@ References are the stock padded batch and the documents alone, in float64; error
 of what is expected. A vector of another token moves it by more than `LEAK`.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from functools import partial
@@ -26,23 +24,22 @@ from autopack.calls.outputs import ONE_PER_ROW
 from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
 from tests.engine import Limits, Result, check, in_rows, must_be_exact, numbered
-from tests.support.padded import packs_at_once
+from tests.support.padded import mask_of, packs_at_once
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TOWERS = {
-    "AltCLIP": (AltCLIPTextModel, "pooler_output"),
-    "CLIP": (transformers.CLIPTextModel, "pooler_output"),
-    "CLIP with projection": (transformers.CLIPTextModelWithProjection, "text_embeds"),
-    "CLIPSeg": (transformers.CLIPSegTextModel, "pooler_output"),
-    "DPR": (transformers.DPRContextEncoder, "pooler_output"),
-    "DPR questions": (transformers.DPRQuestionEncoder, "pooler_output"),
-    "MetaCLIP 2": (MetaClip2TextModel, "pooler_output"),
-    "OWL-ViT": (transformers.OwlViTTextModel, "pooler_output"),
-    "OWLv2": (transformers.Owlv2TextModel, "pooler_output"),
-    "SigLIP": (transformers.SiglipTextModel, "pooler_output"),
-    "SigLIP 2": (Siglip2TextModel, "pooler_output"),
-    "X-CLIP": (XCLIPTextModel, "pooler_output"),
+    "AltCLIP": AltCLIPTextModel,
+    "CLIP": transformers.CLIPTextModel,
+    "CLIP with projection": transformers.CLIPTextModelWithProjection,
+    "CLIPSeg": transformers.CLIPSegTextModel,
+    "DPR": transformers.DPRContextEncoder,
+    "DPR questions": transformers.DPRQuestionEncoder,
+    "MetaCLIP 2": MetaClip2TextModel,
+    "OWL-ViT": transformers.OwlViTTextModel,
+    "OWLv2": transformers.Owlv2TextModel,
+    "SigLIP": transformers.SiglipTextModel,
+    "SigLIP 2": Siglip2TextModel,
+    "X-CLIP": XCLIPTextModel,
 }
 HOOKED = {
     "BERT": transformers.BertModel,
@@ -52,8 +49,10 @@ HOOKED = {
     "MPNet": transformers.MPNetModel,
 }
 """Poolers that are modules, whose hook gives them the rows of the batch."""
+VECTORS = {"CLIP with projection": "text_embeds", "ELECTRA": "last_hidden_state"}
+"""The names of vectors of rows where they are no `pooler_output`."""
 LENGTHS = (9, 5, 7, 5)
-MASK = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
+MASK = mask_of(LENGTHS)
 
 
 def build(cls, **config):
@@ -121,10 +120,18 @@ class Vectors:
         return ((self.of_row, self.alone),)
 
 
+def name_of(tower):
+    return VECTORS.get(tower, "pooler_output")
+
+
+def serves(stock, calls):
+    """Want exact packed rows and padded batches, without a proof."""
+    must_be_exact(partial(copy.deepcopy, stock), (*calls.row, *calls.batch), verify=False)
+
+
 @pytest.mark.parametrize("tower", TOWERS)
 def test_padded_batches_stay_as_they_came(tower):
-    cls, name = TOWERS[tower]
-    stock = build(cls)
+    stock, name = build(TOWERS[tower]), name_of(tower)
     model, first, second = copy.deepcopy(stock), padded(), padded(1)
     assert len(stock(**packed())[name]) == 1  # what the forward makes of a row of all documents
     with packs_at_once(model, verify=False) as handle:
@@ -138,10 +145,10 @@ def test_padded_batches_stay_as_they_came(tower):
 
 EVERY = {
     **TOWERS,
-    **{name: (cls, "pooler_output") for name, cls in HOOKED.items()},
-    "XLM-R": (transformers.XLMRobertaModel, "pooler_output"),
-    "ELECTRA": (transformers.ElectraModel, "last_hidden_state"),
-    "Chinese CLIP": (transformers.ChineseCLIPTextModel, "pooler_output"),
+    **HOOKED,
+    "XLM-R": transformers.XLMRobertaModel,
+    "ELECTRA": transformers.ElectraModel,
+    "Chinese CLIP": transformers.ChineseCLIPTextModel,
 }
 """Towers, and models with poolers of other kinds, or with none."""
 
@@ -151,8 +158,8 @@ EVERY = {
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):
     """By a proof of `enable`, with gradients; in stock, too, rows differ."""
-    cls, name = EVERY[tower]
-    stock, calls = build(cls).train(mode == "train"), Vectors(name)
+    name = name_of(tower)
+    stock, calls = build(EVERY[tower]).train(mode == "train"), Vectors(name)
     must_be_exact(partial(copy.deepcopy, stock), calls.batch)
     found, alone = (run(stock).documents[: len(LENGTHS)] for run in (calls.of_batch, calls.alone))
     if name != "last_hidden_state":
@@ -164,30 +171,28 @@ def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):
 @pytest.mark.parametrize("padding", [0, 3], ids=["", "padding is no document"])
 @pytest.mark.parametrize("tower", TOWERS)
 def test_packed_rows_give_a_vector_for_each_document(tower, padding):
-    cls, name = TOWERS[tower]
-    stock, calls = build(cls), Vectors(name, padding)
-    assert len(stock(**packed())[name]) == 1
-    must_be_exact(partial(copy.deepcopy, stock), (*calls.row, *calls.batch), verify=False)
+    stock, calls = build(TOWERS[tower]), Vectors(name_of(tower), padding)
+    assert len(stock(**packed())[calls.name]) == 1
+    serves(stock, calls)
 
 
 @pytest.mark.parametrize("tower", ["CLIP", "SigLIP", "OWL-ViT"])
 def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
     """26 real tokens, vectors of 26 numbers: (1, 26) has the shape of a value for each token."""
-    cls, name = TOWERS[tower]
+    cls = TOWERS[tower]
     sizes = {"hidden_size": 26, "num_attention_heads": 2, "intermediate_size": 32, "projection_size": 26}
     own = tiny.config(cls.config_class.model_type)
     stock = build(cls, **{key: value for key, value in sizes.items() if hasattr(own, key)})
-    must_be_exact(partial(copy.deepcopy, stock), (*Vectors(name).row, *Vectors(name).batch), verify=False)
+    serves(stock, Vectors(name_of(tower)))
 
 
 @pytest.mark.parametrize("tower", [name for name in TOWERS if not name.startswith(("Alt", "DPR"))])
 def test_rows_of_more_tokens_than_positions(tower):
     """26 tokens for 12 positions: the embeddings of these towers refuse such a row."""
-    cls, name = TOWERS[tower]
-    stock = build(cls, max_position_embeddings=12)
+    stock = build(TOWERS[tower], max_position_embeddings=12)
     with pytest.raises((ValueError, RuntimeError, IndexError)):
         stock(**packed())
-    must_be_exact(partial(copy.deepcopy, stock), (*Vectors(name).row, *Vectors(name).batch), verify=False)
+    serves(stock, Vectors(name_of(tower)))
 
 
 @pytest.mark.parametrize("kind", HOOKED)
@@ -265,8 +270,7 @@ def test_a_head_of_ones_own_on_such_a_tower():
             pooled = self.tower(input_ids, attention_mask=attention_mask, position_ids=position_ids).pooler_output
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
-    model, calls = Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits")
-    must_be_exact(partial(copy.deepcopy, model), (*calls.row, *calls.batch), verify=False)
+    serves(Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits"))
 
 
 def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():

@@ -1,7 +1,5 @@
 """Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator, auditor."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -14,8 +12,6 @@ from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
 from tests.engine import in_rows
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
 from tests.support.padded import build
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])

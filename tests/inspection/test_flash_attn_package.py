@@ -1,7 +1,5 @@
 """A model that was loaded with flash-attn runs a package's kernels, which transformers keeps in its own module."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

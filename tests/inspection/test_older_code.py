@@ -4,21 +4,20 @@ One small decoder in the forms that transformers 4.44 to 4.57 has them: position
 the tokens of a call, masks of several shapes, a bias that layers hand on. No family names any of it.
 """
 
-from __future__ import annotations
+import copy
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from transformers import PreTrainedModel
 
 import autopack
 from autopack import registry
-from autopack.inspection import source
 from autopack.mixers import RELATIVE
 from autopack.registry import Family
-from tests.conftest import FLOAT64, LEAK, alone, alone_loss, error, gradients, positions, token_ids, weights_like
+from tests.conftest import FLOAT64, alone, alone_loss, positions, token_ids, weights_like
+from tests.engine import Call, Limits, Result, check, leaks, must_be_exact
 from tests.support.older_code import (
     Biased,
     ByColumns,
@@ -26,18 +25,12 @@ from tests.support.older_code import (
     Forgetful,
     HandingOnToTheLoss,
     InAKernel,
-    OldAttention,
-    OldBiasAttention,
-    OldEmbeddings,
-    OldForCausalLM,
-    OldKernelAttention,
-    OldPositionalTable,
-    OldRotary,
     PairsForAll,
     QueriesFirst,
     Rotating,
 )
 from tests.support.refusals import refused, refused_by_its_first_call
+from tests.unfamiliar.test_replaced_parts import OwnAttention
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
@@ -53,7 +46,7 @@ def of_biases():
     registry._registered.remove(family)
 
 
-def build(kind) -> OldForCausalLM:
+def build(kind):
     torch.manual_seed(0)
     model = kind(kind.config_class(pad_token_id=0)).double()
     with torch.no_grad():
@@ -62,72 +55,36 @@ def build(kind) -> OldForCausalLM:
     return model.eval()
 
 
-def packed(rows=ROWS, seed: int = 0) -> dict[str, torch.Tensor]:
-    ids = token_ids(len(rows), sum(rows[0]), seed)
-    return {"input_ids": ids, "position_ids": positions(*rows)}
-
-
-def leak_of_stock(model: OldForCausalLM, row: dict[str, torch.Tensor], expected: torch.Tensor) -> float:
-    taken = {n: v for n, v in row.items() if n == "input_ids" or isinstance(model, Rotating)}
-    return error(model(**taken).logits, expected)
+def weighted(model, logits):
+    """A result whose loss is a sum of all logits in which each counts otherwise."""
+    return Result.of(model, [logits], (logits * weights_like(logits)).sum(), Limits(FLOAT64, FLOAT64, 1e-8))
 
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_documents_of_packed_rows_get_what_they_get_alone(kind):
-    model, row = build(kind), packed()
-    expected = alone(model, row["input_ids"], *ROWS)
-    wanted_loss = alone_loss(model, row["input_ids"], *ROWS)
-    weights = weights_like(expected)
-    (expected * weights).sum().backward()
-    wanted = gradients(model)
-    assert leak_of_stock(model, row, expected) > LEAK
+    model, ids = build(kind), token_ids(len(ROWS), sum(ROWS[0]))
+    row = {"input_ids": ids, "position_ids": positions(*ROWS)}
+    expected, loss = weighted(model, alone(model, ids, *ROWS)), alone_loss(model, ids, *ROWS)
+    assert leaks(weighted(model, model(ids).logits), expected)
     with autopack.enable(model) as handle:
         assert "by a twin of " in handle.verified
-        found = model(**row).logits
-        assert error(found, expected) < FLOAT64
-        (found * weights).sum().backward()
-        assert max(error(a, b) for a, b in zip(gradients(model), wanted, strict=True)) < 1e-8  # of sums of many
-        assert abs(float(model(**row, labels=row["input_ids"]).loss / wanted_loss) - 1) < 1e-9
-    assert leak_of_stock(model, row, expected) > LEAK
+        check(weighted(model, model(**row).logits), expected)
+        assert abs(float(model(**row, labels=ids).loss / loss) - 1) < FLOAT64
+    assert leaks(weighted(model, model(ids).logits), expected)
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_another_document_changes_nothing(kind):
-    model, row = build(kind), packed()
-    with autopack.enable(model):
-        before = model(**row).logits
-        row["input_ids"][0, 8:17] = row["input_ids"][1, 8:17]  # the third document of the first row
-        after = model(**row).logits
-    changed = (before - after).abs().amax(-1)
-    assert float(changed[0, 8:17].max()) > LEAK
-    changed[0, 8:17] = 0
-    assert float(changed.max()) < FLOAT64
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", [kind for kind in FORMS if kind is not PairsForAll])  # which takes no padding mask
-def test_padded_batches_are_those_of_stock(kind, side):
-    model, lengths = build(kind), (5, 12, 9)
-    ids = token_ids(3, 12)
-    mask = torch.stack([(torch.arange(12) < n).long() for n in lengths])
-    mask = mask.flip(1) if side == "left" else mask
-    batch = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
-    batch["labels"] = ids.masked_fill((mask == 0) | (nn.functional.pad(mask, (1, 0))[:, :-1] == 0), -100)
-    stock = model(**batch)
-    with autopack.enable(model):
-        found = model(**batch)
-    assert error(found.logits[mask.bool()], stock.logits[mask.bool()]) < FLOAT64
-    assert abs(float(found.loss / stock.loss) - 1) < 1e-9
+def test_padded_batches_are_those_of_stock(kind):
+    call = Call()
+    must_be_exact(partial(build, kind), (*call.batch, (call.padded_left, call.padded_left)))
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=12)
-@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.sampled_from(FORMS), st.integers(0, 99))
-def test_any_layout(lengths, kind, seed):
-    model, row = build(kind), packed((tuple(lengths),), seed)
-    expected = alone(model, row["input_ids"], tuple(lengths))
-    with autopack.enable(model):
-        assert error(model(**row).logits, expected) < FLOAT64
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.sampled_from(FORMS))
+def test_any_layout(lengths, kind):
+    call = Call(labels=None, form="position_ids", lengths=tuple(lengths))
+    must_be_exact(partial(build, kind), ((call.packed, call.alone),))
 
 
 @pytest.mark.parametrize("kind", [ByTable, InAKernel, Rotating])
@@ -147,53 +104,26 @@ def test_a_bias_that_is_not_handed_on_is_refused():
     refused_by_its_first_call(build(Forgetful))
 
 
-def test_rotations_that_are_cut_are_seen_in_the_code():
-    assert source.cuts_rotations(OldAttention)
-    assert source.cuts_rotations(OldKernelAttention)  # by the forward above it
-    assert not source.cuts_rotations(OldBiasAttention)
-
-
-@pytest.mark.parametrize("cls", [OldPositionalTable, OldEmbeddings, OldRotary, OldForCausalLM, nn.Linear])
-def test_what_does_not_weigh_tokens_is_no_attention(cls):
-    assert not source.attends_by_itself(cls)
-
-
-class Mine(nn.Module):
-    """Attention without rotations, as somebody writes it."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.qkv = nn.Linear(size, 3 * size)
-
-    def forward(self, hidden_states, attention_mask=None, **kwargs):
-        query, key, value = self.qkv(hidden_states).chunk(3, -1)
-        scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-        return scores.masked_fill(later, float("-inf")).softmax(-1) @ value, None
-
-
-def llama_with(attention: nn.Module) -> PreTrainedModel:
+def llama_with(attention):
     model = autopack.tiny.build("llama", dtype=torch.float64)
     model.model.layers[1].self_attn = attention.double()
     return model
 
 
 def test_a_users_attention_in_a_layer_of_llama_is_served_and_checked():
-    model = llama_with(Mine(64))
-    row = packed()
-    expected = alone(model, row["input_ids"], *ROWS)
-    assert error(model(**row, use_cache=False).logits, expected) > LEAK
+    call, model = Call(given={"use_cache": False}), llama_with(OwnAttention(64))
+    must_be_exact(lambda: copy.deepcopy(model), call.row)
     with autopack.enable(model) as handle:
-        assert "but for Mine: its calls are checked closely" in handle.verified
-        assert error(model(**row).logits, expected) < FLOAT64
+        assert "but for OwnAttention: its calls are checked closely" in handle.verified
+        call.packed(model)
         assert handle.checked.checks == 1
 
 
 def test_a_users_attention_that_nothing_can_stand_at_is_refused():
-    class Inside(Mine):
+    class Inside(OwnAttention):
         """A class that is not found by its name."""
 
-        def forward(self, hidden_states, attention_mask=None, **kwargs):
-            return super().forward(hidden_states, attention_mask, **kwargs)
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
 
     refused_by_its_first_call(llama_with(Inside(64)))

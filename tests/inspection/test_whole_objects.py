@@ -4,15 +4,9 @@ Each thing is put in place before the model is enabled, and after it. What mixes
 served, and `verify=False` shows that each of the former leaks.
 """
 
-from __future__ import annotations
-
-import contextlib
 import functools
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import MethodType
-from typing import Any
 
 import pytest
 import torch
@@ -22,161 +16,134 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.inspection.process import Process
+from tests.engine import Call, check, leaks
 from tests.support.refusals import refused, refused_by_its_first_call
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-LENGTHS = (5, 9, 3, 14)
-EXACT, LEAK = 1e-4, 1e-2
-"""Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts near 0.2."""
+CALL = Call(labels=None, lengths=(5, 9, 3, 14), given={"use_cache": False})
 
 
-def documents(model: Any) -> list[torch.Tensor]:
-    return [tiny.tokens(model.config, length, seed=length) for length in LENGTHS]
-
-
-@torch.no_grad()
-def alone(model: Any) -> torch.Tensor:
-    return torch.cat([model(input_ids=one[None], use_cache=False).logits[0] for one in documents(model)])
-
-
-@torch.no_grad()
-def packed(model: Any) -> torch.Tensor:
-    where = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-    return model(input_ids=torch.cat(documents(model))[None], position_ids=where).logits[0]
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.std())
-
-
-def mixed(states: torch.Tensor) -> torch.Tensor:
+def mixed(states):
     """Hands every token something of those before it; states of one token for each row have none."""
     return states + 0.3 * states.cumsum(1) if states.dim() == 3 else states
 
 
-def activation(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], contextlib.AbstractContextManager]:
-    def put(model: Any) -> contextlib.AbstractContextManager:
+def unmixed(states):
+    return states * 1.0
+
+
+def in_layers(put):
+    """Put something on the feed-forward network of every layer."""
+
+    def of_all(undo, model, change):
         for layer in model.model.layers:
-            del layer.mlp.act_fn
-            layer.mlp.act_fn = function
-        return contextlib.nullcontext()
+            put(layer.mlp, change)
 
-    return put
+    return of_all
 
 
-def method(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], contextlib.AbstractContextManager]:
-    def put(model: Any) -> contextlib.AbstractContextManager:
-        for layer in model.model.layers:
-            own = layer.mlp.forward
-            layer.mlp.forward = MethodType(lambda self, states, own=own: own(change(states)), layer.mlp)
-        return contextlib.nullcontext()
-
-    return put
+@in_layers
+def activation(mlp, function):
+    del mlp.act_fn
+    mlp.act_fn = function
 
 
-def module(other: Callable[[], nn.Module]) -> Callable[[Any], contextlib.AbstractContextManager]:
-    def put(model: Any) -> contextlib.AbstractContextManager:
-        for layer in model.model.layers:
-            layer.mlp.act_fn = other()
-        return contextlib.nullcontext()
-
-    return put
+@in_layers
+def method(mlp, change):
+    own = mlp.forward
+    mlp.forward = MethodType(lambda self, states: own(change(states)), mlp)
 
 
-class PerTensor(torch.Tensor):
-    """Weights whose products round what they are multiplied with by its largest number, as quantisation does."""
+@in_layers
+def module(mlp, other):
+    mlp.act_fn = other()
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.linear:
-            with torch._C.DisableTorchFunctionSubclass():
-                states, weight, *others = args
-                step = states.abs().max() / 7
-                return F.linear((states / step).round() * step, weight.as_subclass(torch.Tensor), *others)
-        return super().__torch_function__(function, types, args, kwargs or {})
+
+@in_layers
+def weights(mlp, kind):
+    mlp.up_proj.weight = nn.Parameter(mlp.up_proj.weight.detach().as_subclass(kind))
 
 
 class Plain(torch.Tensor):
     """Weights of a type that changes nothing, and that what is computed with them has not."""
 
+    @staticmethod
+    def of(states):
+        return states
+
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
         if function is F.linear:
             with torch._C.DisableTorchFunctionSubclass():
-                return F.linear(args[0], args[1].as_subclass(torch.Tensor), *args[2:])
+                return F.linear(cls.of(args[0]), args[1].as_subclass(torch.Tensor), *args[2:])
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def weights(kind: Any) -> Callable[[Any], contextlib.AbstractContextManager]:
-    def put(model: Any) -> contextlib.AbstractContextManager:
-        for layer in model.model.layers:
-            layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight.detach().as_subclass(kind))
-        return contextlib.nullcontext()
+class PerTensor(Plain):
+    """Weights whose products round what they are multiplied with by its largest number, as quantisation does."""
 
-    return put
+    @staticmethod
+    def of(states):
+        step = states.abs().max() / 7
+        return (states / step).round() * step
 
 
-def replaced(owner: Any, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
-    @contextlib.contextmanager
-    def put(_: Any) -> Iterator[None]:
+def replaced(owner, name):
+    def put(undo, model, change):
         own = getattr(owner, name)
 
         @functools.wraps(own)
-        def other(*args: Any, **kwargs: Any) -> Any:
+        def other(*args, **kwargs):
             found = own(*args, **kwargs)
             return change(found) if isinstance(found, torch.Tensor) and found.is_floating_point() else found
 
+        undo.callback(setattr, owner, name, own)
         setattr(owner, name, other)
-        try:
-            yield
-        finally:
-            setattr(owner, name, own)
 
     return put
 
 
-def everywhere(register: Callable[[Any], Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
+def on_all_modules(undo, model, change):
     """A hook on all modules of the process."""
 
-    @contextlib.contextmanager
-    def put(_: Any) -> Iterator[None]:
-        handle = register(lambda module, args, output: change(output) if isinstance(module, nn.Linear) else None)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def hook(module, args, output):
+        return change(output) if isinstance(module, nn.Linear) else None
 
-    return put
+    undo.callback(nn.modules.module.register_module_forward_hook(hook).remove)
 
 
-HOOK = nn.modules.module.register_module_forward_hook
-ALL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "a function as an activation": (activation(lambda x: F.silu(mixed(x))), activation(lambda x: F.silu(x))),
-    "torch's own function as an activation": (activation(functools.partial(torch.cumsum, dim=1)), activation(F.silu)),
-    "a method of an instance": (method(mixed), method(lambda x: x * 1.0)),
-    "a softmax over the tokens": (module(lambda: nn.Softmax(dim=1)), module(nn.SiLU)),
-    "a type of weights": (weights(PerTensor), weights(Plain)),
-    "F.linear": (replaced(F, "linear", mixed), replaced(F, "linear", lambda x: x * 1.0)),
-    "F.silu": (replaced(F, "silu", mixed), replaced(F, "silu", lambda x: x * 1.0)),
-    "torch.rsqrt": (replaced(torch, "rsqrt", mixed), replaced(torch, "rsqrt", lambda x: x * 1.0)),
-    "Tensor.pow": (replaced(torch.Tensor, "pow", mixed), replaced(torch.Tensor, "pow", lambda x: x * 1.0)),
-    "nn.Module.__call__": (
-        replaced(nn.Module, "__call__", mixed),
-        replaced(nn.Module, "__call__", lambda x: x * 1.0),
-    ),
-    "a hook on all modules": (everywhere(HOOK, mixed), everywhere(HOOK, lambda x: x * 1.0)),
+ALL = {
+    "a function as an activation": (activation, lambda x: F.silu(mixed(x)), lambda x: F.silu(x)),
+    "torch's own function as an activation": (activation, functools.partial(torch.cumsum, dim=1), F.silu),
+    "a method of an instance": (method, mixed, unmixed),
+    "a softmax over the tokens": (module, lambda: nn.Softmax(dim=1), nn.SiLU),
+    "a type of weights": (weights, PerTensor, Plain),
+    "F.linear": (replaced(F, "linear"), mixed, unmixed),
+    "F.silu": (replaced(F, "silu"), mixed, unmixed),
+    "torch.rsqrt": (replaced(torch, "rsqrt"), mixed, unmixed),
+    "Tensor.pow": (replaced(torch.Tensor, "pow"), mixed, unmixed),
+    "nn.Module.__call__": (replaced(nn.Module, "__call__"), mixed, unmixed),
+    "a hook on all modules": (on_all_modules, mixed, unmixed),
 }
+"""By what is put in place: how, what mixes tokens, and what does not."""
+
+
+@contextmanager
+def in_place(name, model, *, mixes):
+    how, mixing, other = ALL[name]
+    with ExitStack() as undo:
+        how(undo, model, mixing if mixes else other)
+        yield
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_tokens_is_refused_before(name):
     model = tiny.build("llama")
-    with ALL[name][0](model):
+    with in_place(name, model, mixes=True):
         refused_by_its_first_call(model)
-        expected = alone(model)
+        expected = CALL.alone(model)
         with autopack.enable(model, verify=False):
-            assert error(packed(model), expected) > LEAK, "the control shows no leak"
+            assert leaks(CALL.packed(model), expected), "the control shows no leak"
 
 
 @pytest.mark.sampled(5)
@@ -185,19 +152,19 @@ def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
     with autopack.enable(model):
         for _ in range(4):  # the fifth is checked for no reason but the change
-            packed(model)
-        with ALL[name][0](model), refused("not-exact", "leak-detected"):
-            packed(model)
+            CALL.packed(model)
+        with in_place(name, model, mixes=True), refused("not-exact", "leak-detected"):
+            CALL.packed(model)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served(name):
     model = tiny.build("llama")
-    with ALL[name][1](model):
-        expected = alone(model)
+    with in_place(name, model, mixes=False):
+        expected = CALL.alone(model)
         with autopack.enable(model) as handle:
-            assert error(packed(model), expected) <= EXACT
+            check(CALL.packed(model), expected)
             own = not handle.enabled.is_checked_closely
             assert own == (name == "a softmax over the tokens"), handle.verified  # a SiLU is what its class has
 
@@ -206,15 +173,14 @@ def test_what_mixes_none_is_served(name):
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served_after(name):
     model = tiny.build("llama")
-    handle = autopack.enable(model)
-    packed(model)
-    with ALL[name][1](model):
-        during = packed(model)
-    afterwards = packed(model)
-    handle.remove()
-    assert error(afterwards, alone(model)) <= EXACT
-    with ALL[name][1](model):
-        assert error(during, alone(model)) <= EXACT
+    with autopack.enable(model):
+        CALL.packed(model)
+        with in_place(name, model, mixes=False):
+            during = CALL.packed(model)
+        afterwards = CALL.packed(model)
+    check(afterwards, CALL.alone(model))
+    with in_place(name, model, mixes=False):
+        check(during, CALL.alone(model))
 
 
 def test_a_method_that_its_class_calls_by_name_counts_and_any_other_does_not():
@@ -238,9 +204,9 @@ def test_checkpointing_is_none_of_somebody_elses_code(reentrant):
         assert not handle.enabled.is_checked_closely
     model.gradient_checkpointing_disable()
     with autopack.enable(model) as handle:
-        packed(model)
+        CALL.packed(model)
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        packed(model)
+        CALL.packed(model)
         assert not handle.enabled.is_checked_closely
 
 
@@ -250,130 +216,11 @@ def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones()
     refused_by_its_first_call(model)
 
 
-CODE = """
-import torch
-from transformers.models.llama.modeling_llama import LlamaMLP
-
-def helper(states):
-    return states * 2
-
-class Callable:
-    def __call__(self, states):
-        return states * 2
-
-doubled, mixing = Callable(), False
-
-def switched(states):
-    return states * 2 + (states.cumsum(1) if mixing else 0)
-
-def closed(function):
-    def inner(states):
-        return function(states)
-    return inner
-
-through = closed(helper)
-
-class ByHelper(LlamaMLP):
-    def forward(self, states):
-        return super().forward(helper(states))
-
-class ByObject(LlamaMLP):
-    def forward(self, states):
-        return super().forward(doubled(states))
-
-class BySwitch(LlamaMLP):
-    def forward(self, states):
-        return super().forward(switched(states))
-
-class ByClosure(LlamaMLP):
-    def forward(self, states):
-        return super().forward(through(states))
-
-class ByAttribute(LlamaMLP):
-    def forward(self, states):
-        return super().forward(self.before(states))
-"""
-
-
-@pytest.fixture
-def user(tmp_path: Any) -> Iterator[Any]:
-    """A module of the user's, in a file."""
-    path = tmp_path / "users_layers.py"
-    path.write_text(CODE)
-    spec: Any = importlib.util.spec_from_file_location("users_layers", path)
-    found = importlib.util.module_from_spec(spec)
-    sys.modules["users_layers"] = found
-    spec.loader.exec_module(found)
-    sys.path.insert(0, str(tmp_path))
-    yield found
-    sys.path.remove(str(tmp_path))
-    del sys.modules["users_layers"]
-
-
-def leaking(states: torch.Tensor) -> torch.Tensor:
-    return states * 2 + states.cumsum(1)
-
-
-def reload_with_a_leak(user: Any, _: Any) -> None:
-    with open(user.__file__, "w") as file:
-        file.write(CODE.replace("return states * 2\n", "return states * 2 + states.cumsum(1)\n", 1))
-    importlib.reload(user)
-
-
-def of_all_layers(model: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for layer in model.model.layers:
-        layer.mlp.before = function
-
-
-LATER: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
-    "a helper is defined anew": ("ByHelper", lambda user, _: setattr(user, "helper", leaking)),
-    "the code of a helper is swapped": (
-        "ByHelper",
-        lambda user, _: setattr(user.helper, "__code__", leaking.__code__),
-    ),
-    "its module is loaded again": ("ByHelper", reload_with_a_leak),
-    "an object that is called is replaced": ("ByObject", lambda user, _: setattr(user, "doubled", leaking)),
-    "its class calls something else": (
-        "ByObject",
-        lambda user, _: setattr(user.Callable, "__call__", lambda self, states: leaking(states)),
-    ),
-    "a switch beside it is thrown": ("BySwitch", lambda user, _: setattr(user, "mixing", True)),
-    "what a closure holds is swapped": (
-        "ByClosure",
-        lambda user, _: setattr(user.through.__closure__[0], "cell_contents", leaking),
-    ),
-    "a function on the layer is replaced": ("ByAttribute", lambda _, model: of_all_layers(model, leaking)),
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_what_users_code_calls_is_looked_at_again_when_it_changes(user, name):
-    kind, change = LATER[name]
-    model = tiny.build("llama")
-    for layer in model.model.layers:
-        other = getattr(user, kind)(model.config)
-        other.load_state_dict(layer.mlp.state_dict())
-        layer.mlp = other
-    of_all_layers(model, user.helper)
-    expected = alone(model)
-    with autopack.enable(model):
-        for _ in range(4):  # the fifth is checked for no reason but the change
-            assert error(packed(model), expected) <= EXACT
-        change(user, model)
-        with refused("leak-detected"):
-            packed(model)
-
-
-def test_looking_at_torch_again_finds_nothing_where_nothing_changed():
+def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch):
     process = Process({"transformers.models.llama.modeling_llama"})
     assert not process.foreign
+    compiling = torch.compile
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self, **_: "a tensor")  # as packages for looking at them do
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiling(*args, **kwargs))  # as Lightning does
+    monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)  # which compares as tensors do
     assert not process.changed()
-    own, compiling = torch.Tensor.__repr__, torch.compile
-    try:
-        torch.Tensor.__repr__ = lambda self, **_: "a tensor"  # as packages for looking at tensors do
-        torch.compile = lambda *args, **kwargs: compiling(*args, **kwargs)  # as Lightning does
-        torch.somebodys_constant = torch.arange(3)  # which compares as tensors do
-        assert not process.changed()
-    finally:
-        torch.Tensor.__repr__, torch.compile = own, compiling
-        del torch.somebodys_constant

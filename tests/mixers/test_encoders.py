@@ -1,7 +1,5 @@
 """Encoders whose documents need more than attention of their own: windows, cells, neighbours, boxes, quantisation."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -145,8 +143,6 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     ("ibert", {"quant_mode": True}, "QuantAct modules quantise all tokens of a batch by one range"),
     ("nystromformer", {"num_landmarks": 8}, "segments of a row of exactly segment_means_seq_len = 64 columns"),
     ("yoso", {"use_expectation": False}, "draws new random hashes at every call"),
-    ("perceiver", {}, "it gives as many logits as config.max_position_embeddings says"),
-    ("big_bird", {"attention_type": "block_sparse"}, "depends on the calls before, since a short row"),
 ])  # fmt: skip
 def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, options, reason):
     model = tiny.build(model_type, task="masked-lm", **options)

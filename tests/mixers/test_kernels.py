@@ -1,7 +1,5 @@
 """Kernels of real signatures, computed on the CPU: the bounds of documents arrive, or nothing is fed without them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -41,7 +39,7 @@ WITHOUT_KERNELS = {"lfm3", "zaya"}
 
 
 @cache
-def measured(*options: str) -> dict[str, dict]:
+def measured(*options):
     command = [sys.executable, "-m", "compat.scans", *options, "--types", *TYPES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -5,8 +5,6 @@ They are enabled with `verify=False`: an audit's documents are no multiples of 3
 kernels is refused.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +15,7 @@ import autopack
 from autopack import tiny
 from tests.conftest import positions
 from tests.engine import Limits, Result, check, leaks
+from tests.support.padded import batch, mask_of
 
 LIMITS = Limits(1e-5)
 """Of a standard deviation of the logits: the same sums in another order, over two layers."""
@@ -60,8 +59,7 @@ def _model(task="masked-lm"):
     return tiny.build("mra", task=task, attention_probs_dropout_prob=0.0, **sizes).train()
 
 
-def _run(model, ids, **given):
-    logits = model(input_ids=ids, **given).logits
+def _weighted(model, logits):
     return Result.of(model, [logits[0]], (logits * torch.linspace(0.5, 1.5, logits.shape[-1])).sum(), LIMITS)
 
 
@@ -70,10 +68,10 @@ def test_packed_documents_are_as_alone(kernels):
     texts = tiny.tokens(model.config, 1, sum(LENGTHS)).split(LENGTHS, dim=1)
     row, where = torch.cat(texts, dim=1), positions(LENGTHS, start=2)
     logits = torch.cat([model(input_ids=text).logits for text in texts], dim=1)
-    expected = Result.of(model, [logits[0]], (logits * torch.linspace(0.5, 1.5, logits.shape[-1])).sum(), LIMITS)
-    assert leaks(_run(model, row, position_ids=where), expected), "its blocks go over the row"
+    expected, call = _weighted(model, logits), {"input_ids": row, "position_ids": where}
+    assert leaks(_weighted(model, model(**call).logits), expected), "its blocks go over the row"
     with autopack.enable(model, verify=False):
-        check(_run(model, row, position_ids=where), expected)
+        check(_weighted(model, model(**call).logits), expected)
 
 
 def test_what_stock_cannot_run_alone_raises_what_stock_raises(kernels):
@@ -88,8 +86,7 @@ def test_what_stock_cannot_run_alone_raises_what_stock_raises(kernels):
 
 def test_padded_batches_keep_their_padding(kernels):
     model = _model("sequence-classification")
-    mask = (torch.arange(96) < torch.tensor([[96], [64]])).long()
-    batch = {"input_ids": tiny.tokens(model.config, 2, 96), "attention_mask": mask}
-    wanted = model(**batch).logits
+    padded = batch("backbone", mask_of((96, 64)))
+    wanted = model(**padded).logits
     with autopack.enable(model, verify=False):
-        assert torch.equal(model(**batch).logits, wanted)
+        assert torch.equal(model(**padded).logits, wanted)

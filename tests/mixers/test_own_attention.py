@@ -1,7 +1,5 @@
 """Attention, positions and whole models in code of their own: documents alone, in every form that could go wrong."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -120,11 +118,6 @@ def test_at_most_thirteen_types_run_whole_four_by_one_half_and_one_by_both():
     assert counts["perceiver"] <= 1
     assert counts["one_by_one"] <= 12
     assert counts["whole_half"] <= 4
-
-
-def test_falcon_with_alibi_is_refused():
-    with refused("cannot-be-packed"):
-        autopack.enable(tiny.build("falcon", alibi=True))
 
 
 def test_codebooks_are_never_mixed_up():

@@ -1,7 +1,5 @@
 """XLM and Flaubert, which count the tokens of a row by its padding tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,18 +1,19 @@
 """Tiny models that take images, batches of documents with media, and what packed rows of them must agree with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import autopack
 from autopack import tiny
 from autopack.tiny import media_rows
+from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from compat.images import alone, alone_loss, compare, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.engine import IGNORED, in_rows, numbered
 
+PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
+"""Documents of a padded batch with one image, with two and with none."""
 GRADIENT = 1e-3
 """Largest error of an entry of a gradient in float32, of itself: sums over all tokens and media cancel in it."""
 

@@ -1,7 +1,5 @@
 """Mllama and Idefics: text attends to images across, and each document, or row of a batch, reads its own alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,13 +10,10 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from compat.images import alone, documents, packed
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import leaks, opened, padded, rows_as_alone, same_gradients, with_images, worst
+from tests.multimodal.models import PARTS, leaks, opened, padded, rows_as_alone, same_gradients, with_images, worst
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 MASKS = {"mllama": "cross_attention_mask", "idefics": "image_attention_mask"}
-PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 
 
 def with_none(model, found):
@@ -171,7 +166,7 @@ class TestCollator:
         assert mask.shape[2] == (4 if max_length is None else 3)
         with autopack.enable(model):
             logits = model(**batch).logits
-        rows: list[list[Document]] = [[]]
+        rows = [[]]
         for document in found:
             if sum(map(len, rows[-1])) + len(document) > logits.shape[1]:
                 rows.append([])

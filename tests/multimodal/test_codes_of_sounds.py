@@ -1,7 +1,5 @@
 """Kyutai's speech to text takes a text token and codes of the sound at each place: tokens of a third axis, no media."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,8 +8,6 @@ from autopack.tiny.models import randomize
 from tests.conftest import LEAK, error
 from tests.engine import Result, check, counted, leaks, mean_loss
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 CODEBOOKS = 4
 

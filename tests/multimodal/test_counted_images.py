@@ -1,7 +1,5 @@
 """HunYuan-VL numbers the images of a batch over all its rows: each document is numbered by itself, in any batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,21 +7,12 @@ import autopack
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, error
-from tests.multimodal.models import agrees, padded, rows_as_alone, twins_with_images, with_images
+from tests.multimodal.models import PARTS, padded, rows_as_alone, twins_with_images, with_images
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 
 
 def padded_with_images(model, side):
     return padded(model, documents(model, PARTS), side) | {"labels": None}
-
-
-def test_documents_with_images_get_what_they_get_alone():
-    stock, model = twins_with_images("hunyuan_vl")
-    agrees(model, stock)
 
 
 def test_the_number_of_an_image_counts():

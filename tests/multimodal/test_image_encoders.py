@@ -1,7 +1,5 @@
 """Encoders that take images and decoders that take text: an image for each document, whose texts share rows."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -14,8 +12,6 @@ from compat.images import documents, packed
 from tests.conftest import FLOAT32
 from tests.multimodal.models import agrees, padded, serves, twins_with_images, unpadded_as_stock, with_images, worst
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
 

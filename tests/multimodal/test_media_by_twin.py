@@ -3,8 +3,6 @@
 Of text alone such code may be exact and still let the images of a call meet.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -16,8 +14,7 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from compat.images import documents as parts_of_mllama
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import opened, padded
-from tests.multimodal.test_across import PARTS
+from tests.multimodal.models import PARTS, opened, padded
 from tests.support.refusals import refused
 
 REFUSED = "documents with {}s are not proven to be kept apart"
@@ -60,11 +57,8 @@ def written(model_type, inner, name, mixes, task="image-text-to-text", beyond=0)
 
 
 def documents(model):
-    return [
-        images.document(model, (4, IMAGE, 5), seed=1),
-        images.document(model, (IMAGE, 3), seed=2),
-        images.document(model, (6,), seed=3),
-    ]
+    parts = [(4, IMAGE, 5), (IMAGE, 3), (6,)]
+    return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
 
 
 def apart(model, found, **options):

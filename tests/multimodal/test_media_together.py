@@ -1,9 +1,5 @@
 """Documents with sounds, images and videos in one row: positions are of all media, and each kind keeps its order."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -19,9 +15,7 @@ from tests.multimodal.models import same_gradients, same_loss
 from tests.multimodal.test_sounds import twins_with_sounds
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-KINDS: tuple[tuple[str, ...], ...] = (("image", "sound"), ("sound", "video", "image"), (), ("video", "sound", "sound"))
+KINDS = (("image", "sound"), ("sound", "video", "image"), (), ("video", "sound", "sound"))
 """The media of four documents, in order, with text between them."""
 
 
@@ -33,14 +27,19 @@ def piece(model, kind, seed):
     return as_videos(model, found) if kind == "video" else found
 
 
-def joined(model, pieces):
-    """The arguments of a row of pieces, with the media of each kind in order."""
-    call: dict[str, Any] = {}
+def media_of(model, pieces):
+    """The media of pieces without their tokens, those of each kind in order."""
+    call = {}
     for kind in ("pixel_values", "pixel_values_videos", "input_features"):
-        of_kind = [p for p in pieces if p.images and kind in p.images[0]]
+        of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
         call |= media_rows.row(model, of_kind) if of_kind else {}
+    return call
+
+
+def joined(model, pieces):
+    """The arguments of a row of pieces."""
     names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
-    return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
+    return media_of(model, pieces) | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
 
 
 def alone(model, pieces, labels=None):
@@ -113,22 +112,13 @@ def test_the_sound_of_a_video(model_type):
         ids = torch.tensor([[10 + seed, *starts, *runs[0], *runs[1], *ends, 20 + seed]])
         found.append(([Document({"input_ids": ids}, video.images), Document({}, sound.images)], ids))
     lengths = [each.shape[1] for _, each in found]
-    row = joined_media(stock, [p for pieces, _ in found for p in pieces]) | {"use_audio_in_video": True}
+    row = media_of(stock, [p for pieces, _ in found for p in pieces]) | {"use_audio_in_video": True}
     row |= {"input_ids": torch.cat([ids for _, ids in found], dim=1), "position_ids": counted(lengths)}
     with autopack.enable(model, verify=False):
         logits = model(**row).logits[0].split(lengths)
     leaking = stock(**row).logits[0].split(lengths)
     for number, (pieces, each) in enumerate(found):
-        call = {"input_ids": each, "attention_mask": torch.ones_like(each), **joined_media(stock, pieces)}
+        call = {"input_ids": each, "attention_mask": torch.ones_like(each), **media_of(stock, pieces)}
         expected = stock(**call, use_cache=False, use_audio_in_video=True).logits[0]
         assert error(logits[number], expected) <= FLOAT32
         assert number == 0 or error(leaking[number], expected) > LEAK
-
-
-def joined_media(model, pieces):
-    """The media of pieces without their tokens, those of each kind in order."""
-    call: dict[str, Any] = {}
-    for kind in ("pixel_values_videos", "input_features"):
-        of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
-        call |= media_rows.row(model, of_kind)
-    return call

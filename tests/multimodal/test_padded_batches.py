@@ -1,7 +1,5 @@
 """Padded batches of documents with images give what they gave, run as packed rows inside or left as they came."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,17 +7,11 @@ import autopack
 from autopack.tiny.images import IMAGE
 from compat.images import documents
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import padded, same_loss, twins_with_images, unpadded_as_stock
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
+from tests.multimodal.models import PARTS, padded, same_loss, twins_with_images, unpadded_as_stock
 
 OUTSIDE = ["gemma3", "gemma4", "gemma4_unified", "paligemma"]
 """Types whose masks are made outside of the text model, so that whole models run one row with the images."""
 PADDED = ["qwen2_vl", "qwen3_5", "minicpmv4_7", "llava", "mllama", *OUTSIDE]
-
-
-PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

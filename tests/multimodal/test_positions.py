@@ -1,7 +1,5 @@
 """Positions that a model computes from its images: each document of a packed row is numbered as it is alone."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -16,8 +14,6 @@ from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
 from tests.engine import declared, numbered
 from tests.multimodal.models import twins_with_images, with_images, worst
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.mark.parametrize("axes", [3, 4])

@@ -1,9 +1,5 @@
 """Models that take no text without images: those with a Q-Former, and Kosmos-2. Each document has an image."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -17,8 +13,6 @@ from tests.conftest import FLOAT32, error
 from tests.multimodal.models import serves, twins_with_images
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 CLASSES = {
     "blip-2": "Blip2ForConditionalGeneration",
     "instructblip": "InstructBlipForConditionalGeneration",
@@ -29,7 +23,7 @@ CLASSES = {
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_type):
     """As in BLIP-2 with Flan-T5."""
-    config: Any = tiny.config(model_type, task="image-text-to-text")
+    config = tiny.config(model_type, task="image-text-to-text")
     derived = ("text_config", "is_encoder_decoder", "use_decoder_only_language_model")
     fields = {name: value for name, value in config.to_dict().items() if name not in derived}
     text = {**tiny.config("t5", task="seq2seq").to_dict(), "model_type": "t5"}

@@ -1,7 +1,5 @@
 """Media that packed rows cannot take, and inputs that do not fit their documents: each is refused and says why."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -15,10 +13,9 @@ from autopack import tiny
 from autopack.inspection import media
 from autopack.tiny import media_rows
 from compat.images import documents, packed
+from tests.engine import counted
 from tests.multimodal.models import with_images
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def call_with(model, **others):
@@ -134,7 +131,7 @@ REFUSED = {
 @pytest.mark.parametrize(("model_type", "name"), REFUSED)
 def test_media_that_are_not_served_are_refused_on_packed_rows_alone(model_type, name):
     model = with_images(model_type, attn_implementation="eager")
-    ids, where = tiny.tokens(model.config, 1, 9), torch.cat([torch.arange(4), torch.arange(5)])[None]
+    ids, where = tiny.tokens(model.config, 1, 9), counted((4, 5))
     with autopack.enable(model, verify=False):
         with pytest.raises(autopack.UnsupportedModel, match=REFUSED[model_type, name]):
             model(input_ids=ids, position_ids=where, **{name: torch.zeros(1, 3, 32, 32)})

@@ -4,12 +4,9 @@ The comparison is `compat.images.compare`, with documents of `compat.with_sounds
 which one ends and the next begins with a sound, one has none, and one has two.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,11 +19,9 @@ from autopack.tiny.sounds import SOUND
 from compat.images import alone, packed
 from compat.with_images import cast
 from compat.with_sounds import documents
-from tests.conftest import LEAK, error
-from tests.multimodal.models import agrees, padded, rows_with_padding_agree, serves, worst
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import agrees, padded, rows_with_padding_agree, serves, unpadded_as_stock, worst
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 EAGER = ("gemma4", "vibevoice_asr")
 """Encoders of sounds that upstream runs by no other implementation."""
@@ -75,6 +70,26 @@ def twins_with_sounds(model_type):
 def test_documents_with_sounds_get_what_they_get_alone(model_type):
     stock, model = twins_with_sounds(model_type)
     agrees(model, stock, found=documents(stock), verify=False)
+
+
+PADDED = """
+audioflamingo3 fun_asr_nano glmasr granite_speech moss_transcribe_diarize musicflamingo nemo_speechlm
+qwen2_5_omni_thinker qwen2_audio qwen3_asr vibevoice_asr voxtral
+""".split()
+AS_ALONE = ("granite_speech", "nemo_speechlm")
+"""Of these padding of sounds changes what stock gives, too, so what a document gets alone is no measure."""
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("model_type", PADDED)
+def test_padded_batches_with_sounds_give_what_they_gave(model_type, side):
+    """Run as packed rows inside."""
+    stock, model = twins_with_sounds(model_type)
+    parts = ((3, SOUND, 2), (SOUND, 9, SOUND, 4), (7,))
+    found = [sounds.document(stock, each, seed=number + 1) for number, each in enumerate(parts)]
+    output = unpadded_as_stock(model, stock, padded(stock, found, side), verify=False)
+    if side == "right" and model_type not in AS_ALONE:
+        assert worst(output.logits, stock, [[document] for document in found]) <= FLOAT32
 
 
 WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio voxtral".split()
@@ -229,7 +244,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
     found = documents(model)
     examples = []
     for document in found:
-        example: dict[str, Any] = {name: value[0].tolist() for name, value in document.tokens.items()}
+        example = {name: value[0].tolist() for name, value in document.tokens.items()}
         for name in document.images[0] if document.images else ():
             example[name] = media_rows.row(model, [document])[name].numpy()
         examples.append({**example, "labels": example["input_ids"]})
@@ -245,7 +260,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
 
 def test_every_type_that_takes_sounds_has_been_run_with_them():
     said = {t for family in registry.families() for t in family.media_types.get("sound", ())}
-    measured: set[str] = set()
+    measured = set()
     for path in RESULTS.glob("exactness*.json"):
         for name, cells in json.loads(path.read_text()).items():
             assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name

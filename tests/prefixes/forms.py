@@ -1,7 +1,5 @@
 """Documents that begin alike, as a padded batch and as packed rows, against what each of them gets alone in stock."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,10 +1,8 @@
 """Which batches have what their rows begin with computed once, and that it holds however the model is run."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -25,14 +23,6 @@ from tests.support.padded import (
     twins,
 )
 from tests.support.prefixes import group, loss_of_logits, padded, tree
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-
-@pytest.fixture
-def pair():
-    """A stock Llama and a copy of it, which tests enable."""
-    return twins(build("llama").eval())
 
 
 def _scored(model, batch, **options):
@@ -157,16 +147,6 @@ class TestWhen:
             assert mapped.shape[:3] == (3, 1, 38)
             assert _shared(handle) == 0
 
-    @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-    def test_frequencies_of_the_longest_row(self, kind):
-        """What depends on the longest row of a batch in stock goes on to do so."""
-        factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
-        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 20, **factors}
-        stock, model = twins(build("llama", max_position_embeddings=40, rope_parameters=rope, head_dim=16).eval())
-        with autopack.enable(model) as handle, torch.no_grad():
-            _agree(stock, model, padded(tree()))
-            assert _shared(handle) > 40
-
     def test_losses_of_routers_count_tokens(self):
         """Also where no twin is asked, which would give another loss."""
         stock, model = twins(build("mixtral", output_router_logits=True).eval())
@@ -256,18 +236,13 @@ class TestHowever:
         stock, model = pair
         with autopack.enable(model):
             copied = copy.deepcopy(model)
-            batches, errors = [padded(tree(seed)) for seed in range(4)], []
+            batches = [padded(tree(seed)) for seed in range(4)]
 
             def run(each, batch):
-                error = logit_error(_scored(each, batch).logits, _scored(stock, batch).logits, batch["attention_mask"])
-                errors.append(error)
+                return logit_error(_scored(each, batch).logits, _scored(stock, batch).logits, batch["attention_mask"])
 
-            threads = [threading.Thread(target=run, args=(m, b)) for b in batches for m in (model, copied)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len(errors) == 8
+            with ThreadPoolExecutor(8) as threads:
+                errors = threads.map(run, [model, copied] * 4, batches * 2)
             assert max(errors) < FLOAT32
             assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
             autopack.disable(copied)

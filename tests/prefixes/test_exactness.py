@@ -1,7 +1,5 @@
 """Documents that begin alike get what each gets alone, where that is computed once: outputs, losses and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,19 +15,12 @@ from tests.prefixes.forms import FORMS, agree, parts, without_labels
 from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, packs_at_once, twins
 from tests.support.prefixes import group, padded, tree
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = ["llama", "gemma2", "gpt2", "opt", "mixtral", "gemma3_text", "falcon", "bamba", "qwen3_next"]
 IN_BATCHES = ["cohere2", "gpt_oss", "bloom", "bart", "lfm2"]
 CASES = [*((form, name) for form in FORMS for name in TYPES), *(("padded", name) for name in IN_BATCHES)]
 EAGER = {"gemma2", "gpt_oss", "bloom"}
 """Types that know no other attention."""
 in_both_forms = pytest.mark.parametrize("form", FORMS)
-
-
-@pytest.fixture
-def pair():
-    """A stock Llama and a copy of it, which tests enable."""
-    return twins(build("llama").eval())
 
 
 class TestAgreement:

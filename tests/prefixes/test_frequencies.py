@@ -1,7 +1,5 @@
 """Documents that begin alike, in models whose rotary frequencies depend on the longest position of a call."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -16,7 +14,6 @@ from autopack.tiny.models import randomize
 from tests.support.padded import packs_at_once
 from tests.support.prefixes import group, padded
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LIMIT = 48
 """Positions up to which frequencies are those of short documents."""
 LENGTHS = {"short": (32, (9, 14, 5)), "both": (32, (9, 44, 5)), "long": (52, (9, 24, 5))}

@@ -1,7 +1,5 @@
 """Documents of packed rows that begin alike get what each gets alone, where their beginning is computed once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -14,13 +12,11 @@ from tests.prefixes.forms import agree, packed, parts
 from tests.support.padded import build, twins
 from tests.support.prefixes import group, tree
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class TestAgreement:
     @pytest.mark.parametrize("labels", [True, False], ids=["labels", "loss of logits"])
-    def test_several_rows_with_padding(self, labels):
-        stock, model = twins(build("llama").eval())
+    def test_several_rows_with_padding(self, pair, labels):
+        stock, model = pair
         batch = packed(tree(), max_length=100)
         assert batch["attention_mask"].shape[0] > 1
         with autopack.enable(model) as handle:
@@ -28,14 +24,14 @@ class TestAgreement:
             assert handle.tally.training.shared > 40
 
     @pytest.mark.parametrize("how", ["cu_seq_lens", "seq_idx"])
-    def test_documents_declared_in_other_ways(self, how):
-        stock, model = twins(build("llama").eval())
+    def test_documents_declared_in_other_ways(self, pair, how):
+        stock, model = pair
         with autopack.enable(model) as handle:
             agree(stock, model, packed(tree(), declare=("attention_mask", how)))
             assert handle.tally.training.shared > 40
 
-    def test_no_positions(self):
-        stock, model = twins(build("llama").eval())
+    def test_no_positions(self, pair):
+        stock, model = pair
         batch = packed(tree(), declare=("attention_mask", "seq_idx"))
         given = {name: batch[name] for name in ("input_ids", "seq_idx")}
         with autopack.enable(model) as handle, torch.no_grad():
@@ -89,9 +85,9 @@ class TestWhen:
             model(**packed(documents, **options), use_cache=False)
             assert handle.tally.evaluation.shared == 0
 
-    def test_equal_tokens_at_other_positions(self):
+    def test_equal_tokens_at_other_positions(self, pair):
         """A document of which a part was cut off goes on with its positions (`keep_positions`)."""
-        stock, model = twins(build("llama").eval())
+        stock, model = pair
         one, other = group(32, (6, 6))
         batch = packed([one, other])
         batch["position_ids"][0, 38:] += 3

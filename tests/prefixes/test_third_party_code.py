@@ -1,32 +1,20 @@
 """Rows share only where all code that they run is the libraries' own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaForCausalLM
 
+from tests.proving.untouched import Mine
 from tests.support.padded import FLOAT32, build, logit_error, model_gradient_error, packs_at_once
 from tests.support.prefixes import loss_of_logits, padded, tree
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-
-class Clamped(torch.nn.Module):
-    """Clamps the gradient of each token."""
-
+class Around(torch.nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
-
-    def forward(self, states):
-        states = self.inner(states)
-        if states.requires_grad:
-            states.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
-        return states
 
 
 class Halved(torch.autograd.Function):
@@ -39,30 +27,14 @@ class Halved(torch.autograd.Function):
         return gradient / (1e-6 + gradient.norm(dim=-1, keepdim=True))
 
 
-class Normalised(Clamped):
+class Normalised(Around):
     """Normalises the gradient of each token."""
 
     def forward(self, states):
         return Halved.apply(self.inner(states))
 
 
-class Counted(Clamped):
-    """Routes tokens, and keeps a loss and the number of tokens of each expert in attributes."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.gate = torch.nn.Linear(inner.gate_proj.in_features, 4, bias=False)
-        torch.nn.init.normal_(self.gate.weight, generator=torch.Generator().manual_seed(0))
-        self.load, self.aux = torch.zeros(4), 0.0
-
-    def forward(self, states):
-        scores = self.gate(states).softmax(-1)
-        self.load = self.load + torch.bincount(scores.argmax(-1).flatten(), minlength=4)
-        self.aux = scores.reshape(-1, 4).mean(0).square().sum()
-        return self.inner(states) * scores.amax(-1, keepdim=True)
-
-
-class Averaged(Clamped):
+class Averaged(Around):
     """Keeps a running mean of its states in a buffer."""
 
     def __init__(self, inner):
@@ -73,11 +45,6 @@ class Averaged(Clamped):
         if self.training:
             self.mean.mul_(0.9).add_(0.1 * states.detach().flatten(0, -2).mean(0))
         return self.inner(states)
-
-
-class Mine(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
 
 
 def _replaced(kind):
@@ -108,9 +75,7 @@ def _subclass(model):
 
 
 CODE = {
-    "a clamped gradient": _replaced(Clamped),
     "a normalised gradient": _replaced(Normalised),
-    "a router with a loss and counts": _replaced(Counted),
     "a running mean": _replaced(Averaged),
     "a function on an instance": _on_an_instance,
     "a forward hook": _hooked,

@@ -3,15 +3,12 @@
 Folders in which nothing changes are links to the installed ones, so a release costs next to nothing to make.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -25,7 +22,7 @@ _TIMEOUT = 600.0
 class Release:
     """A release of transformers in a folder, which is to come first on the path of a process."""
 
-    def __init__(self, folder: Path, number: str = NUMBER):
+    def __init__(self, folder, number=NUMBER):
         self.folder = folder.resolve()
         self._package = self.folder / "transformers"
         self._link(INSTALLED, self._package)
@@ -37,7 +34,7 @@ class Release:
         (about / "METADATA").write_text(metadata.replace(f"\nVersion: {installed}", f"\nVersion: {number}", 1))
         self.change("__init__.py", (f'__version__ = "{installed}"', f'__version__ = "{number}"'))
 
-    def change(self, path: str, *pairs: tuple[str, str]) -> None:
+    def change(self, path, *pairs):
         """Replace texts in a file; each has to be there."""
         source = (self._package / path).read_text()
         for old, new in pairs:
@@ -45,7 +42,7 @@ class Release:
             source = source.replace(old, new)
         self.write(path, source)
 
-    def write(self, path: str, source: str) -> None:
+    def write(self, path, source):
         """Write a file, whether or not the installed release has it."""
         target = self._package / path
         folder = self._package
@@ -56,7 +53,7 @@ class Release:
         target.unlink(missing_ok=True)
         target.write_text(source)
 
-    def ask(self, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def ask(self, cases):
         """What `tests.proving.enabling` says of models of this release, in a process of its own."""
         environ = {**os.environ, "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
         environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -67,7 +64,7 @@ class Release:
         assert found["transformers"] == [NUMBER, NUMBER, str(self._package)]
         return found["cases"]
 
-    def _make_real(self, folder: Path) -> None:
+    def _make_real(self, folder):
         """Have a folder of links instead of a link to a folder; the one above it is such a folder."""
         if folder.is_symlink():
             folder.unlink()
@@ -76,7 +73,7 @@ class Release:
             folder.mkdir(exist_ok=True)
 
     @staticmethod
-    def _link(installed: Path, folder: Path) -> None:
+    def _link(installed, folder):
         folder.mkdir()
         for path in installed.iterdir():
             if path.name == "__pycache__":  # what is compiled of a changed file must not get there

@@ -1,7 +1,5 @@
 """Words of configurations, and which fields the code of a model may read."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

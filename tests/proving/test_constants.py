@@ -1,9 +1,5 @@
 """Third-party code that holds the vocabulary's size as a number has a twin of that vocabulary."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,69 +7,71 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
+from tests.engine import Call, check
 
 SIZE = 311
 SIZES = {"vocabulary": 311}
-EXACT = 1e-5
-"""Of a loss in float32."""
 
 
-def shifted(logits: torch.Tensor, labels: torch.Tensor, size: int) -> torch.Tensor:
+def shifted(logits, labels, size):
     return F.cross_entropy(logits[:, :-1].reshape(-1, size), labels[:, 1:].reshape(-1))
 
 
-class InCode(LlamaForCausalLM):
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids, **kwargs)
-        if labels is not None:
-            out["loss"] = F.cross_entropy(out.logits[:, :-1].reshape(-1, 311), labels[:, 1:].reshape(-1))
-        return out
-
-
-def of_311(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def of_311(logits, labels):
     return shifted(logits, labels, 311)
 
 
-def holding(loss: Any) -> Any:
-    class Holding(LlamaForCausalLM):
-        def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-            out = super().forward(input_ids, **kwargs)
-            if labels is not None:
-                out["loss"] = loss(out.logits, labels)
-            return out
+class Holding(LlamaForCausalLM):
+    loss = None
 
-    return Holding
-
-
-IN_GLOBAL = holding(lambda logits, labels: shifted(logits, labels, SIZE))
-IN_HELPER = holding(lambda logits, labels: of_311(logits, labels))
-IN_DICT = holding(lambda logits, labels: shifted(logits, labels, SIZES["vocabulary"]))
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        out = super().forward(input_ids, **kwargs)
+        if labels is not None:
+            out["loss"] = type(self).loss(out.logits, labels)
+        return out
 
 
-class OfHidden(LlamaForCausalLM):
+class InCode(Holding):
+    @staticmethod
+    def loss(logits, labels):
+        return F.cross_entropy(logits[:, :-1].reshape(-1, 311), labels[:, 1:].reshape(-1))
+
+
+class InGlobal(Holding):
+    @staticmethod
+    def loss(logits, labels):
+        return shifted(logits, labels, SIZE)
+
+
+class InHelper(Holding):
+    @staticmethod
+    def loss(logits, labels):
+        return of_311(logits, labels)
+
+
+class InDict(Holding):
+    @staticmethod
+    def loss(logits, labels):
+        return shifted(logits, labels, SIZES["vocabulary"])
+
+
+class OfHidden(InGlobal):
     """It holds the width of its states, which no twin has: its calls are checked."""
 
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        out = super().forward(input_ids, output_hidden_states=True, **kwargs)
-        logits = self.lm_head(out.hidden_states[-1].reshape(-1, 40)).view_as(out.logits)
-        if labels is not None:
-            out["loss"] = shifted(logits, labels, SIZE)
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        out = super().forward(input_ids, labels, output_hidden_states=True, **kwargs)
+        out["logits"] = self.lm_head(out.hidden_states[-1].reshape(-1, 40)).view_as(out.logits)
         return out
 
 
 @pytest.mark.parametrize(
     ("cls", "proven"),
-    [(InCode, True), (IN_GLOBAL, True), (IN_HELPER, True), (IN_DICT, True), (OfHidden, False)],
+    [(InCode, True), (InGlobal, True), (InHelper, True), (InDict, True), (OfHidden, False)],
 )
 def test_packed_labels_are_served(cls, proven):
     torch.manual_seed(0)
-    model = cls(tiny.config("llama", vocab_size=SIZE, hidden_size=40)).eval()
-    ids = torch.randint(5, 90, (1, 11), generator=torch.Generator().manual_seed(1))
-    positions = torch.cat([torch.arange(6), torch.arange(5)])[None]
-    with torch.no_grad():
-        first, second = (model(part, labels=part).loss for part in (ids[:, :6], ids[:, 6:]))
-        expected = (first * 5 + second * 4) / 9
-        with autopack.enable(model) as handle:
-            found = model(ids, position_ids=positions, labels=ids).loss
+    model, call = cls(tiny.config("llama", vocab_size=SIZE, hidden_size=40)).eval(), Call(lengths=(6, 5))
+    expected = call.alone(model)
+    with autopack.enable(model) as handle:
+        check(call.packed(model), expected)
     assert ("by a twin" in handle.verified) == proven
-    assert abs(float(found - expected)) < EXACT * float(expected)

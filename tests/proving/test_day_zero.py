@@ -3,10 +3,6 @@
 Each release is made of the installed one (`tests.proving.fabricated`) and runs in a process of its own.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from tests.conftest import FLOAT32, LEAK
@@ -17,21 +13,21 @@ MIXED = f"        hidden_states = hidden_states + hidden_states.mean(dim=1, keep
 LOGGER = "logger = logging.get_logger(__name__)\n\n\n"
 
 
-def case(model_type: str, task: str = "causal-lm", **more: Any) -> dict[str, Any]:
+def case(model_type, task="causal-lm", **more):
     return {"type": model_type, "task": task, **more}
 
 
-def asked(release: Release, **cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def asked(release, **cases):
     """The answers of a release by the names of the cases."""
     return dict(zip(cases, release.ask(list(cases.values())), strict=True))
 
 
-def is_exact(found: dict[str, Any]) -> bool:
+def is_exact(found):
     served = found.get("source") == "twin" and found["padded"] is None and found["labels"] is None
     return served and found["exact"] and found["worst"] < FLOAT32
 
 
-def is_refused(found: dict[str, Any], kind: str, *words: str) -> bool:
+def is_refused(found, kind, *words):
     return found.get("raised") == kind and found["unchanged"] and all(word in found["message"] for word in words)
 
 
@@ -60,7 +56,7 @@ ADDED = {
 """Functions that a class has not had: by type, the head of the class and what follows on it."""
 
 
-def _with_other_models(folder: Any) -> Release:
+def _with_other_models(folder):
     """A release of which some modeling files are not the recorded ones, and that has a type more."""
     release = Release(folder)
     release.change(
@@ -80,7 +76,7 @@ def _with_other_models(folder: Any) -> Release:
     return release
 
 
-def _add_type(release: Release, like: str = "llama", name: str = "lama2") -> None:
+def _add_type(release, like="llama", name="lama2"):
     """Add a type as upstream does: a folder of its own, and a line in each mapping."""
     for path in sorted((INSTALLED / "models" / like).glob("*.py")):
         text = path.read_text().replace(like, name).replace(like.capitalize(), name.capitalize())
@@ -96,7 +92,7 @@ def _add_type(release: Release, like: str = "llama", name: str = "lama2") -> Non
 
 class TestOtherModels:
     @pytest.fixture(scope="class")
-    def found(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    def found(self, tmp_path_factory):
         return asked(
             _with_other_models(tmp_path_factory.mktemp("changed")),
             **UNTOUCHED,
@@ -132,41 +128,3 @@ class TestOtherModels:
         leaking = found["mixing_unproven"]
         assert not leaking["exact"]
         assert leaking["worst"] > LEAK
-
-
-TABLES = "utils/generic.py modeling_utils.py masking_utils.py integrations/moe.py integrations/finegrained_fp8.py"
-SEAMS = {
-    "the table of attention functions": (TABLES, "_global_mapping", "AttentionInterface._global_mapping['sdpa']"),
-    "an argument of attention functions": (
-        "integrations/sdpa_attention.py",
-        "attention_mask",
-        "AttentionInterface._global_mapping['sdpa'] to take",
-    ),
-    "the first look at what masks are made of": (
-        "masking_utils.py",
-        "_preprocess_mask_arguments",
-        "transformers.masking_utils._preprocess_mask_arguments",
-    ),
-    "an argument of mask functions": (
-        "masking_utils.py",
-        "kv_length",
-        "AttentionMaskInterface._global_mapping['sdpa'] to take batch_size, kv_length",
-    ),
-    "the cross entropy of all losses": (
-        "loss/loss_utils.py",
-        "fixed_cross_entropy",
-        "transformers.loss.loss_utils.fixed_cross_entropy",
-    ),
-}
-"""By what gets another name: the files, its name, and the place that is named."""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SEAMS)
-def test_a_seam_that_has_gone_is_named(name, tmp_path):
-    paths, old, place = SEAMS[name]
-    release = Release(tmp_path)
-    for path in paths.split():
-        release.change(path, (old, f"{old}_2"))
-    for found in asked(release, llama=case("llama"), bert=case("bert", "masked-lm")).values():
-        assert is_refused(found, "SiteDrift", place), found

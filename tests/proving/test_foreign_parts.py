@@ -1,39 +1,245 @@
-"""Parts that people put into models: the first call of the form in which one mixes tokens is refused, and no other."""
+"""Parts that people put into models: the first call of the form in which one mixes tokens is refused, and no other.
 
-from __future__ import annotations
+Toys of them, such as treat every token by itself and such as mix them; nothing here needs another library.
+"""
 
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import autopack
 from autopack import tiny
-from tests.proving.foreign_parts import MIXING, TOKEN_WISE, Form, Part
+from tests.engine import counted
 from tests.support.refusals import refused
 
 
-def model_with(kind: type[Part], form: Form) -> Any:
-    """A Llama whose first layer has a part in the place of its gate, in the dtype and mode in which the part shows."""
+class Part(nn.Module):
+    """A linear layer of one's own, and what the others are made from: states (rows, tokens, width_in) come in."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width_out, width_in) / width_in**0.5)
+        self.bias = nn.Parameter(0.1 * torch.randn(width_out))
+
+    def before(self, states):
+        return states
+
+    def forward(self, states):
+        return self.before(states) @ self.weight.T + self.bias
+
+
+# Token by token.
+
+
+class _Swiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gate, up = ctx.saved_tensors
+        sigmoid = gate.sigmoid()
+        return gradient * up * sigmoid * (1 + gate * (1 - sigmoid)), gradient * gate * sigmoid
+
+
+class FusedSwiglu(Part):
+    """A gated feed-forward network in one module, with a backward of its own."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__(2 * width_in, width_out)
+        self.gate_up = nn.Parameter(torch.randn(4 * width_in, width_in) / width_in**0.5)
+
+    def before(self, states):
+        return _Swiglu.apply(*(states @ self.gate_up.T).chunk(2, -1))
+
+
+class Adapter(Part):
+    """A linear layer with a low-rank one beside it, behind dropout."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__(width_in, width_out)
+        self.base = nn.Linear(width_in, width_out).requires_grad_(False)
+        self.down, self.up = nn.Linear(width_in, 4, bias=False), nn.Linear(4, width_out, bias=False)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, states):
+        return self.base(states) + 2.0 * self.up(self.down(self.dropout(states)))
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds to eight bits by a given scale; its backward does as if it had not."""
+
+    @staticmethod
+    def forward(ctx, states, scale):
+        return (states / scale).round().clamp(-128, 127) * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class EightBits(Part):
+    """A linear layer in eight bits: a scale for each channel of the weight, and one for each token."""
+
+    over = -1
+
+    def __init__(self, width_in, width_out):
+        super().__init__(width_in, width_out)
+        scale = self.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("codes", (self.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        del self.weight
+
+    def forward(self, states):
+        scale = states.detach().abs().amax(self.over, keepdim=True).clamp(min=1e-9) / 127
+        return _Rounded.apply(states, scale) @ (self.codes.to(states.dtype) * self.scale).T + self.bias
+
+
+class Flattens(Part):
+    """A layer that knows no rows: it works on (rows * tokens, width)."""
+
+    def forward(self, states):
+        return F.gelu(super().forward(states.flatten(0, -2))).unflatten(0, states.shape[:-1])
+
+
+class InPieces(Part):
+    """A layer that works on 16 tokens of a row at a time, to save memory."""
+
+    def forward(self, states):
+        return torch.cat([F.gelu(super(InPieces, self).forward(piece)) for piece in states.split(16, 1)], 1)
+
+
+class Routed(Part):
+    """Four experts, of which every token gets the one it scores highest; none is ever full."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__(width_in, width_out)
+        self.router = nn.Parameter(torch.randn(4, width_in) / width_in**0.5)
+        self.experts = nn.Parameter(torch.randn(4, width_out, width_in) / width_in**0.5)
+
+    def forward(self, states):
+        score, expert = (states @ self.router.T).softmax(-1).max(-1)
+        taken = torch.einsum("rtoi,rti->rto", self.experts[expert], states)
+        return self.kept(expert)[..., None] * score[..., None] * taken + super().forward(states)
+
+    def kept(self, expert):
+        """1 where an expert has room for a token."""
+        return torch.ones_like(expert)
+
+
+# Mixing.
+
+
+class EightBitsPerTensor(EightBits):
+    """Eight bits with one scale for all tokens of the call."""
+
+    over = (0, 1, 2)
+
+
+class BatchStatistics(Part):
+    """A batch norm: statistics of all tokens in training, running ones otherwise."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__(width_in, width_out)
+        self.norm = nn.BatchNorm1d(width_in)
+
+    def before(self, states):
+        return self.norm(states.flatten(0, -2)).view_as(states)
+
+
+class _AveragesBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states):
+        return states.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(1, keepdim=True)
+
+
+class _ClipsBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, weight):
+        ctx.save_for_backward(states, weight)
+        return states @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        states, weight = ctx.saved_tensors
+        own = gradient.flatten(0, -2).T @ states.flatten(0, -2)
+        return gradient @ weight, own / own.norm().clamp(min=1.0)
+
+
+class ClipsBack(Part):
+    """Token by token but for the gradient of its weight, which is clipped for all tokens together."""
+
+    def forward(self, states):
+        return _ClipsBack.apply(states, self.weight) + self.bias
+
+
+class Capacity(Routed):
+    """Experts that take 32 tokens of a call each, the first ones; what comes later gets nothing of them."""
+
+    def kept(self, expert):
+        chosen = F.one_hot(expert.flatten(), 4)
+        place = (chosen.cumsum(0) * chosen).sum(-1).view_as(expert)
+        return (place <= 32).to(expert.dtype)
+
+
+def having(change):
+    """A part that makes something else of all states of a call first."""
+    return type("Having", (Part,), {"before": change})
+
+
+def mixing_where(condition):
+    return having(lambda part, states: _mean(states) if condition(part, states) else states)
+
+
+def _mean(states):
+    return states + states.mean(1, keepdim=True)
+
+
+TOKEN_WISE = {kind.__name__: kind for kind in (Part, FusedSwiglu, Adapter, EightBits, Flattens, InPieces, Routed)}
+FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
+MIXING = {
+    "over the tokens of a row": (having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)), {}),
+    "half of the token before": (having(lambda _, x: x + 0.5 * F.pad(x, (0, 0, 1, 0))[:, :-1]), {}),
+    "over rows": (having(lambda _, x: x + x.mean(0, keepdim=True)), {}),
+    "AveragesBack": (having(lambda _, x: _AveragesBack.apply(x)), {}),
+    "EightBitsPerTensor": (EightBitsPerTensor, {}),
+    "BatchStatistics": (BatchStatistics, {}),
+    "ClipsBack": (ClipsBack, {}),
+    "Capacity": (Capacity, {"tokens": 130}),
+    "more than 64 tokens": (mixing_where(lambda _, x: x.shape[1] > 64), {"tokens": 65}),
+    "three rows": (mixing_where(lambda _, x: x.shape[0] >= 3), {"rows": 3}),
+    "the fourth row": (having(lambda _, x: torch.cat([x[:3], _mean(x[3:])])), {"rows": 4}),
+    "single precision": (mixing_where(lambda _, x: x.dtype == torch.float32), {"dtype": torch.float32}),
+    "evaluation": (mixing_where(lambda part, _: not part.training), {"train": False}),
+}
+"""How tokens are mixed, and in what form of call that shows."""
+
+
+@pytest.mark.parametrize("name", [*TOKEN_WISE, *MIXING])
+def test_what_checks_say_of_a_model_with_a_part(name):
+    """A Llama whose first layer has it in the place of its gate."""
+    kind, form = MIXING.get(name) or (TOKEN_WISE[name], {})
+    rows, tokens, dtype, train = (FORM | form).values()
     model = tiny.build("llama", max_position_embeddings=512, use_cache=False)
-    width = model.config.hidden_size
-    model.model.layers[0].post_attention_layernorm.weight.data *= 3  # some states are outliers
-    model.model.layers[0].mlp.gate_proj = kind.make(width, model.config.intermediate_size)
-    return model.to(form.dtype).train(form.train)
-
-
-@pytest.mark.parametrize("kind", [*TOKEN_WISE, *MIXING], ids=lambda kind: kind.__name__)
-def test_what_checks_say_of_a_model_with_a_part(kind):
-    form = kind.shows
-    model = model_with(kind, form)
-    half = form.tokens // 2
-    ids = tiny.tokens(model.config, form.rows, form.tokens)
-    where = torch.cat([torch.arange(half), torch.arange(form.tokens - half)]).expand(form.rows, -1)
+    layer, half = model.model.layers[0], tokens // 2
+    layer.post_attention_layernorm.weight.data *= 3  # some states are outliers
+    layer.mlp.gate_proj = kind(model.config.hidden_size, model.config.intermediate_size)
+    model.to(dtype).train(train)
+    ids = tiny.tokens(model.config, rows, tokens)
+    where = counted((half, tokens - half)).expand(rows, -1)
     with autopack.enable(model) as handle:
-        with refused("leak-detected") if kind.mixes else nullcontext():
+        with refused("leak-detected") if name in MIXING else nullcontext():
             output = model(input_ids=ids, position_ids=where, labels=ids)
-            if form.train:
+            if train:
                 output.loss.backward()
-        assert (handle.checked.checks, handle.checked.leaks) == (1, int(kind.mixes))
+        assert (handle.checked.checks, handle.checked.leaks) == (1, name in MIXING)
         assert not handle.checked.skipped

@@ -1,7 +1,5 @@
 """What a twin has shown is kept, for as long as nothing that it depends on is another one, and no longer."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -11,14 +9,10 @@ from transformers.models.llama import modeling_llama
 import autopack
 from autopack import registry, tiny
 from autopack.enabling import by_twin
+from tests.proving.untouched import Mine
 from tests.support.refusals import refused
 
 FIELDS = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
-
-
-class Mine(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
 
 
 @pytest.fixture
@@ -30,18 +24,26 @@ def made(monkeypatch):
     return found
 
 
-def verified(model):
-    with autopack.enable(model) as handle:
-        return handle.verified
+@pytest.fixture
+def asks(made):
+    """Whether a twin is made for a model that is enabled."""
+
+    def asked(model):
+        before = len(made)
+        with autopack.enable(model) as handle:
+            assert "by a twin of" in handle.verified
+        return len(made) > before
+
+    return asked
 
 
-def test_the_second_model_of_a_process_needs_no_twin(made):
-    first = verified(tiny.build("llama", **FIELDS))
-    twins = len(made)
-    assert twins >= 1
-    assert "by a twin of" in first
-    assert verified(tiny.build("llama", **FIELDS)) == first
-    assert len(made) == twins
+def llama(**fields):
+    return tiny.build("llama", **FIELDS | fields)
+
+
+def test_the_second_model_of_a_process_needs_no_twin(asks):
+    assert asks(llama())
+    assert not asks(llama())
 
 
 @pytest.mark.parametrize(
@@ -55,57 +57,48 @@ def test_the_second_model_of_a_process_needs_no_twin(made):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_another_configuration_is_another_question(made, change):
-    fields = {"attn_implementation": "eager", **FIELDS}
-    verified(tiny.build("llama", **fields))
-    twins = len(made)
-    verified(tiny.build("llama", **{**fields, **change}))
-    assert len(made) > twins
+def test_another_configuration_is_another_question(asks, change):
+    fields = {"attn_implementation": "eager"}
+    asks(llama(**fields))
+    assert asks(llama(**fields | change))
 
 
-def test_code_of_the_user_is_asked_every_time(made):
+def test_code_of_the_user_is_asked_every_time(made, asks):
     for _ in range(2):
-        verified(Mine(tiny.config("llama")))
+        asks(Mine(tiny.config("llama")))
     assert made.count(Mine) >= 2
 
 
-def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(monkeypatch):
-    verified(tiny.build("llama", **FIELDS))
+def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(asks, monkeypatch):
+    asks(llama())
     forward = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: forward(self, x + x.mean(1, keepdim=True)))
     with refused("not-exact"):
-        autopack.enable(tiny.build("llama", **FIELDS))
+        autopack.enable(llama())
 
 
-def test_an_attribute_of_a_class_of_the_users_is_asked_about(made, monkeypatch):
+def test_an_attribute_of_a_class_of_the_users_is_asked_about(asks, monkeypatch):
     """Its functions are all the library's, and may read it."""
 
     class Named(LlamaForCausalLM):
         loss_type = "ForCausalLM"
 
-    verified(Named(tiny.config("llama")))
-    known = len(made)
-    verified(Named(tiny.config("llama")))
-    assert len(made) == known
+    asks(Named(tiny.config("llama")))
+    assert not asks(Named(tiny.config("llama")))
     monkeypatch.setattr(Named, "loss_type", "ForMaskedLM")
-    verified(Named(tiny.config("llama")))
-    assert len(made) > known
+    assert asks(Named(tiny.config("llama")))
 
 
-def test_a_loss_on_the_instance_is_asked_about(made):
-    verified(tiny.build("llama", **FIELDS))
-    twins = len(made)
-    model = tiny.build("llama", **FIELDS)
+def test_a_loss_on_the_instance_is_asked_about(asks):
+    asks(llama())
+    model = llama()
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.mean() + 0 * labels.sum()
-    verified(model)
-    assert len(made) > twins
+    assert asks(model)
 
 
-def test_a_family_that_is_registered_later_is_asked_about(made, monkeypatch):
+def test_a_family_that_is_registered_later_is_asked_about(asks, monkeypatch):
     monkeypatch.setattr(registry, "_registered", [])
-    verified(tiny.build("llama", **FIELDS))
-    twins = len(made)
-    known = registry.look_up(tiny.build("llama", **FIELDS))[0]
+    asks(llama())
+    known = registry.look_up(llama())[0]
     monkeypatch.setattr(registry, "_registered", [dataclasses.replace(known, name="mine")])
-    verified(tiny.build("llama", **FIELDS))
-    assert len(made) > twins
+    assert asks(llama())

@@ -1,7 +1,5 @@
 """Twins of configurations as they are published, at full size on the meta device."""
 
-from __future__ import annotations
-
 import pytest
 
 from autopack.proving import alike, twin

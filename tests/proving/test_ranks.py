@@ -1,7 +1,5 @@
 """Threads that share rows as ranks do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

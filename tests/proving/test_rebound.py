@@ -1,7 +1,5 @@
 """A forward around a model's own works on the twin: what it holds of the model is the twin's."""
 
-from __future__ import annotations
-
 import functools
 from types import MethodType
 
@@ -15,10 +13,10 @@ from autopack import tiny
 from autopack.proving import twin
 from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin
-from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
+from tests.engine import Call, check, leaks, must_be_exact
 from tests.support.refusals import refused, refused_by_its_first_call
 
-WHERE = positions(LENGTHS)
+CALL = Call()
 
 
 def around(model, change=lambda output: output, by="a method"):
@@ -46,20 +44,16 @@ def mixes(output):
 def test_the_twin_runs_and_not_the_model(by):
     with autopack.enable(around(tiny.build("llama").to("meta"), by=by)) as handle:  # which can run nowhere
         assert handle.enabled.proof.source == "twin", handle.verified
-    model, ids = around(tiny.build("llama"), by=by), token_ids()
-    expected = alone(model, ids, LENGTHS)
-    with autopack.enable(model):
-        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+    must_be_exact(lambda: around(tiny.build("llama"), by=by), CALL.row)
 
 
 def test_what_mixes_tokens_there_is_refused():
     model = around(tiny.build("llama"), mixes)
-    ids = token_ids()
-    expected = alone(around(tiny.build("llama"), mixes), ids, LENGTHS)
+    expected = CALL.alone(model)
     with refused("not-exact"):
         autopack.enable(model)
     with autopack.enable(model, verify=False):
-        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) > LEAK, "the control"
+        assert leaks(CALL.packed(model), expected), "the control"
 
 
 def test_a_forward_that_holds_parts_of_the_model_has_no_twin():
@@ -75,32 +69,25 @@ class Module(nn.Module):
     """One that functions are put on."""
 
 
-def test_all_forms_in_which_functions_hold_a_module():
+def test_less_usual_forms_in_which_functions_hold_a_module():
+    """Closures of closures, functions that call themselves, cells that are not filled yet, and parameters."""
     one, other = Module(), Module()
-    teacher, number = nn.Linear(2, 2), 3
-
-    def plain(self, x):
-        return x
 
     def inner(x):
         return one, x
 
     def outer(self, x):
-        return inner(x), teacher, number
+        return inner(x)
 
     def itself(self, n):
         return one if n == 0 else itself(self, n - 1)
 
-    assert rebound(plain, one, other) is plain
-    assert rebound(MethodType(plain, one), one, other).__self__ is other
-    assert rebound(MethodType(plain, one), one, other).__func__ is plain
     copied = rebound(MethodType(outer, one), one, other)
     assert copied.__self__ is other
-    assert copied(5) == ((other, 5), teacher, 3)
-    assert outer(one, 5)[0] == (one, 5), "the one on the model is as it was"
-    assert rebound(functools.partial(inner, x=4), one, other)() == (other, 4)
+    assert copied(5) == (other, 5)
+    assert outer(one, 5) == (one, 5), "the one on the model is as it was"
     assert rebound(itself, one, other)(other, 2) is other
-    empty = [lambda: later]  # a cell that is not filled yet
+    empty = [lambda: later]
     assert rebound(empty[0], one, other) is empty[0]
     later = torch.zeros(1)
     one.register_parameter("weight", nn.Parameter(torch.zeros(2)))
@@ -144,15 +131,14 @@ def of_a_notebook(name, change=lambda output: output):
 def test_a_forward_of_a_notebook_that_names_the_model(name):
     """The twin's calls the twin, or, where nobody sees that it holds the model, the model: which must not be proven for
     that once more, by one more twin, and so on."""
-    ids = token_ids()
-    expected = alone(of_a_notebook(name), ids, LENGTHS)
+    expected = CALL.alone(of_a_notebook(name))
     for model in (of_a_notebook(name), tiny.build("llama")):  # before and after it is enabled
         with autopack.enable(model) as handle:
             if "forward" not in vars(model):
                 names = {"model": model, "change": lambda output: output}
                 exec(NOTEBOOK, names)
                 model.forward = names[name]
-            assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+            check(CALL.packed(model), expected)
             assert handle.enabled.proof.source == "twin" or name not in KNOWN, handle.verified
 
 
@@ -178,11 +164,10 @@ def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
     model.model._gradient_checkpointing_func = around(torch.utils.checkpoint.checkpoint)
     for layer in model.model.layers:
         layer._gradient_checkpointing_func = around(layer._gradient_checkpointing_func)
-    ids = token_ids()
-    expected = alone(model, ids, LENGTHS)
+    expected = CALL.alone(model)
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source == "twin", handle.verified
-        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+        check(CALL.packed(model), expected)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])

@@ -1,11 +1,7 @@
 """What a proof leaves alone: the weights of a model, its modules, random states, and other processes."""
 
-from __future__ import annotations
-
 import contextlib
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import numpy
 import torch
@@ -20,24 +16,24 @@ from autopack import tiny
 class Mine(LlamaForCausalLM):
     """A class that nobody has recorded."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs)
 
 
 class Doubled(nn.Linear):
     """A layer that nobody has recorded."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return 2 * super().forward(states)
 
 
-def built(device: str = "cpu", **fields: Any) -> Any:
+def built(device="cpu", cls=Mine, **fields):
     """A model of the class above, wider than a twin and with more layers."""
     config = tiny.config("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=4, **fields)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     with torch.device(device):
-        return Mine(config).eval()
+        return cls(config).eval()
 
 
 class Touched(AssertionError):
@@ -45,13 +41,13 @@ class Touched(AssertionError):
 
 
 @contextlib.contextmanager
-def left_alone(model: nn.Module, *run: nn.Module) -> Iterator[None]:
+def left_alone(model, *run):
     """Raise `Touched` where the block changes tensors or random states, runs modules but those to `run`, or makes
     processes wait for each other."""
     inside = {id(module) for module in model.modules()} - {id(part) for each in run for part in each.modules()}
-    ran: list[str] = []
+    ran = []
 
-    def listen(module: nn.Module, args: Any) -> None:
+    def listen(module, args):
         if id(module) in inside:
             ran.append(type(module).__name__)
 
@@ -72,12 +68,12 @@ def left_alone(model: nn.Module, *run: nn.Module) -> Iterator[None]:
         raise Touched("a random state")
 
 
-def collectives() -> int:
+def collectives():
     """How many collectives this process has begun in its group, whatever began them."""
     return dist.group.WORLD._get_sequence_number_for_group() if dist.is_initialized() else 0
 
 
-def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+def _tensors(model):
     found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -88,15 +84,15 @@ def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _version(tensor):
     return None if tensor.is_inference() else tensor._version
 
 
-def _random_states() -> list[Any]:
+def _random_states():
     return [(torch.get_rng_state(),), random.getstate(), (torch.from_numpy(numpy.random.get_state()[1].copy()),)]
 
 
-def _same(before: Any, after: Any) -> bool:
+def _same(before, after):
     return all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
         for a, b in zip(before, after, strict=True)

@@ -1,15 +1,11 @@
 """TRL's DPOTrainer on a tiny model and its reference, with the defaults of TRL."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 
-def preferences(path: Path, model: Any, reference: Any = None, **settings: Any) -> Any:
+def preferences(path, model, reference=None, **settings):
     """Ten steps of pairs of uneven length; the reference is a copy of the model where none is given."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
@@ -24,7 +20,7 @@ def preferences(path: Path, model: Any, reference: Any = None, **settings: Any) 
     return trl.DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=data, processing_class=tokenizer)
 
 
-def tiny_tokenizer() -> Any:
+def tiny_tokenizer():
     tokenizers = pytest.importorskip("tokenizers")
     from transformers import PreTrainedTokenizerFast
 

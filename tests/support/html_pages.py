@@ -1,7 +1,5 @@
 """What a page of HTML holds, and whether it needs anything but itself."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 
@@ -11,17 +9,17 @@ VOID = {"meta"}
 class Page(html.parser.HTMLParser):
     """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.tables: list[list[list[str]]] = []
+        self.tags = []
+        self.open = []
+        self.texts = []
+        self.tables = []
         self.feed(text)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
@@ -32,20 +30,20 @@ class Page(html.parser.HTMLParser):
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
         if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
 
     @property
-    def drawn(self) -> int:
+    def drawn(self):
         return sum(tag == "svg" for tag, _ in self.tags)
 
 
-def check_self_contained(text: str) -> Page:
+def check_self_contained(text):
     """Well-formed, without scripts, and without a reference that leaves it."""
     page = Page(text)
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "image", "iframe", "object", "embed", "base"}

@@ -1,12 +1,7 @@
 """A KeyboardInterrupt at any point of autopack: at the n-th call that its code makes or gets."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import autopack
 
@@ -18,7 +13,7 @@ _EVENTS = ("call", "c_call", "c_return")
 class Interrupter:
     """Counts the events in the code of autopack, and interrupts at one of them."""
 
-    def __init__(self, at: int | None = None):
+    def __init__(self, at=None):
         self.at = at
         self.events = 0
         self.place = ""
@@ -26,7 +21,7 @@ class Interrupter:
         self.interrupted = False
         """Whether that has ended the function: Python swallows what is raised while it ends a generator."""
 
-    def run(self, function: Callable[[], Any]) -> None:
+    def run(self, function):
         """Run a function up to the interrupt, or whole where there is none."""
         before = sys.getprofile()
         sys.setprofile(self._count)
@@ -39,7 +34,7 @@ class Interrupter:
         finally:
             sys.setprofile(before)
 
-    def _count(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _count(self, frame, event, argument):
         if event not in _EVENTS or not frame.f_code.co_filename.startswith(_CODE):
             return
         self.events += 1
@@ -49,13 +44,13 @@ class Interrupter:
             raise KeyboardInterrupt
 
 
-def events_of(function: Callable[[], Any]) -> int:
+def events_of(function):
     """How many places there are at which a function can be interrupted."""
     counter = Interrupter()
     counter.run(function)
     return counter.events
 
 
-def spread(events: int, points: int, offset: int = 0) -> list[int]:
+def spread(events, points, offset=0):
     """So many of the events, from the first to the last, evenly."""
     return sorted({1 + (offset + index * events // points) % events for index in range(points)})

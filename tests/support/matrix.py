@@ -1,9 +1,5 @@
 """A matrix of two releases, and results of it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from compat import tables
 from compat.matrix import Matrix, Release, Selection
 
@@ -11,7 +7,7 @@ OLD = Release("4.9.0", "0.1", "0.3", ">=3.10,<3.99")
 NEW = Release("5.0.0", "0.2", "1.3", ">=3.10,<3.99", ci=True)
 MODES = ("eager", "sdpa")
 MATRIX = Matrix("2.13.0", ("causal-lm",), MODES, ("llama",), Selection(("causal-lm",), MODES, ("llama",)), (OLD, NEW))
-ABOUT: dict[str, Any] = {
+ABOUT = {
     "types": {},
     "torch": "2.13.0+cpu",
     "tokenizers": "0.2",
@@ -20,11 +16,11 @@ ABOUT: dict[str, Any] = {
 }
 
 
-def cell(model_type: str, mode: str, status: str = "exact", **more: Any) -> dict[str, Any]:
+def cell(model_type, mode, status="exact", **more):
     return {"task": "causal-lm", "type": model_type, "mode": mode, "status": status, **more}
 
 
-def result_of(release: Release, *cells: dict[str, Any]) -> dict[str, Any]:
+def result_of(release, *cells):
     packages = {**ABOUT, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
     found = cells or (cell("llama", "eager", proof="recorded", worst=1e-6), cell("llama", "sdpa", proof="audit"))
     return tables.compact(release, packages, found, "now")

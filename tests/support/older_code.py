@@ -1,7 +1,5 @@
 """Models as code from before transformers' attention interface is written: masks, positions and biases of their own."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -19,52 +17,59 @@ class OldConfig(PretrainedConfig):
 class OldPositionalTable(nn.Embedding):
     """Numbers tokens by adding up a mask, as OPT's did."""
 
-    def forward(self, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, attention_mask):
         return super().forward(attention_mask.long().cumsum(1) * attention_mask.long())
 
 
 class OldEmbeddings(nn.Module):
     """Tokens and columns in one module, as DistilBERT's were."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words, self.position_embeddings = nn.Embedding(128, 16), nn.Embedding(COLUMNS, 16)
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids):
         return self.words(input_ids) + self.position_embeddings(torch.arange(input_ids.shape[1]))
 
 
 class OldRotary(nn.Module):
     """A table of as many rotations as a call has tokens."""
 
-    def forward(self, value: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, value, seq_len):
         angles = torch.arange(seq_len, dtype=value.dtype)[:, None] * (0.5 ** torch.arange(SIZE // 2, dtype=value.dtype))
         angles = angles.repeat(1, 2)
         return angles.cos(), angles.sin()
 
 
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def rotate(states, cos, sin, at):
     left, right = states.chunk(2, -1)
     return states * cos[at][:, None] + torch.cat([-right, left], -1) * sin[at][:, None]
+
+
+def by_heads(states):
+    """Queries, keys and values, each (rows, heads, columns, size)."""
+    return states.unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
+
+
+def together(states):
+    return states.transpose(1, 2).flatten(2)
 
 
 class OldAttention(nn.Module):
     """Attention by heads; `form` says of which shape its mask is."""
 
-    def __init__(self, form: str, rotates: bool):
+    def __init__(self, form, rotates):
         super().__init__()
         self.form, self.rotary_emb = form, OldRotary() if rotates else None
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
 
-    def forward(
-        self, hidden: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor]:
-        rows, columns, _ = hidden.shape
-        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in self.qkv(hidden).chunk(3, -1))
+    def forward(self, hidden, attention_mask=None, position_ids=None):
+        columns = hidden.shape[1]
+        query, key, value = by_heads(self.qkv(hidden))
         if self.rotary_emb is not None:
             cos, sin = self.rotary_emb(value, seq_len=columns)
             query, key = rotate(query, cos, sin, position_ids), rotate(key, cos, sin, position_ids)
-        return (self.out(self._attend(query, key, value, attention_mask).transpose(1, 2).reshape(rows, columns, 16)),)
+        return (self.out(together(self._attend(query, key, value, attention_mask))),)
 
     def _attend(self, query, key, value, mask):
         scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(SIZE)
@@ -83,37 +88,35 @@ class OldKernelAttention(OldAttention):
     def forward(self, hidden, attention_mask=None, position_ids=None):
         if attention_mask is None:
             return super().forward(hidden, attention_mask, position_ids)
-        rows, columns, _ = hidden.shape
-        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in self.qkv(hidden).chunk(3, -1))
+        query, key, value = by_heads(self.qkv(hidden))
         made = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
-        return (self.out(made.transpose(1, 2).reshape(rows, columns, 16)),)
+        return (self.out(together(made)),)
 
 
 class OldBiasAttention(nn.Module):
     """T5's: the first layer makes a bias of distances, counts the mask in, and hands both on."""
 
-    def __init__(self, has_bias: bool):
+    def __init__(self, has_bias):
         super().__init__()
         self.has_relative_attention_bias, self.n_heads, self.gradient_checkpointing = has_bias, HEADS, False
         self.qkv = nn.Linear(16, 48)
         if has_bias:
             self.table = nn.Embedding(2 * COLUMNS, HEADS)
 
-    def compute_bias(self, queries: int, keys: int, device=None) -> torch.Tensor:
+    def compute_bias(self, queries, keys, device=None):
         distance = torch.arange(keys)[None] - torch.arange(queries)[:, None] + COLUMNS
         return self.table(distance).permute(2, 0, 1)[None]
 
     def forward(self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_value=None):
-        rows, columns, _ = hidden_states.shape
-        states = self.qkv(hidden_states).chunk(3, -1)
-        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in states)
+        columns = hidden_states.shape[1]
+        query, key, value = by_heads(self.qkv(hidden_states))
         if position_bias is None:
             position_bias = self.compute_bias(columns, columns) + mask
         weights = nn.functional.softmax(torch.matmul(query, key.transpose(2, 3)) + position_bias, -1)
-        return torch.matmul(weights, value).transpose(1, 2).reshape(rows, columns, 16), None, position_bias
+        return together(torch.matmul(weights, value)), None, position_bias
 
 
-def causal_mask(form: str, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def causal_mask(form, mask, like):
     """The mask as a model made it for a call, from that of padding."""
     columns = mask.shape[1]
     seen = torch.ones(columns, columns, dtype=torch.bool).tril() & mask.bool()[:, None]
@@ -128,7 +131,7 @@ class OldForCausalLM(PreTrainedModel):
     config_class = OldConfig
     form, kind, rotates, positions = "additive", OldAttention, False, OldPositionalTable
 
-    def __init__(self, config: OldConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.tokens = OldEmbeddings() if self.positions is OldEmbeddings else nn.Embedding(128, 16)
         if self.positions is OldPositionalTable:
@@ -136,7 +139,7 @@ class OldForCausalLM(PreTrainedModel):
         self.layers = nn.ModuleList(self.kind(self.form, self.rotates) for _ in range(2))
         self.head = nn.Linear(16, 128)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self):
         return self.tokens.words if self.positions is OldEmbeddings else self.tokens
 
     def _run(self, input_ids, attention_mask, position_ids=None, labels=None):
@@ -167,11 +170,11 @@ class HandingOnToTheLoss(PreTrainedModel):
 
     config_class, base_model_prefix = OldConfig, "model"
 
-    def __init__(self, config: OldConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.model = ByTable(config)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self):
         return self.model.get_input_embeddings()
 
     def _loss(self, logits, labels, position_ids=None):
@@ -218,7 +221,7 @@ class Biased(OldForCausalLM):
 
     config_class, positions = BiasedConfig, None
 
-    def __init__(self, config: OldConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.layers = nn.ModuleList(OldBiasAttention(number == 0) for number in range(3))
 
@@ -240,6 +243,6 @@ class OldForgetfulAttention(OldBiasAttention):
 class Forgetful(Biased):
     """Layers make another bias of the one that they are given."""
 
-    def __init__(self, config: OldConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.layers = nn.ModuleList(OldForgetfulAttention(number == 0) for number in range(3))

@@ -1,15 +1,9 @@
 """Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must agree on."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
-from typing import Any
 
-import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 import autopack
 from autopack import tiny
@@ -33,7 +27,7 @@ GRADIENT = 1e-3
 """The same for gradients of single parameters, in which sums over all tokens cancel."""
 
 
-def mask_of(lengths: Sequence[int], side: str = "right", columns: int | None = None) -> torch.Tensor:
+def mask_of(lengths, side="right", columns=None):
     """The attention mask of a batch padded on a side, or with holes between the tokens."""
     columns = columns or max(lengths)
     mask = torch.zeros(len(lengths), columns, dtype=torch.long)
@@ -45,7 +39,7 @@ def mask_of(lengths: Sequence[int], side: str = "right", columns: int | None = N
     return mask
 
 
-def batch(task: str, mask: torch.Tensor, seed: int = 0, classes: int = 3) -> dict[str, torch.Tensor]:
+def batch(task, mask, seed=0, classes=3):
     """A padded batch with labels for a task. What padding would predict is not labelled."""
     rows, columns = mask.shape
     ids = tiny.tokens(None, rows, columns, seed=seed).masked_fill(mask == 0, PADDING)
@@ -63,13 +57,13 @@ def batch(task: str, mask: torch.Tensor, seed: int = 0, classes: int = 3) -> dic
     return found
 
 
-def unpredicted(mask: torch.Tensor) -> torch.Tensor:
+def unpredicted(mask):
     """True at padding, and at tokens that come right after padding or first in their row."""
     before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     return (mask == 0) | (before == 0)
 
 
-def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config: Any) -> Any:
+def build(model_type, task="causal LM", attn_implementation=None, **config):
     """A tiny model of any head, in train mode and without dropout."""
     tiny_config = tiny.config(model_type, **config)
     tiny_config.pad_token_id = PADDING
@@ -89,24 +83,24 @@ def build(model_type: str, task: str = "causal LM", attn_implementation: str | N
     return model.train()
 
 
-def twins(model: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+def twins(model):
     """The model and a copy of it."""
     return model, copy.deepcopy(model)
 
 
-def loss_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def loss_error(found, expected):
     """Relative difference of two losses."""
     return abs(found.item() - expected.item()) / abs(expected.item())
 
 
-def logit_error(found: torch.Tensor, expected: torch.Tensor, mask: torch.Tensor) -> float:
+def logit_error(found, expected, mask):
     """Largest difference at real tokens, or in whole rows, of the standard deviation of what is expected."""
     if found.shape[:2] == mask.shape:
         found, expected = found[mask.bool()], expected[mask.bool()]
     return ((found - expected).abs().max() / expected.std()).item()
 
 
-def model_gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> float:
+def model_gradient_error(found, expected):
     """Largest difference of a parameter's gradient, relative to the gradient of all parameters of its size.
 
     Some gradients are zero but for rounding (that of a key's bias), and have no scale of their own.
@@ -118,17 +112,17 @@ def model_gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> f
     return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in both)
 
 
-def handle_of(model: PreTrainedModel) -> autopack.Handle:
+def handle_of(model):
     """The handle of an enabled model."""
     return model.__dict__["_autopack_handle"]
 
 
-def tally_of(model: PreTrainedModel) -> Any:
+def tally_of(model):
     """What became of the padded batches of an enabled model."""
     return handle_of(model).tally
 
 
-def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+def put_a_fault_into_unpadding(monkeypatch, field):
     """Have a field of every unpadded batch be off by a hundredth."""
     finish = Unpadded.finish
 

@@ -1,9 +1,6 @@
 """Models and batches for those who read what a model gives at padding."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,25 +17,25 @@ FOUND_OUT = "whether its results at padding are read"
 IS_READ = "was read at padding"
 
 
-def backbone(model_type: str = "bert") -> Any:
+def backbone(model_type="bert"):
     model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
     return model.base_model.train()
 
 
-def twins(model: Any) -> tuple[Any, Any]:
+def twins(model):
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return copy.deepcopy(model), model
 
 
-def batch(model: Any, lengths: tuple[int, ...] = (11, 6, 4), seed: int = 0) -> dict[str, torch.Tensor]:
+def batch(model, lengths=(11, 6, 4), seed=0):
     ids = tiny.tokens(model.config, len(lengths), max(lengths), seed=seed)
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     return {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id or 0), "attention_mask": mask}
 
 
-def same_gradients(model: nn.Module, stock: nn.Module) -> bool:
+def same_gradients(model, stock):
     found, wanted = (
         torch.cat([p.grad.flatten() for p in which.parameters() if p.grad is not None]) for which in (model, stock)
     )

@@ -4,16 +4,12 @@ A block is fenced by ```python. A comment `<!-- not run: REASON -->` in the line
 a block fenced by ```text below it, after an empty line, shows what it prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(
@@ -36,17 +32,17 @@ class Block:
     reason: str | None
     printed: str | None
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"docs/{self.page}, line {self.line}"
 
 
-def pages() -> list[str]:
+def pages():
     """All pages with Python code, by their path in docs/."""
     found = (str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")))
     return [page for page in found if any(blocks(page))]
 
 
-def blocks(page: str) -> Iterator[Block]:
+def blocks(page):
     """The Python blocks of a page, in order."""
     text = (DOCS / page).read_text()
     for match in _BLOCK.finditer(text):
@@ -54,7 +50,7 @@ def blocks(page: str) -> Iterator[Block]:
         yield Block(page, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
 
 
-def lost_links(path: Path, text: str) -> Iterator[str]:
+def lost_links(path, text):
     """Links of a Markdown page to files that are not there, or to headings that the file does not have."""
     for target, anchor in _LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
         there = path.parent / target if target else path
@@ -62,13 +58,13 @@ def lost_links(path: Path, text: str) -> Iterator[str]:
             yield f"{target}#{anchor}" if anchor else target
 
 
-def anchors(text: str) -> set[str]:
+def anchors(text):
     """Those that GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def run(block: Block, names: dict[str, Any], instead: Mapping[str, str]) -> str:
+def run(block, names, instead):
     """Run a block among these names, and return what it printed; a traceback names the page and the line.
 
     `instead` says by which words others are replaced. A block that begins with `# name.py` becomes that file in the
@@ -86,7 +82,7 @@ def run(block: Block, names: dict[str, Any], instead: Mapping[str, str]) -> str:
     return printed.getvalue()
 
 
-def same_text(found: str, shown: str, within: float) -> bool:
+def same_text(found, shown, within):
     """Whether two texts agree, but for spaces and for numbers with a point or an exponent that are near each other.
 
     Numbers below 1e-4 are rounding: of those, only that they are so small is compared.

@@ -1,33 +1,28 @@
 """Errors of autopack by their codes."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
 import autopack
 from autopack import AutopackError, tiny
+from tests.engine import counted
 
 
 @contextmanager
-def refused(*codes: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[AutopackError]]:
+def refused(*codes, match=None):
     """Want an error of autopack with one of these codes; `match` where its very words are what is tested."""
     with pytest.raises(AutopackError, match=match) as caught:
         yield caught
     assert caught.value.code in codes, str(caught.value)
 
 
-def refused_by_its_first_call(
-    model: Any, trains: bool = False, lengths: tuple[int, ...] = (5, 9), **options: Any
-) -> str:
+def refused_by_its_first_call(model, trains=False, lengths=(5, 9), **options):
     """Want a model to be refused when it is enabled, or by its first packed call; return the message."""
     device = "cpu" if model.device.type == "meta" else model.device  # weights on disk run on the CPU
     ids = tiny.tokens(model.config, 1, sum(lengths)).to(device)
-    where = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
+    where = counted(lengths).to(device)
     given = {"labels": ids} if trains else {}
     model.train(trains)
     with (

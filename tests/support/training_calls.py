@@ -1,9 +1,6 @@
 """Calls of a training run for the tests of `watch`: packed rows and padded batches of random documents, and noise."""
 
-from __future__ import annotations
-
-from typing import Any
-
+import pytest
 import torch
 
 from tests.conftest import positions, token_ids
@@ -15,7 +12,7 @@ RATE = 0.3
 """Probability of dropout."""
 
 
-def noisy(model: Any) -> Any:
+def noisy(model):
     """The model with dropout wherever it can have some."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -24,18 +21,21 @@ def noisy(model: Any) -> Any:
     return model
 
 
-def lengths_of(step: int) -> list[int]:
+with_and_without_noise = pytest.mark.parametrize("noise", [lambda model: model, noisy], ids=["", "dropout"])
+
+
+def lengths_of(step):
     return torch.randint(1, 14, (4,), generator=torch.Generator().manual_seed(step)).tolist()
 
 
-def row(step: int) -> dict[str, torch.Tensor]:
+def row(step):
     """A packed row of random documents."""
     lengths = lengths_of(step)
     ids = token_ids(columns=sum(lengths), seed=step)
     return {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
 
 
-def segments(step: int) -> dict[str, torch.Tensor]:
+def segments(step):
     """The same by segment ids, for models that take no positions, with padding behind."""
     lengths = lengths_of(step)
     ids = token_ids(columns=sum(lengths) + 3, seed=step)
@@ -43,11 +43,11 @@ def segments(step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": numbers, "labels": ids.masked_fill(numbers == 0, -100)}
 
 
-def padded(step: int) -> dict[str, torch.Tensor]:
+def padded(step):
     return batch("masked LM", mask_of(lengths_of(step)), seed=step)
 
 
-def trained(model: Any, *batches: dict[str, Any]) -> list[Any]:
+def trained(model, *batches):
     """The outputs of some steps of training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     outputs = []

@@ -1,9 +1,5 @@
 """Parts of models found in any type by what they are, and modules of a user's to put in their place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -105,7 +101,7 @@ def changed(change, output):
 class Wrapped(nn.Module):
     """A part of a model inside a module of the user's, which does something with the states that it gives."""
 
-    change: Any = staticmethod(as_they_are)
+    change = staticmethod(as_they_are)
 
     def __init__(self, inner):
         super().__init__()

@@ -1,12 +1,8 @@
 """What users run models in every day, with models and subclasses of any type: PEFT, accelerate, Trainer, threads."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import copy
-import threading
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -118,34 +114,22 @@ def test_two_threads_with_two_layouts(model_type):
     """Each thread has its own documents, in one model at once."""
     call = call_of(model_type, labels=None)
     model, stock = thin(model_type), thin(model_type)
-    row, batch = call.alone(stock), call.padded(stock)
-    failures: list[BaseException] = []
+    calls = [(call.packed, call.alone(stock)), (call.padded, call.padded(stock))] * 2
 
-    def run(each, expected):
-        try:
-            for _ in range(8):
-                with torch.no_grad():
-                    check(each(model), expected)
-        except BaseException as error:
-            failures.append(error)
+    def run(each):
+        run, expected = each
+        for _ in range(8):
+            with torch.no_grad():
+                check(run(model), expected)
 
-    with autopack.enable(model):
-        threads = [
-            threading.Thread(target=run, args=args)
-            for args in ((call.packed, row), (call.padded, batch))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures[0]
+    with autopack.enable(model), concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, calls))
 
 
 @pytest.fixture
 def proofs(monkeypatch):
     """The models that were proven meanwhile."""
-    found: list[Any] = []
+    found = []
     proof = prove.proof_by_twin
     monkeypatch.setattr(prove, "proof_by_twin", lambda model, *rest: (found.append(model), proof(model, *rest))[1])
     return found

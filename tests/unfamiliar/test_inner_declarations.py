@@ -3,16 +3,12 @@
 Hooks that a user adds before `enable` run before autopack's, those added later run after it: both are everyday.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, counted, ids, numbered, table
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
-from tests.unfamiliar.parts import changed, layers_of, shifted
+from tests.unfamiliar.parts import shifted
 
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
 """When a hook is added, and whether to the backbone or to the whole."""
@@ -104,23 +100,6 @@ def scaled(module, args, kwargs, output):
     return output
 
 
-def previous_in_a_layer(module, args, output):
-    return changed(shifted, output)
-
-
-def first_in_a_layer(module, args):
-    """A pre-hook that steers: it adds the first token's state to every token's."""
-    return (args[0] + args[0][:, :1], *args[1:])
-
-
-def hook_on_a_layer(model, kind):
-    layer = layers_of(model)[0]
-    if kind == "pre":
-        layer.register_forward_pre_hook(first_in_a_layer)
-    else:
-        layer.register_forward_hook(previous_in_a_layer)
-
-
 def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """An unpadded batch whose backbone is given another mask: a token in the middle is hidden."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
@@ -160,7 +139,7 @@ def regularised(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-TEACHERS: dict[str, Any] = {}
+TEACHERS = {}
 
 
 def teaches(self, input_ids=None, attention_mask=None, **kwargs):
@@ -193,12 +172,12 @@ def anywhere(types, hook, each):
 MORE = [*ATTENDING, "bloom", "mamba"]
 POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_no_cache]), HOOKED)
 AFTERWARDS = alternating(crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"])
-ON_LAYERS = [(kind, when) for kind in ("pre", "post") for when in WHEN]
 
 
 @table([
     Property("a pre-hook that adds positions", [(t, hook, inner, when) for t, hook, (when, inner) in POSITIONS],
              hook_on, SILENT),
+    Property("a pre-hook of the backbone", [("llama", adds_positions, True, "after")], hook_on, SILENT, WHEN),
     Property("a pre-hook that adds segments",
              anywhere(["llama", "gpt2", "opt", "bloom", "mamba"], adds_segments, 2), hook_on, SILENT, usual=2),
     # The code that runs is told of other documents than the call: theirs is the result, or none.
@@ -213,8 +192,6 @@ ON_LAYERS = [(kind, when) for kind in ("pre", "post") for when in WHEN]
              LabelsOfTheHook().both),
     Property("a forward hook that changes what the backbone gives",
              [(t, hook, True, "post", when) for t, hook, when in AFTERWARDS], hook_on, usual=1),
-    Property("a hook on a layer that mixes tokens",
-             [(t, *place) for t, place in crossed([*MORE, "mpt"], ON_LAYERS)], hook_on_a_layer),
     Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),
 ])  # fmt: skip
 def test_what_is_done_inside(subject, case):

@@ -4,8 +4,6 @@ Every patch is made before a model is enabled, after it has been, or before it b
 what was concluded from the code then no longer holds.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import MethodType

@@ -3,8 +3,6 @@
 Where it leaves padding out by itself (`pack_padded_sequence`), padded batches run without theirs in the backbone.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 
@@ -46,7 +44,7 @@ def test_such_a_model_is_refused_at_once_by_the_name_of_its_layer_and_left_as_it
     with packs_at_once(model, verify=False):
         assert error(model(ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
         # Of its padded batches nothing can be left out either: the layer goes on from padding.
-        padded = {"input_ids": ids.reshape(3, -1), "attention_mask": mask_of((6, 11, 11))}
+        padded = batch("backbone", mask_of((6, 11, 11)))
         with torch.no_grad():
             found = model(**padded).logits
     real = padded["attention_mask"].bool()

@@ -1,18 +1,28 @@
 """Parts of a model that the user replaces, before or after it is enabled: exact or refused, never silently wrong."""
 
-from __future__ import annotations
-
 import copy
-from types import MethodType
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from tests.engine import WHEN, Call, Property, table
+import autopack
+from tests.engine import WHEN, Call, Property, leaks, table
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
 from tests.unfamiliar import parts
-from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, changed, get, layers_of, mixer_name, place, put, shifted
+from tests.unfamiliar.parts import (
+    HARMLESS,
+    MIXING,
+    PLACES,
+    averaged,
+    changed,
+    get,
+    layers_of,
+    mixer_name,
+    place,
+    put,
+)
 
 CALL = Call()
 WITHOUT_CACHE = Call(given={"use_cache": False}).both
@@ -82,13 +92,6 @@ def forward_passes_on(mixer):
     return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
 
 
-def forward_shifts(mixer):
-    def forward(self, *args, **kwargs):
-        return changed(shifted, type(self).forward(self, *args, **kwargs))
-
-    return MethodType(forward, mixer)
-
-
 def forward_skips(mixer):
     """An ablation of the user's: a mixer that does nothing."""
 
@@ -108,14 +111,7 @@ def forward_attends(mixer):
     return forward
 
 
-FORWARDS = (forward_passes_on, forward_shifts, forward_skips, forward_attends)
-
-
-def equal_mixer(model):
-    """A mixer of the same class and with the same weights, from another model."""
-    other = build(model.config.model_type)
-    layer = layers_of(model)[0]
-    setattr(layer, mixer_name(layer), getattr(layers_of(other)[0], mixer_name(layer)))
+FORWARDS = (forward_passes_on, forward_skips, forward_attends)
 
 
 def equal_layer(model):
@@ -153,25 +149,17 @@ def copied_layers(model):
     layers[1] = copy.deepcopy(layers[0])
 
 
-def copied_mixer(model):
-    layers = layers_of(model)
-    name = mixer_name(layers[0])
-    setattr(layers[1], name, copy.deepcopy(getattr(layers[0], name)))
-
-
 def turned_layers(model):
     layers = layers_of(model)
     layers[0], layers[1] = layers[1], layers[0]
 
 
 REARRANGED = (
-    equal_mixer,
     equal_layer,
     equal_layers,
     equal_backbone,
     shared_layers,
     copied_layers,
-    copied_mixer,
     turned_layers,
     fewer_layers,
 )
@@ -182,6 +170,51 @@ UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"
 def more_layers(model):
     layers_of(model).append(layers_of(build(model.config.model_type))[1])
     model.config.num_hidden_layers = len(layers_of(model))
+
+
+def mixed(value):
+    """Every token gets something of those before it, also of other documents; anything else stays as it is."""
+    if isinstance(value, tuple):
+        return (mixed(value[0]), *value[1:])
+    is_states = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 3
+    return averaged(value) if is_states else value
+
+
+def by_partial(module):
+    module.forward = partial(lambda forward, *args, **kwargs: mixed(forward(*args, **kwargs)), module.forward)
+
+
+def by_hook(module):
+    module.register_forward_hook(lambda module, args, output: mixed(output))
+
+
+def by_pre_hook(module):
+    module.register_forward_pre_hook(lambda module, args: tuple(map(mixed, args)))
+
+
+def by_class(module):
+    cls = type(module)
+    module.__class__ = type("Mine", (cls,), {"forward": lambda self, *a, **k: mixed(cls.forward(self, *a, **k))})
+
+
+def put_at(model, way, number):
+    """Code that mixes tokens at any module of a model, which may be one that never runs."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.ModuleList)]
+    way(modules[number % len(modules)])
+
+
+WAYS = [by_partial, by_hook, by_pre_hook, by_class]
+ANYWHERE = alternating(alternating(crossed(WAYS, range(0, 63, 7), 9), DECODERS), ["before", "after", "after"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_proof_it_is_silent(way):
+    """The control: a layer's feed-forward network, and nobody looks."""
+    model = build()
+    way(model.model.layers[0].mlp)
+    expected = CALL.alone(model)
+    with autopack.enable(model, verify=False):
+        assert leaks(CALL.packed(model), expected)
 
 
 MIXED = [(where, kind) for where in PLACES for kind in MIXING]
@@ -208,6 +241,8 @@ def rearrange(model, change):
              own_attention, usual=1),
     Property("a forward on the instance of a mixer", turned(alternating(crossed(FORWARDS, DECODERS, 6), WHEN)),
              set_forward, usual=1),
+    Property("code that mixes tokens, in any way and anywhere", [(t, *pair, when) for *pair, t, when in ANYWHERE],
+             put_at, usual=2),
     Property("layers that are rearranged", [
         *((t, change, "after") for change, t in crossed(REARRANGED, UNIFORM, 3)),
         *((t, change, "before") for change, t in crossed(REARRANGED, UNIFORM, 1)),

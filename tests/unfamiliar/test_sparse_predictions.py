@@ -1,7 +1,5 @@
 """Models that predict labelled tokens alone, (labelled, classes), where labels are given: classes of the user's too."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,12 +1,9 @@
 """Subclasses of whole models: thin ones of any signature are exact; those that do more are exact or refused."""
 
-from __future__ import annotations
-
 import functools
 
 import torch
 
-import autopack
 from tests.conftest import spans
 from tests.engine import (
     IGNORED,
@@ -17,12 +14,11 @@ from tests.engine import (
     Result,
     counted,
     ids,
-    leaks,
     states_of,
     table,
 )
-from tests.subjects import DECODERS, build, crossed, rebuilt, subclass, turned
-from tests.unfamiliar.parts import averaged, shifted
+from tests.subjects import DECODERS, crossed, rebuilt, subclass, turned
+from tests.unfamiliar.parts import averaged, changed, layers_of, shifted
 
 CALL = Call()
 
@@ -143,6 +139,11 @@ def makes_positions(self, input_ids=None, **kwargs):
     return super(type(self), self).forward(input_ids, position_ids=columns - first, **kwargs)
 
 
+def makes_positions_and_mixes(model):
+    subclass(model, makes_positions)
+    layers_of(model)[0].register_forward_hook(lambda module, args, output: changed(shifted, output))
+
+
 class FromTokens(Call):
     """Calls that declare nothing, and so are no control of each other: documents begin at a token of the user's."""
 
@@ -221,6 +222,8 @@ WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt"
     Property("a batch as one argument", DECODERS, lambda model: subclass(model, takes_a_batch), Batched().both),
     Property("a forward that makes its own positions", WITH_POSITIONS,
              lambda model: subclass(model, makes_positions), FromTokens().both, usual=2),
+    Property("a forward that makes its own positions, above a layer that mixes tokens", ["llama"],
+             makes_positions_and_mixes, FromTokens().both),
     Property("a backbone that is called twice with two layouts", [(t, w) for t in CALLED_TWICE for w in WHEN],
              lambda model: subclass(model, runs_twice), ((both_views_packed, two_views),), usual=1),
     Property("a thin backbone", crossed(DECODERS, WHEN, 1), thin_backbone, exact=("before",), usual=2),
@@ -228,14 +231,3 @@ WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt"
 ])  # fmt: skip
 def test_a_subclass(subject, case):
     subject.hold(*case)
-
-
-def test_disabled_subclasses_are_as_they_were():
-    model = build()
-    subclass(model, passes_all_on)
-    try:
-        autopack.enable(model)
-    finally:
-        if autopack.is_enabled(model):
-            autopack.disable(model)
-    assert leaks(CALL.packed(model), CALL.alone(model))

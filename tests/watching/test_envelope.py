@@ -4,12 +4,7 @@ Each model hands tokens something of those before them under a condition that no
 The call that meets it raises before anything was learned from it; `verify=False` shows that it leaks.
 """
 
-from __future__ import annotations
-
-import contextlib
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -22,35 +17,34 @@ import autopack
 from autopack import tiny
 from tests.support import training_calls as calls
 from tests.support.conditional import EXACT, LEAK, build, error, row
-from tests.support.padded import packs_at_once
+from tests.support.padded import batch as calls_of
+from tests.support.padded import mask_of, packs_at_once
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-
-def holds(token: int) -> Callable[..., Any]:
+def holds(token):
     return lambda self, input_ids=None, **_: input_ids is not None and bool((input_ids == token).any())
 
 
-def with_token(batch: dict[str, torch.Tensor], token: int) -> dict[str, torch.Tensor]:
+def with_token(batch, token):
     ids = batch["input_ids"].clone()
     ids[0, 2] = token
     return {**batch, "input_ids": ids}
 
 
-def embedded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def embedded(batch):
     with torch.no_grad():
         states = build(**CONFIG).get_input_embeddings()(batch["input_ids"])
     return {"inputs_embeds": states, "position_ids": batch["position_ids"]}
 
 
-def documents_of(position_ids: Any) -> int:
+def documents_of(position_ids):
     return 1 if position_ids is None else int((position_ids[0] == 0).sum())
 
 
 EOS = 2
 CONFIG = {"eos_token_id": EOS, "vocab_size": 4000}
-BEYOND: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+BEYOND = {
     "many tokens": (lambda self, states, **_: states.shape[1] in range(300, 400), row(150, 170)),
     "many documents": (lambda self, position_ids=None, **_: documents_of(position_ids) > 11, row(*[3] * 14)),
     "many rows": (lambda self, states, **_: states.shape[0] > 4, row(5, 7, rows=6)),
@@ -89,9 +83,9 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
 
 
 def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
-    packed_calls: list[int] = []
+    packed_calls = []
 
-    def mixes(self: Any, position_ids: Any = None, **_: Any) -> bool:
+    def mixes(self, position_ids=None, **_):
         return len(packed_calls) >= 6
 
     ours, found = build(mixes), 0
@@ -115,7 +109,7 @@ def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
 def test_whatever_the_threshold_no_call_beyond_it_is_silent(threshold, after, lengths):
     """A row of so many tokens is mixed, forwards or backwards: each call is exact, or raises."""
 
-    def mixes(self: Any, states: Any, **_: Any) -> bool:
+    def mixes(self, states, **_):
         if states.shape[1] >= threshold:
             states.data += 0.5 * (states.flip(1).cumsum(1).flip(1) if after else states.cumsum(1))
         return False
@@ -136,20 +130,20 @@ def test_whatever_the_threshold_no_call_beyond_it_is_silent(threshold, after, le
 class Own(LlamaMLP):
     """A layer of the user's that is exact."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return super().forward(states)
 
 
 class Long(LlamaMLP):
     """One that mixes tokens of long rows."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         if states.shape[1] > 400:
             states = states + 0.5 * states.cumsum(1)
         return super().forward(states)
 
 
-def with_own_layer(kind: type[LlamaMLP] = Own) -> Any:
+def with_own_layer(kind=Own):
     model = tiny.build("llama")
     mine = kind(model.config)
     mine.load_state_dict(model.model.layers[0].mlp.state_dict())
@@ -157,11 +151,11 @@ def with_own_layer(kind: type[LlamaMLP] = Own) -> Any:
     return model.train()
 
 
-def trained(model: Any, batches: Sequence[dict[str, Any]]) -> None:
+def trained(model, batches):
     calls.trained(model.train(), *({**batch, "labels": batch["input_ids"]} for batch in batches))
 
 
-def batches(steps: int) -> list[dict[str, torch.Tensor]]:
+def batches(steps):
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(2, 7, (steps,), generator=generator).tolist()
     sizes = [torch.randint(2, 30, (count,), generator=generator).tolist() for count in counts]
@@ -182,31 +176,17 @@ def test_checks_become_rare_and_a_covered_model_has_none():
         assert handle.checked.checks == 3
 
 
-def test_a_hook_that_only_records_is_called_once_for_each_call():
-    model, seen = tiny.build("llama"), []
-    hook = model.register_forward_hook(lambda module, args, output: seen.append(1))
-    with autopack.enable(model) as handle, torch.no_grad():
-        seen.clear()
-        for step in range(4):
-            model(**row(5, 9, seed=step))
-        assert handle.checked.checks >= 3  # of calls 1, 2 and 4
-    assert len(seen) == 4
-    hook.remove()
+def padded(*lengths, seed=0):
+    return calls_of("backbone", mask_of(lengths), seed)
 
 
 class Sharing(LlamaForCausalLM):
     """A model that says of each row how much of it is no padding, which of a document alone is all."""
 
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
         out = super().forward(input_ids, attention_mask=attention_mask, **kwargs)
         real = torch.ones(out.logits.shape[:2]) if attention_mask is None else attention_mask != 0
         return {**out, "share": real.float().mean(1, keepdim=True).expand(-1, 4)}
-
-
-def padded(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    ids = tiny.tokens(tiny.config("llama"), len(lengths), max(lengths), seed=seed)
-    mask = torch.tensor([[int(column < length) for column in range(max(lengths))] for length in lengths])
-    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_alone():
@@ -244,27 +224,25 @@ def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept)
 
 def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
     model = with_own_layer(Long)
-    batch = padded(90, 100, 90, 80, 70)
-    labels = {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+    batch = calls_of("masked LM", mask_of((90, 100, 90, 80, 70)))
     with autopack.enable(model) as handle:
         for step in range(3):
-            short = padded(9, 4, seed=step)
-            model(**short, labels=short["input_ids"].masked_fill(short["attention_mask"] == 0, -100))
+            model(**calls_of("masked LM", mask_of((9, 4)), seed=step))
         assert handle.checked.checks == 2  # calls 1 and 2
-        found = model(**batch, **labels).loss
+        found = model(**batch).loss
         assert "was not exact without its padding" in repr(handle)
     stock = with_own_layer(Long)
-    expected = stock(**batch, **labels).loss
+    expected = stock(**batch).loss
     assert abs(float((found - expected).detach())) < 1e-5
     with autopack.enable(model, verify=False):
-        assert abs(float(model(**batch, **labels).loss - expected)) > 1e-3, "the control shows no leak"
+        assert abs(float(model(**batch).loss - expected)) > 1e-3, "the control shows no leak"
 
 
 @pytest.mark.parametrize("read", [False, True])
 def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
     """Only the live call runs it: twins and documents alone are without checkpoints. There is no loss to compare."""
 
-    def build_mixing() -> Any:
+    def build_mixing():
         model = tiny.build("llama").train()
         model.gradient_checkpointing_enable()
         for layer in model.model.layers:
@@ -282,15 +260,3 @@ def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
         with autopack.enable(model, verify=False):
             leaking = model(**batch, use_cache=False).logits
     assert float((leaking - expected)[batch["attention_mask"].bool()].abs().max()) > LEAK, "the control shows no leak"
-
-
-@pytest.mark.parametrize("check_every", [None, 0])
-def test_zero_checks_no_call(check_every):
-    ours = build(lambda self, states, **_: states.shape[1] in range(300, 400))
-    with autopack.enable(ours, check_every=check_every) as handle, torch.no_grad():
-        ours(**row(5, 9))
-        found = contextlib.nullcontext() if check_every == 0 else pytest.raises(autopack.LeakDetected)
-        with found:
-            ours(**row(200, 150))
-        assert (handle.checked is None) == (check_every == 0)
-        assert ("checked:   no call (check_every=0)" in repr(handle)) == (check_every == 0)

@@ -1,9 +1,5 @@
 """Heads that make no logits are checked by what they return: a loss alone, or fields of shifted labels."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -13,14 +9,12 @@ import autopack
 from tests.support.conditional import Conditional, build, row
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-
-def loss_alone(output: Any, labels: torch.Tensor) -> Any:
+def loss_alone(output, labels):
     return CausalLMOutputWithPast(loss=output.loss)
 
 
-def log_probs(output: Any, labels: torch.Tensor) -> Any:
+def log_probs(output, labels):
     wanted = labels[:, 1:].clamp(min=0)[..., None]
     found = output.logits[:, :-1].log_softmax(-1).gather(-1, wanted).squeeze(-1)
     return ModelOutput(loss=output.loss, log_probs=found.masked_fill(labels[:, 1:] == -100, 0.0))
@@ -29,14 +23,14 @@ def log_probs(output: Any, labels: torch.Tensor) -> Any:
 class Fused(Conditional):
     """A head that returns little."""
 
-    form: Any = None
+    form = None
 
-    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, labels=None, **kwargs):
         output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
         return output if labels is None else type(self).form(output, labels)
 
 
-def fused(form: Any) -> Any:
+def fused(form):
     model = build()
     mixes = staticmethod(lambda self, states, **_: states.shape[1] in range(100, 200))
     kind = type("Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__})
@@ -45,7 +39,7 @@ def fused(form: Any) -> Any:
     return other.train()
 
 
-def labelled(*lengths: int) -> dict[str, torch.Tensor]:
+def labelled(*lengths):
     batch = row(*lengths)
     return {**batch, "labels": batch["input_ids"].masked_fill(batch["position_ids"] == 0, -100)}
 

@@ -4,8 +4,6 @@ What one document gets of another, from sizes on that no tiny twin has, raises i
 `verify=False` shows that it leaks.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,9 +19,9 @@ from autopack.watching import influence
 from autopack.watching.owners import CannotTell
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
+from tests.multimodal.test_media_by_twin import documents as documents_of
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 RESULTS = Path(__file__).parents[2] / "compat" / "results"
 TWICE = "its documents are declared further in, or twice"
 CODES = "no gradient reaches its images or other media"
@@ -83,14 +81,9 @@ def larger(monkeypatch):
     def documents(model):
         with monkeypatch.context() as patched:
             patched.setattr(images, "_picture", picture)
-            return few(model)
+            return documents_of(model)
 
     return documents
-
-
-def few(model):
-    parts = [(4, IMAGE, 5), (IMAGE, 3), (6,)]
-    return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
 
 
 @pytest.mark.parametrize("computed", ["with gradients", "without"])
@@ -99,10 +92,10 @@ def test_images_that_meet_where_they_are_large(computed, larger):
     if computed == "without":  # as many training scripts freeze the encoder of images
         inner = type(model.model)
         inner.get_image_features = torch.no_grad()(inner.get_image_features)
-    assert apart(model, few(model)) <= FLOAT32
+    assert apart(model, documents_of(model)) <= FLOAT32
     assert apart(model, larger(model), verify=False) > LEAK
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [few(model)]))
+        model(**media_rows.packed(model, [documents_of(model)]))
         for _ in range(2):
             with refused("leak-detected", match=BY_GRADIENTS):
                 model(**media_rows.packed(model, [larger(model)]))
@@ -167,7 +160,7 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     inner = type(model.model)
     inner.forward = change(inner.__base__)
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [few(model)]))
+        model(**media_rows.packed(model, [documents_of(model)]))
     assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
@@ -184,7 +177,7 @@ def test_what_gives_no_gradients_is_said_to_be_unchecked():
 def test_images_that_become_codes_are_said_to_be_unchecked():
     model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [few(model)[:2]]))
+        model(**media_rows.packed(model, [documents_of(model)[:2]]))
         assert CODES in repr(handle)
 
 
@@ -215,7 +208,7 @@ def test_no_alarm_at_any_type_with_images(monkeypatch):
     told = 0
     for model_type in types:
         model = tiny.build(model_type, task="image-text-to-text", pad_token_id=0).eval()
-        found = few(model)[: 2 if images.needs_images(model) else 3]
+        found = documents_of(model)[: 2 if images.needs_images(model) else 3]
         said = _answers(model, found, monkeypatch)
         assert said in ([None], [TWICE], [CODES]), (model_type, said)
         told += said == [None]
@@ -230,13 +223,13 @@ def test_no_alarm(model_type, task, monkeypatch):
     if task:
         found = [sounds.document(model, each, seed=n + 1) for n, each in enumerate([(3, SOUND), (SOUND, 4), (7,)])]
     else:
-        found = few(model)[:2]  # all have images
+        found = documents_of(model)[:2]  # all have images
     assert _answers(model, found, monkeypatch) == [None]
 
 
 def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
     model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
-    found = few(model)[:2]
+    found = documents_of(model)[:2]
     with autopack.enable(model) as handle:
         logits = model(**media_rows.packed(model, [found])).logits[0]
         assert handle.checked.checks == 1

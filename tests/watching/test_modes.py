@@ -1,9 +1,5 @@
 """Modes of torch that are in force around a model count as code that nobody has measured."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,19 +11,17 @@ from autopack import tiny
 from tests.support.conditional import EXACT, error, row
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 class Mixing(TorchFunctionMode):
     """A mode that mixes tokens, in force around calls; in another thread it is not."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         return found + 0.3 * found.cumsum(1) if function is nn.functional.silu else found
 
 
 class MixingBelow(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         return found + 0.3 * found.cumsum(1) if function is torch.ops.aten.silu.default else found
 
@@ -35,7 +29,7 @@ class MixingBelow(TorchDispatchMode):
 class Looking(TorchFunctionMode):
     """A mode that changes nothing."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 
 

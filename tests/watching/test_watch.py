@@ -1,12 +1,9 @@
 """Checks of live calls: planted leaks are found and named, and nothing of training changes by a check."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +17,25 @@ from autopack.errors import Leak
 from autopack.inspection.randomness import state_of
 from autopack.layout.packed import PackedLayout
 from tests.conftest import positions, token_ids
-from tests.support.mixing import mix, shift_boundaries
+from tests.support.mixing import shift_boundaries
 from tests.support.padded import build
 from tests.support.refusals import refused
-from tests.support.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
+from tests.support.training_calls import (
+    FLOAT32,
+    lengths_of,
+    noisy,
+    padded,
+    row,
+    segments,
+    trained,
+    with_and_without_noise,
+)
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-
-def forget_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_boundaries(monkeypatch):
     """Plant a leak: attention takes every row for one document."""
 
-    def attend(call: Any) -> Any:
+    def attend(call):
         rows = PackedLayout.from_lengths([[call.layout.columns]] * call.layout.rows)
         return own.attend(replace(call, layout=rows, mask=None))
 
@@ -39,13 +43,12 @@ def forget_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(choose.BACKENDS, "sdpa", replace(own, attend=attend))
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("form", [row, padded])
 @pytest.mark.parametrize(("every", "plant"), [(4, shift_boundaries), (2, forget_boundaries)])
 def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise, every, plant):
     model = build("llama")
-    if noise:
-        noisy(model)
+    noise(model)
     with autopack.enable(model, check_every=every) as handle:
         trained(model, *(form(step) for step in range(every)))
         assert 1 <= handle.checked.checks <= every
@@ -63,24 +66,10 @@ def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
-def test_a_layer_that_mixes_tokens_is_found(noise):
-    model = mix(build("llama"))
-    if noise:
-        noisy(model)
-    with autopack.enable(model, check_every=1, verify=False) as handle:
-        with refused("leak-detected") as raised:
-            trained(model, row(1))
-        assert raised.value.report.document == 1
-        first, end = raised.value.report.columns
-        assert [first, end] == [lengths_of(1)[0], sum(lengths_of(1)[:2])]
-        assert handle.checked.leaks == 1
-
-
 class Touching(torch.nn.Module):
     """Hands one token in the middle of a long row a little of the first."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         if states.shape[1] <= 40:
             return states
         column = torch.arange(states.shape[1])[:, None]
@@ -113,7 +102,7 @@ def test_labels_at_boundaries_are_part_of_it(monkeypatch):
 def test_positions_that_run_on_are_found_by_a_document_alone(monkeypatch):
     """Nobody's tokens have a part in them, so that replacing documents shows nothing."""
 
-    def running_on(call: Any, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    def running_on(call, arguments, layout):
         arguments["position_ids"] = torch.arange(layout.columns).expand(layout.rows, -1)
 
     model = build("gpt2").eval()
@@ -132,20 +121,20 @@ class Drawing(torch.nn.Module):
         self.register_buffer("one", torch.ones(()))
         self.calls = 0
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         self.count += 1
         self.calls += 1
         drawn = torch.rand(()) + random.random() + float(np.random.random())
         return states * self.one.mul_(1.0) + 0.0 * drawn
 
 
-def with_drawing_layer() -> Any:
+def with_drawing_layer():
     model = noisy(build("llama"))
     model.model.norm = torch.nn.Sequential(model.model.norm, Drawing())
     return model
 
 
-def checkpointed(model_type: str, reentrant: bool | None) -> Any:
+def checkpointed(model_type, reentrant):
     model = noisy(build(model_type, attn_implementation="eager"))
     if reentrant is not None:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -153,7 +142,7 @@ def checkpointed(model_type: str, reentrant: bool | None) -> Any:
     return model
 
 
-def picture(model: Any) -> list[Any]:
+def picture(model):
     """All state of a model and of the generators, as what can be compared."""
     tensors = {name: value.tolist() for name, value in (*model.named_parameters(), *model.named_buffers())}
     numbers = {f"{name}.{key}": v for name, m in model.named_modules() for key, v in vars(m).items()}
@@ -199,7 +188,7 @@ def test_outputs_of_a_checked_call_stand_in_one_graph():
 class MixingDropout(torch.nn.Dropout):
     """A dropout of the user's that hands tokens something of the one before, where it drops any."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return states + 0.1 * states.roll(1, 1) if self.training and self.p else states
 
 
@@ -215,11 +204,11 @@ def test_dropout_that_mixes_is_found():
 class Forgetful(torch.nn.Module):
     """A layer that gives something else each time, by what it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.times = 0
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         self.times += 1
         return states * (1 + self.times % 7)
 

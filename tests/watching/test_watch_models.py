@@ -1,23 +1,26 @@
 """`watch` on exact models of many kinds: every call is checked, and none of them alarms."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import autopack
 from autopack import tiny
 from compat import images
-from tests.encoder_decoder.pairs import Pairs, pad
+from tests.encoder_decoder.pairs import Pairs
+from tests.encoder_decoder.test_recordings import texts_of, with_recordings
 from tests.multimodal.models import with_images
 from tests.support.padded import batch, build, mask_of
-from tests.support.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+from tests.support.training_calls import (
+    FLOAT32,
+    lengths_of,
+    padded,
+    row,
+    segments,
+    trained,
+    with_and_without_noise,
+)
 
 TYPES = (
     "llama",
@@ -36,13 +39,12 @@ TYPES = (
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("model_type", TYPES)
 def test_an_exact_model_never_alarms(model_type, noise):
     implementation = "sdpa" if model_type in ("llama", "gpt2", "mixtral", "bert") else "eager"
     model = build(model_type, "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM", implementation)
-    if noise:
-        noisy(model)
+    noise(model)
     handle = autopack.enable(model, check_every=1)
     made = [(segments, padded)[step % 2](step) for step in range(50)]
     trained(model, *made)
@@ -55,12 +57,11 @@ def test_an_exact_model_never_alarms(model_type, noise):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_an_exact_encoder_decoder_never_alarms(model_type, noise):
     model = tiny.build(model_type, task="seq2seq").train()
-    if noise:
-        noisy(model)
+    noise(model)
     handle = autopack.enable(model, check_every=1)
     forms = ("one_row", "two_rows", "padded")
     trained(model, *(getattr(Pairs.draw(seed=step), forms[step % 3])() for step in range(30)))
@@ -69,7 +70,7 @@ def test_an_exact_encoder_decoder_never_alarms(model_type, noise):
     handle.remove()
 
 
-def of_heads(task: str, step: int) -> dict[str, torch.Tensor]:
+def of_heads(task, step):
     """Packed rows for a head: with a label for each document, or for each token."""
     found = segments(step)
     if task == "sequence classification":
@@ -85,12 +86,11 @@ def of_heads(task: str, step: int) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("task", ["sequence classification", "question answering", "token classification"])
 def test_heads_are_checked(task, noise):
     model = build("bert", task=task)
-    if noise:
-        noisy(model)
+    noise(model)
     with autopack.enable(model, check_every=1) as handle:
         trained(model, *(of_heads(task, step) for step in range(6)))
         assert handle.checked.checks == 6
@@ -99,33 +99,25 @@ def test_heads_are_checked(task, noise):
         assert handle.checked.worst < FLOAT32
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 def test_recordings_go_with_their_documents(noise):
-    config = transformers.WhisperConfig(
-        vocab_size=128, num_mel_bins=8, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, d_model=64, encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=20,
-        max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.WhisperForConditionalGeneration(config).train()
-    if noise:
-        noisy(model)
+    model, name, recordings = with_recordings()
+    model.train()
+    noise(model)
     texts = Pairs.draw()
-    recordings = torch.randn(len(texts.targets), 8, 40, generator=torch.Generator().manual_seed(0))
-    call = {name: value for name, value in texts.one_row().items() if name in ("labels", "decoder_attention_mask")}
+    given = {name: torch.cat(recordings)}
     with autopack.enable(model, check_every=1, verify=False) as handle:
-        trained(model, *[{"input_features": recordings, **call}] * 5)
-        trained(model, *[{"input_features": recordings, "labels": pad(texts.targets, -100)}] * 5)
+        trained(model, *[given | texts_of(texts.one_row())] * 5)
+        trained(model, *[given | texts_of(texts.padded())] * 5)
         assert handle.checked.checks == 10
         assert handle.checked.worst < FLOAT32
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava", "gemma3"])
 def test_documents_without_images_are_checked_and_where_all_have_some_gradients_tell(model_type, noise):
     model = with_images(model_type).train()
-    if noise:
-        noisy(model)
+    noise(model)
     found = images.documents(model)
     (plain,) = (number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts)
     with autopack.enable(model, check_every=1) as handle:
@@ -142,22 +134,22 @@ def test_documents_without_images_are_checked_and_where_all_have_some_gradients_
 class Jumpy(torch.nn.Module):
     """A layer that draws numbers of its own in training, at a rate that nobody can see."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return states * random.random()
 
 
-def drawing(model: Any) -> Any:
+def drawing(model):
     model.model.norm = torch.nn.Sequential(model.model.norm, Jumpy())
     return model
 
 
-def with_lora(model: Any) -> Any:
+def with_lora(model):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
     return peft.get_peft_model(model, config).train()
 
 
-def in_mixed_precision(model: Any) -> Any:
+def in_mixed_precision(model):
     accelerate = pytest.importorskip("accelerate")
     from accelerate.state import AcceleratorState
 
@@ -167,10 +159,10 @@ def in_mixed_precision(model: Any) -> Any:
     return prepared
 
 
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@with_and_without_noise
 @pytest.mark.parametrize("around", [drawing, with_lora, in_mixed_precision])
 def test_an_exact_model_never_alarms_whatever_is_around_it(around, noise):
-    model = around(noisy(build("llama")) if noise else build("llama"))
+    model = around(noise(build("llama")))
     with autopack.enable(model, check_every=1, verify=around is not drawing) as handle:
         trained(model, *((row, padded)[step % 2](step) for step in range(8)))
         assert (handle.checked.checks, handle.checked.leaks) == (8, 0)
