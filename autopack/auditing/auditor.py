@@ -215,17 +215,17 @@ class Audit:
     def _find_required(self) -> None:
         """Find the numbers per token that stock needs by name in training (Gemma 3 and 4: text or
         image), or to attend in one direction in packed rows as alone (PaliGemma)."""
-        known = [name for name in _ZEROS if self.case.takes(name)]
+        known = tuple(name for name in _ZEROS if self.case.takes(name))
         if not known or not hasattr(self.model.config, "vision_config"):
             return
         self.model.train()
         raised = self.raised_alone()
         if raised is not None:
             wanted = tuple(name for name in known if re.search(rf"\b{name}\b", raised))
-        elif self.alike or not self._is_refused(()) or self._is_refused(tuple(known)):
+        elif self.alike or not self._is_refused(()) or self._is_refused(known):
             wanted = ()
         else:
-            wanted = tuple(known)
+            wanted = known
         for case in (self.case, *self.others.values()):
             case.zeros = wanted
 

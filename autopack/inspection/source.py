@@ -67,9 +67,8 @@ def forward_codes(cls: Any) -> list[CodeType]:
     for function in _forwards(cls):
         code = function.__code__
         found.append(code)
-        takes_any = code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
         # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped around.
-        if not takes_any or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
+        if not _takes_any(code) or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
             break
     return found
 
@@ -95,9 +94,20 @@ def _inner(function: FunctionType) -> list[FunctionType]:
     """Return the module functions that a forward holds, as a wrapper without `wraps` does."""
     held = inspect.getclosurevars(function)
     values = (*held.nonlocals.values(), *held.globals.values())
-    found = [(v, inspect.unwrap(v)) for v in values if inspect.isfunction(v) and v is not function]
+    return [value for value in values if value is not function and _may_be_a_forward(value)]
+
+
+def _may_be_a_forward(value: Any) -> bool:
+    """Return True for a function of a module that is named a forward, or takes any arguments: not for its helpers."""
     # Where a kernel stands in the place of a function, the innermost is a module.
-    return [v for v, inner in found if isinstance(inner, FunctionType) and inner.__code__.co_varnames[:1] == ("self",)]
+    inner = inspect.unwrap(value) if inspect.isfunction(value) else None
+    if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):
+        return False
+    return "forward" in inner.__name__ or _takes_any(inner.__code__) > 0
+
+
+def _takes_any(code: CodeType) -> int:
+    return code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:

@@ -98,14 +98,13 @@ class Histogram:
     counts: Sequence[float]
     edges: Sequence[float]
     labels: tuple[str, str]
-    mean: float | None = None
+    mean: float
     height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
         edges = list(self.edges)
         axes.hist(edges[:-1], edges, weights=self.counts, color=PACKED, edgecolor=PAPER, linewidth=0.4)
-        if self.mean is not None:
-            axes.axvline(self.mean, color=INK, lw=1, ls="--")
+        axes.axvline(self.mean, color=INK, lw=1, ls="--")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set(xlim=(edges[0], edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])

@@ -56,6 +56,15 @@ def takes_a_batch(self, batch):
     return super(type(self), self).forward(**batch)
 
 
+def helps(self, output):
+    return output
+
+
+def calls_a_helper(self, input_ids=None, attention_mask=None, **kwargs):
+    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return helps(self, super(type(self), self).forward(**given, **kwargs))
+
+
 def gives_a_tuple(self, *args, **kwargs):
     return super(type(self), self).forward(*args, **kwargs).to_tuple()
 
@@ -86,6 +95,7 @@ THIN = {
     "renames labels": (renames_labels, Call(names={"labels": "targets"})),
     "renames tokens": (renames_tokens, Call(names={"input_ids": "tokens"})),
     "renames all": (renames_all, Call(names=RENAMED)),
+    "calls a helper that takes the model": (calls_a_helper, CALL),
     "gives a tuple": (gives_a_tuple, CALL),
     "gives a dictionary": (gives_a_dictionary, CALL),
     "decorated": (logged(passes_all_on), CALL),
