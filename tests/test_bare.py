@@ -1,7 +1,5 @@
 """Nothing but what autopack requires is installed: no accelerate, datasets, PEFT, TRL, matplotlib or flash-attn."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A test that fails takes no other with it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tests draw is the same in every run and every order."""
 
-from __future__ import annotations
-
 import random
 
 import numpy
@@ -9,7 +7,7 @@ import pytest
 import torch
 
 
-def drawn() -> tuple[float, ...]:
+def drawn():
     return random.random(), numpy.random.rand(), torch.rand(()).item()
 
 

@@ -1,7 +1,5 @@
 """Which tests run: a sample by default, everything when it is asked for, nothing never."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import groupby
@@ -29,23 +27,23 @@ def test_plain(): ...
 class Collected:
     """A plugin that keeps the names of the tests that would run."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
+    def __init__(self):
+        self.names = []
 
     pytest_addoption = staticmethod(conftest.pytest_addoption)
     pytest_collection_modifyitems = staticmethod(conftest.pytest_collection_modifyitems)
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def pytest_collection_finish(self, session):
         self.names = [item.name for item in session.items]
 
 
-def ordered(*arguments: str) -> list[str]:
+def ordered(*arguments):
     found = Collected()
     pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=[found])
     return found.names
 
 
-def selected(*arguments: str) -> set[str]:
+def selected(*arguments):
     return set(ordered(*arguments))
 
 

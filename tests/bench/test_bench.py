@@ -1,13 +1,9 @@
 """`autopack bench`: what is said of noise, that all arms run the same documents, its report, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +25,7 @@ MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
 NAMES = [arm.name for arm in ARMS]
 
 
-def bench(*arguments: str) -> int:
+def bench(*arguments):
     return main(["bench", *arguments])
 
 
@@ -84,29 +80,29 @@ def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_case
 
 
 def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_leaves():
-    seen: list[str] = []
+    seen = []
 
     @contextmanager
-    def state(name: str) -> Iterator[None]:
+    def state(name):
         seen.append(f"+{name}")
         yield
         seen.append(f"-{name}")
 
-    def fail_late() -> None:
+    def fail_late():
         if seen.count("+b") == 2:
             raise MemoryError
 
-    def attempt(name: str, lap: Any) -> Any:
+    def attempt(name, lap):
         try:
             return lap()
         except MemoryError:
             return None
 
-    arms: dict[str, Any] = {
+    arms = {
         "a": lambda: seen.append("a"),
         "b": Entrant(fail_late, lambda: state("b"), lambda: seen.append("ready")),
     }
-    rounds: list[int] = []
+    rounds = []
     laps = race(arms, 3, attempt=attempt, report=lambda number, _: rounds.append(number))
     assert seen == ["a", "+b", "ready", "-b", "+b", "ready", "a", "a"]
     assert {name: len(of) for name, of in laps.items()} == {"a": 3}
@@ -209,13 +205,13 @@ def test_a_gpu_that_is_not_there_is_said(capsys):
 # What an arm does to the others
 
 
-def one_by_one(most: int) -> str:
+def one_by_one(most):
     """The name of an attention implementation that has memory for so many columns at a time."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def attend(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def attend(module, query, *args, **kwargs):
         if query.shape[0] * query.shape[2] > most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB\nand so on")
         return sdpa_attention_forward(module, query, *args, **kwargs)
@@ -240,13 +236,13 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     assert json.dumps(result.as_dict())
 
 
-def bare_result(name: str = "a llama") -> Comparison:
+def bare_result(name="a llama"):
     """A result of a machine and a model of which only what has to be is known."""
-    outcomes: list[Outcome] = []
+    outcomes = []
     for arm in ARMS:
         first = outcomes[0] if outcomes else None
         outcomes.append(Outcome(arm, 7, first, TOLERANCES["float32"], 4.0, seconds=[1.0, 1.1, 1.2]))
-    where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
+    where = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
     return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, outcomes)
@@ -274,7 +270,7 @@ def test_models_without_a_loss_over_tokens_are_refused():
 @pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
-    rounds: list[int] = []
+    rounds = []
     settings = RaceSettings(batch_size=2, seconds=3)
     result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
     assert result.rounds >= 6
@@ -285,7 +281,7 @@ def test_the_time_decides_how_many_rounds_there_are():
 def test_sizes_hold_for_other_types_too():
     from autopack.bench.subjects import build, longest_document
 
-    def small(model_type: str) -> Any:
+    def small(model_type):
         return build(model_type, "small", "causal-lm", 3000, attn=None, dtype=torch.float32, device="cpu", seed=0)
 
     for model in map(small, ("llama", "gpt2", "mamba")):

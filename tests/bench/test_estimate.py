@@ -1,10 +1,6 @@
 """What `estimate` says about padding and packing, against sums over batches written out by hand."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ datasets = pytest.importorskip("datasets")
 LENGTHS = [3, 9, 1, 4, 4, 7]
 
 
-def lognormal(count: int, seed: int = 0) -> np.ndarray:
+def lognormal(count, seed=0):
     drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1, count)
     return np.clip(drawn.astype(int), 1, 4096)
 
@@ -96,7 +92,7 @@ class Words:
         return "".join(f"{message['role']} {message['content']} " for message in messages)
 
 
-def stored(examples: list[dict[str, Any]], kind: str, folder: Path) -> Any:
+def stored(examples, kind, folder):
     """The examples as a list, a dataset, or the path of a file or folder."""
     data, path = datasets.Dataset.from_list(examples), folder / f"examples.{kind}"
     if kind == "saved":
@@ -109,7 +105,7 @@ def stored(examples: list[dict[str, Any]], kind: str, folder: Path) -> Any:
     return {"list": examples, "Dataset": data}.get(kind, path)
 
 
-def chat(count: int) -> list[dict[str, str]]:
+def chat(count):
     return [{"role": "user", "content": "a " * count}, {"role": "assistant", "content": "c"}]
 
 

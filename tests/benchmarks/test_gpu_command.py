@@ -1,7 +1,5 @@
 """`python -m benchmarks.gpu` on a CPU: every part on stand-ins, parts that fail, budgets, what is left out."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -31,7 +29,7 @@ from compat import torch_flash
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 
 
-def _raise(job: Job) -> None:
+def _raise(job):
     job.record(before="it was recorded")
     raise ZeroDivisionError("a part that raises")
 

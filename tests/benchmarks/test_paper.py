@@ -1,16 +1,10 @@
 """The paper's comparison (`benchmarks.paper`): its arms hold what they say, and MiniBatchPacking trains as padding."""
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +23,6 @@ from benchmarks.paper_arms import (
     OFFLINE,
     PADDING,
     SORTED,
-    Arm,
     Shape,
 )
 from tests.packing.batches import loss_alone
@@ -42,7 +35,7 @@ LEAK = 1e-3
 """Least difference that the negative control must show."""
 
 
-def options(*arguments: str, **changes: Any) -> argparse.Namespace:
+def options(*arguments, **changes):
     """Options of the command with few documents, in float64 unless changed."""
     found = paper.parse(["--documents", "20", "--scale", "16", "--max-length", "40", "--batch-size", "3", *arguments])
     vars(found).update({"dtype": "float64", **changes})
@@ -50,20 +43,20 @@ def options(*arguments: str, **changes: Any) -> argparse.Namespace:
 
 
 @pytest.fixture(scope="module")
-def corpus() -> paper_arms.Corpus:
+def corpus():
     return paper_arms.load("flan", options())
 
 
-def rows_of(call: dict[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def rows_of(call):
     """Tokens, labels and positions of each row of a call, without its padding."""
     ids = call["input_ids"]
     positions = call.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
     real = call.get("attention_mask", torch.ones_like(ids)) != 0
     for row in range(len(ids)):
-        yield tuple(values[row][real[row]] for values in (ids, call["labels"], positions))  # type: ignore[misc]
+        yield tuple(values[row][real[row]] for values in (ids, call["labels"], positions))
 
 
-def documents_of(call: dict[str, Any]) -> list[bytes]:
+def documents_of(call):
     """The documents that positions tell apart, in a form that can be sorted."""
     found = []
     for ids, _, positions in rows_of(call):
@@ -75,7 +68,7 @@ def documents_of(call: dict[str, Any]) -> list[bytes]:
 # Arms
 
 
-def chosen(arm: str, lengths: Any, epoch: int = 0) -> list[Any]:
+def chosen(arm, lengths, epoch=0):
     """The pieces of documents of each step."""
     return ARMS[arm].choose(lengths, SHAPE, epoch)
 
@@ -127,7 +120,7 @@ def test_mini_batches_are_those_of_padding_and_change_with_the_epoch(corpus):
 def test_sorting_leaves_less_padding():
     lengths = draw(DISTRIBUTIONS["flan"], 300, 256, 0, scale=16)
 
-    def columns(arm: str) -> int:
+    def columns(arm):
         return sum(len(step) * max(piece.length for piece in step) for step in chosen(arm, lengths))
 
     assert lengths.sum() < columns(SORTED) < 0.8 * columns(PADDING)
@@ -136,12 +129,12 @@ def test_sorting_leaves_less_padding():
 # Training
 
 
-def trained(arm: Arm, corpus: paper_arms.Corpus, **changes: Any) -> paper_training.Trained:
+def trained(arm, corpus, **changes):
     return paper_training.train(arm, corpus, options(**changes), STEPS, report=lambda _: None)
 
 
 @pytest.fixture(scope="module")
-def padding(corpus) -> paper_training.Trained:
+def padding(corpus):
     return trained(ARMS[PADDING], corpus)
 
 
@@ -183,7 +176,7 @@ def test_training_loss_is_that_of_the_last_tenth_over_targets():
 def test_peak_memory_is_of_what_stays_and_the_most_that_a_step_adds():
     kept = torch.zeros(1000)
 
-    def step() -> None:
+    def step():
         first = torch.ones(250_000)
         del first
         torch.ones(500_000).add_(1)
@@ -252,14 +245,14 @@ def test_the_model_of_1b():
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory) -> dict[str, Any]:
+def result(tmp_path_factory):
     """What the command wrote, begun by a call that had no time and ended by another one."""
     path = tmp_path_factory.mktemp("paper") / "paper.json"
     few = "--data flan --documents 8 --scale 16 --max-length 40 --batch-size 3 --steps 2 --timed 4 --rounds 1".split()
     return command(path, [*few, "--threads", "1"])
 
 
-def command(path: Path, arguments: list[str]) -> dict[str, Any]:
+def command(path, arguments):
     with pytest.raises(SystemExit) as ended:
         paper.main([*arguments, "--json", str(path), "--minutes", "0"])
     assert ended.value.code == paper.UNFINISHED

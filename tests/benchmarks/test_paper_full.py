@@ -1,9 +1,6 @@
 """`benchmarks.paper --full`: a trial of the whole, goes on where it stopped, and refuses what is of other settings."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ TRIAL = ["--full", "--trial", "--data", "flan", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory) -> Path:
+def record(tmp_path_factory):
     """What a trial of the command wrote, begun by a call that had no time and ended by another one."""
     path = tmp_path_factory.mktemp("full") / "full.json"
     command(path, TRIAL)

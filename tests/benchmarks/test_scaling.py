@@ -1,7 +1,5 @@
 """`benchmarks.scaling`: it runs at small sizes, fits powers, and leaves out what has no memory."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from benchmarks import scaling
 
 
-def points(power: float) -> list[dict]:
+def points(power):
     sizes = (100, 1000, 2000, 4000)
     return [{"tokens": n, "squares": 50 * n, "seconds": {"median": 3e-6 * n**power}} for n in sizes]
 

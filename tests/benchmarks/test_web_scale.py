@@ -1,7 +1,5 @@
 """`benchmarks.web_scale`: laws are found again, shards that are simulated are those of a plan, and a trial runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

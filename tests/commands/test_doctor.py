@@ -1,7 +1,5 @@
 """The doctor, on this installation as it is and on installations with something broken put in front of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,21 +19,21 @@ from autopack.version import MINIMUM, mismatch, problem
 TREE = Path(__file__).parents[2]
 
 
-def install(site: Path, name: str, version: str) -> None:
+def install(site, name, version):
     """Make `site` claim that a distribution of this version is installed."""
     directory = site / f"{name.replace('-', '_')}-{version}.dist-info"
     directory.mkdir(parents=True)
     (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def run_with(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_with(site, *arguments):
     """What Python does with these arguments and this installation before the real one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(TREE)])}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, timeout=600)
 
 
-def broken(site: Path, *said: str) -> str:
+def broken(site, *said):
     """Want the doctor to find something broken and to say all of this."""
     finished = run_with(site, "-m", "autopack", "doctor")
     assert finished.returncode == 1, finished.stderr

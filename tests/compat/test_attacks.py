@@ -1,7 +1,5 @@
 """Attacks are counted by kind, and one that fails is named."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

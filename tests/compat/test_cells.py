@@ -1,7 +1,5 @@
 """Cells of the matrix are what the default call of `enable` gives, and say how it was proven and what is left out."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import LlamaForCausalLM
 
@@ -19,7 +17,7 @@ def of_class(cls):
 class Mixing(LlamaForCausalLM):
     """Adds to every token what stands before it in the row."""
 
-    def forward(self, input_ids, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, **kwargs):
         embedded = self.model.embed_tokens(input_ids)
         return super().forward(inputs_embeds=embedded + embedded.roll(1, 1), **kwargs)
 
@@ -27,14 +25,14 @@ class Mixing(LlamaForCausalLM):
 class Failing(LlamaForCausalLM):
     """Cannot run a single document."""
 
-    def forward(self, input_ids, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, **kwargs):
         raise RuntimeError("it never ran")
 
 
 class Deaf(LlamaForCausalLM):
     """Has a loss that reads no label."""
 
-    def forward(self, input_ids, labels=None, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, labels=None, **kwargs):
         output = super().forward(input_ids, **kwargs)
         output.loss = None if labels is None else output.logits.sum() * 0 + 1
         return output
@@ -97,7 +95,7 @@ class TestWords:
         ],
     )
     def test_and_back(self, cell, word):
-        reasons: dict[str, str] = {}
+        reasons = {}
         found = word_of(cell, "recorded", reasons)
         assert found.startswith(word)
         assert cell_of(found, "recorded", reasons) == cell

@@ -3,8 +3,6 @@
 `python -m compat.run --scenarios` runs this file in every release; an ordinary pytest run does with the installed one.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The fuzz: a sample of it, that it finds faults that are planted, and that its cases are what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The runner itself: the matrix is sound, pins decide the environment, a run goes on, results say what happened."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -124,7 +122,7 @@ class TestEnvironment:
     @pytest.fixture
     def installs(self, monkeypatch):
         """Records what pip would install, and makes the metadata of it."""
-        asked: list[str] = []
+        asked = []
 
         def install(self, target, requirements):
             asked.extend(requirements)
@@ -241,7 +239,7 @@ class TestRun:
     @pytest.fixture
     def offline(self, environment, recorded, monkeypatch):
         """What the workers are asked for; the release is one of three quick types."""
-        asked: list[Unit] = []
+        asked = []
         ask = workers.Worker.ask
 
         def note(self, unit):

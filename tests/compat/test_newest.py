@@ -1,7 +1,5 @@
 """A release beyond the recorded ones, made of the installed one: what of it is proven or refused is said."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from importlib.metadata import distribution, version
@@ -96,7 +94,7 @@ def test_nothing_beyond_what_is_listed_is_said(monkeypatch, capsys):
 
 def test_the_newest_is_what_pip_would_install(monkeypatch):
     """With the newest tokenizers and hub that its metadata allows; pre-releases count where they are asked for."""
-    asked: list[tuple[str, bool]] = []
+    asked = []
 
     def report(requirement, pre=False):
         asked.append((requirement, pre))

@@ -1,7 +1,5 @@
 """Other people's programs: what is recorded of them, and the page of it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ KEEPS_ITS_PADDING = {
     "span_marker_": "its model is called by other arguments than those of transformers",
 }
 """Programs none of whose batches are packed, and why."""
-KEEPS_PADDING: dict[str, set[str]] = {
+KEEPS_PADDING = {
     "happytransformer_": {"question answering"},  # its loss compares all columns of a row
     # They put virtual tokens before each row, or ask where in the row a prompt ends.
     "peft_methods": {"prompt tuning", "prefix tuning", "P-tuning", "activated LoRA"},
@@ -28,7 +26,7 @@ KEEPS_PADDING: dict[str, set[str]] = {
     "transformers_trainer": {"question answering", "causal LM, NEFTune"},  # whose noise is that of the padded row
 }
 """Runs of other programs that keep their padding."""
-HAS_NONE: dict[str, set[str]] = {
+HAS_NONE = {
     "flair_": {"text pairs"},  # one pair after the other
     "happytransformer_": {"generation"},
     "llamafactory": {"sft, full, neat packing", "pt, full", "sft, full, packing"},

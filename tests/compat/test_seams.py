@@ -1,7 +1,5 @@
 """The seams: each is there, its break is put in place and taken back, and survivors are told."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

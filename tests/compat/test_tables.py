@@ -1,7 +1,5 @@
 """How results are recorded, and the tables that are made of the records."""
 
-from __future__ import annotations
-
 from compat import scenarios, tables
 from tests.support.matrix import ABOUT, MATRIX, NEW, OLD, cell, result_of
 

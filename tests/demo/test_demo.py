@@ -1,7 +1,5 @@
 """The demo: its corpus, both ways of stacking the same documents, the small training, and its table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,6 @@ from autopack.demo import (
     ENABLED,
     PADDED,
     STOCK,
-    DemoResult,
     DemoSettings,
     collect_documents,
     compare,
@@ -29,7 +26,7 @@ SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     return collect_documents()
 
 
@@ -39,7 +36,7 @@ def examples(texts):
 
 
 @pytest.fixture(scope="module")
-def result() -> DemoResult:
+def result():
     return compare(SMALL)
 
 
@@ -96,7 +93,7 @@ def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
         assert len({tuple(each[each != -100].tolist()) for each in targets}) == 1
 
 
-def with_losses(result: DemoResult, losses: list[float], name: str = ENABLED) -> DemoResult:
+def with_losses(result, losses, name=ENABLED):
     return replace(result, arms={**result.arms, name: replace(result.arms[name], losses=losses)})
 
 

@@ -3,8 +3,6 @@
 What needs those is in tests/integration/test_pretrained.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from dataclasses import replace
@@ -20,7 +18,7 @@ from examples.pretrained.language_model import LanguageComparison, LanguageSetti
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from examples.pretrained.table import language_model_table, sentences_table
 from examples.pretrained.texts import Pair, collect_pairs, draw_apart
-from examples.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
+from examples.pretrained.weights import MINILM, SMOLLM2, WeightsChanged, WeightsMissing, checked_folder
 from tests.support.refusals import refused
 
 TREE = Path(__file__).parents[2]
@@ -28,7 +26,7 @@ CONTENT = b"weights"
 
 
 @pytest.fixture(name="made")
-def _made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
+def _made(tmp_path, monkeypatch):
     """A package that is really there and holds a file; importing it would fail."""
     folder = tmp_path / "package_of_weights" / "model"
     folder.mkdir(parents=True)
@@ -133,7 +131,7 @@ def test_retrieval_counts_what_is_nearer_and_takes_rounding_for_a_tie(second, th
     assert rank is None or found == Retrieval(pytest.approx(accuracy), pytest.approx(rank))
 
 
-def of_sentences() -> SentenceComparison:
+def of_sentences():
     found, losses = Retrieval(0.75, 0.8125), [1.25, 0.75]
     return SentenceComparison(
         settings=SentenceSettings(steps=2),
@@ -185,7 +183,7 @@ def test_sentences_that_differ_are_failures(field, changed, said):
     assert said in last
 
 
-def of_language_model() -> LanguageComparison:
+def of_language_model():
     ways = language_model.WAYS
     return LanguageComparison(
         settings=LanguageSettings(steps=2),

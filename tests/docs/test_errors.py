@@ -1,7 +1,5 @@
 """What is raised, against docs/errors.md: every error has a code, and every code a section."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect
@@ -9,7 +7,6 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +32,11 @@ BY_CODE = {"nothing-to-audit", "cannot-run", "bad-file", "tokenizer"}
 """Codes whose section says the way out for messages that cannot."""
 
 
-def name_of(node: ast.expr) -> str:
+def name_of(node):
     return ast.unparse(node).rpartition(".")[2]
 
 
-def classes() -> dict[str, str]:
+def classes():
     """The code that each class gives its errors, or "" where each error brings its own."""
     found = {kind.__name__: kind.code for kind in KINDS}
     for tree in TREES.values():
@@ -50,7 +47,7 @@ def classes() -> dict[str, str]:
     return found
 
 
-def raised(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
+def raised(trees):
     """Where an error is made, its code ("" for one that has none), and the source of its message."""
     kinds = classes()
     for module, tree in trees.items():
@@ -77,7 +74,7 @@ def test_every_code_has_a_section_and_every_section_a_raise():
     assert {code for _, code, _ in raised(TREES)} - {"handed on"} == {*sections}
 
 
-def says_the_way(text: str) -> bool:
+def says_the_way(text):
     """Whether a message names a way out, by a word or by a constant; next to none stands where it is made elsewhere."""
     own = re.sub(r"\{[^}]*\}|\w+\(.*\)", " ", text)
     return (
@@ -97,18 +94,18 @@ def test_every_public_error_is_on_the_page():
     assert {*titles} == {kind.__name__ for kind in KINDS}
 
 
-def outside() -> None:
+def outside():
     """Call a layer of an enabled Mamba by itself."""
     model = tiny.build("mamba")
     with autopack.enable(model):
         model.backbone.layers[0].mixer(torch.zeros(1, 4, model.config.hidden_size))
 
 
-def leak() -> None:
+def leak():
     raise errors.LeakDetected(errors.Leak("Llama", 0, 0, (0, 4), "logits", 0.5, 1e-4, 7))
 
 
-def old() -> None:
+def old():
     raise errors.UnsupportedVersion("Could not start: found torch 1.0. Install torch 2.")
 
 

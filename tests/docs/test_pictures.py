@@ -1,7 +1,5 @@
 """The pictures of README are drawn from what the code does, and say what is so."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

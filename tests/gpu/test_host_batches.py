@@ -1,7 +1,5 @@
 """What a batch held on the host is used on a GPU without waiting for it, and stops it where it holds something else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Options of `autopack run` and the variables of the environment that say the same."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 
 import pytest
@@ -12,7 +10,7 @@ from autopack.launch import settings
 from autopack.options import CHOICES
 
 
-def variables(*arguments: str, **given: str) -> settings.RunSettings:
+def variables(*arguments, **given):
     """The settings that a script would find, for options and for variables of the caller."""
     parser = ArgumentParser()
     command.add_arguments(parser)

@@ -22,7 +22,7 @@ ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 
 WORDS = [f"w{number}" for number in range(78)]
 
 
-def refused(examples: Any, *parts: str, **options: Any) -> None:
+def refused(examples, *parts: str, **options):
     """Want the collator to refuse these examples, with all of these parts in its message."""
     with pytest.raises(InvalidPacking) as error:
         PackingCollator(**options)(examples)
@@ -33,7 +33,7 @@ def refused(examples: Any, *parts: str, **options: Any) -> None:
 class Documents(Dataset):
     """Documents of these lengths, each of which begins with its own index."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int]):
         self.lengths = lengths
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Documents(Dataset):
 KINDS = ("list", "Dataset", "stream")
 
 
-def of_kind(made: list[dict[str, Any]], kind: str) -> Any:
+def of_kind(made: list[dict[str, Any]], kind: str):
     """These examples in a list, a dataset or a stream."""
     if kind == "list":
         return made
@@ -60,7 +60,7 @@ def pieces(row: dict[str, Any], name: str = "input_ids") -> list[list[Any]]:
     return [list(row[name][a:b]) for a, b in pairwise(accumulate(row["seq_lengths"], initial=0))]
 
 
-def documents_of(rows: Any) -> list[list[int]]:
+def documents_of(rows) -> list[list[int]]:
     """The tokens of all documents of packed rows."""
     return [document for row in rows for document in pieces(row)]
 
@@ -73,19 +73,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
 
 
-def arguments(folder: Path, kind: Any = TrainingArguments, **options: Any) -> Any:
+def arguments(folder: Path, kind=TrainingArguments, **options):
     """The defaults of a trainer, but on the CPU, in float32 and quiet; it logs each step."""
     quiet: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
     quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
     return kind(**quiet | options)
 
 
-def logged(trainer: Any) -> list[float]:
+def logged(trainer) -> list[float]:
     """The losses that a trainer has logged."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def in_training(model_type: str) -> Any:
+def in_training(model_type: str):
     """A tiny model that is trained, and draws no dropout."""
     model = tiny.build(model_type).train()
     for module in model.modules():
@@ -94,7 +94,7 @@ def in_training(model_type: str) -> Any:
     return model
 
 
-def loss_alone(model: Any, documents: Sequence[Any], weights: Sequence[float] | None = None) -> torch.Tensor:
+def loss_alone(model, documents: Sequence[Any], weights: Sequence[float] | None = None) -> torch.Tensor:
     """The mean loss over all targets of documents by themselves, or over documents with these weights."""
     losses, counts = [], []
     for document in documents:

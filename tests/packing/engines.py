@@ -14,22 +14,22 @@ LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
 Engine = Callable[..., Any]
 
 
-def dataset_of(made: list[dict[str, Any]], *cuts: int) -> Any:
+def dataset_of(made: list[dict[str, Any]], *cuts: int):
     import datasets
 
     chunks = [made[a:b] for a, b in pairwise([0, *cuts, len(made)])]
     return datasets.concatenate_datasets([datasets.Dataset.from_list(chunk) for chunk in chunks if chunk])
 
 
-def blocks_of(ray: Any) -> Engine:
-    def blocks(made: list[dict[str, Any]], *cuts: int) -> Any:
+def blocks_of(ray) -> Engine:
+    def blocks(made: list[dict[str, Any]], *cuts: int):
         table = dataset_of(made).data.table
         return ray.data.from_arrow([table.slice(a, b - a) for a, b in pairwise([0, *cuts, len(made)])])
 
     return blocks
 
 
-def load(files: Any) -> Any:
+def load(files):
     """Shards, one after the other, as a dataset."""
     import datasets
 

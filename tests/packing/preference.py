@@ -31,7 +31,7 @@ def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
     ])  # fmt: skip
 
 
-def moved(model: Any, by: float = 0.02) -> Any:
+def moved(model, by: float = 0.02):
     """The model with other parameters: a policy that its reference is not."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -40,7 +40,7 @@ def moved(model: Any, by: float = 0.02) -> Any:
     return model
 
 
-def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **options: Any) -> Any:
+def dpo(folder: Path, model_type: str = "llama", kind=trl.DPOTrainer, **options):
     """A trainer with a reference of its own."""
     given = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
     given = {"train_dataset": pairs(), **given}
@@ -51,7 +51,7 @@ def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **o
     )
 
 
-def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
+def steps(trainer) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
     """Loss, metrics and gradients of every batch of an epoch; parameters stay as they are."""
     found = []
     trainer.model.train()
@@ -66,7 +66,7 @@ def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor
     return found
 
 
-def alone(model: Any, example: dict[str, Any], answer: str, most: int | None = None) -> tuple[float, int]:
+def alone(model, example: dict[str, Any], answer: str, most: int | None = None) -> tuple[float, int]:
     """Sum of the log-probabilities of an answer's tokens, its sequence alone, and how many they are."""
     prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])[:, :most]
     with torch.no_grad():
@@ -75,7 +75,7 @@ def alone(model: Any, example: dict[str, Any], answer: str, most: int | None = N
     return float(chosen.sum()), len(chosen)
 
 
-def losses_alone(policy: Any, reference: Any, data: Any, most: int | None = None) -> dict[str, np.ndarray]:
+def losses_alone(policy, reference, data, most: int | None = None) -> dict[str, np.ndarray]:
     """By the name of a loss, that of each pair, of its four sequences each run alone by stock models."""
     scores, counts = np.zeros((2, len(data))), np.zeros((2, len(data)))
     for number, example in enumerate(data):

@@ -1,9 +1,5 @@
 """Columns of any sort: a packed row has them as the documents had them, or packing names one that it cannot keep."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import datasets
 import numpy as np
 import pytest
@@ -28,7 +24,7 @@ SCALARS = {
 NAMES = st.sampled_from(["source", "label_of_mine", "kind", "image_mask", "weights", "a column", "ids"])
 
 
-def per_token(value: st.SearchStrategy[Any], length: int) -> st.SearchStrategy[Any]:
+def per_token(value, length):
     return st.lists(value, min_size=length, max_size=length)
 
 
@@ -50,7 +46,7 @@ SORTS = {
 
 
 @st.composite
-def data(draw: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def data(draw):
     lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
     sorts = draw(st.dictionaries(NAMES, st.sampled_from(sorted(SORTS)), max_size=3))
     made = []
@@ -60,14 +56,14 @@ def data(draw: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return made, sorts
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """The value with lists for arrays."""
     if isinstance(value, (list, tuple, np.ndarray)):
         return [plain(each) for each in value]
     return value
 
 
-def check(rows: Any, made: list[dict[str, Any]], sorts: dict[str, str]) -> None:
+def check(rows, made, sorts):
     seen = []
     for row in rows:
         documents = [made[ids[0] // 100] for ids in pieces(row)]

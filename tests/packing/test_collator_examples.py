@@ -1,7 +1,5 @@
 """What the collator reads in an example: masks, documents inside it, keys of any other name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,11 +1,8 @@
 """Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a model."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import types
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +57,7 @@ def test_batches_of_for_model_are_their_documents(model_type, options):
     check(found, Call(lengths=LENGTHS, shifts=collator.labels != "unshifted").alone(stock))
 
 
-TINY: dict[str, Any] = {
+TINY = {
     "vocab_size": 50,
     "hidden_size": 24,
     "intermediate_size": 16,
@@ -79,7 +76,7 @@ TOWERS = {
 }
 
 
-def tiny_of(model_type: str) -> transformers.PreTrainedModel:
+def tiny_of(model_type):
     """A tiny backbone of the type."""
     if model_type in tiny.types_for("masked-lm"):
         return build(model_type, "masked-lm", dtype=torch.float32).base_model

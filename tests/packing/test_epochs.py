@@ -1,7 +1,5 @@
 """Epochs of the sampler: all of the same length, and no document repeated or left out without a word."""
 
-from __future__ import annotations
-
 import json
 import logging
 from itertools import chain, islice

@@ -1,10 +1,7 @@
 """Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from transformers import Trainer
 
 import autopack
 from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes, plan
+from autopack.packing import CostModel, pack, pair_lengths, pair_prefixes, plan
 from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
 from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
@@ -27,7 +24,7 @@ datasets.disable_progress_bars()
 WHOLE = ("best_fit", "sequential", "sorted", "random")
 
 
-def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:
+def grouped(count=120, seed=0):
     """Lengths of documents in groups of many sizes, some in none, and how much each group begins with in common."""
     draw = np.random.default_rng(seed)
     groups = draw.integers(-1, 12, count)
@@ -36,7 +33,7 @@ def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:
     return {"lengths": prefixes + draw.integers(1, 60, count), "groups": groups, "prefixes": prefixes}
 
 
-def computed(made: Plan, row: int, groups: np.ndarray, prefixes: np.ndarray) -> int:
+def computed(made, row, groups, prefixes):
     """Tokens of a row, with what a group begins with counted once."""
     pieces = made.pieces(row)
     documents, lengths = made.documents[pieces], made.lengths[pieces]
@@ -123,14 +120,14 @@ class TestSamplers:
         assert len(list(sampler)) == 1
 
 
-def completions(prompts: int = 6) -> list[dict[str, Any]]:
+def completions(prompts=6):
     """Completions of prompts, in random order, and documents by themselves."""
     draw = np.random.default_rng(0)
 
-    def tokens(least: int, most: int) -> list[int]:
+    def tokens(least, most):
         return draw.integers(2, 100, int(draw.integers(least, most))).tolist()
 
-    found: list[dict[str, Any]] = []
+    found = []
     for number in range(prompts):
         prompt = tokens(20, 60)
         for _ in range(int(draw.integers(1, 7))):

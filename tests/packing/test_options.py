@@ -1,9 +1,5 @@
 """Options that are out of range, unknown, or contradict each other are refused by name, whoever is given them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import datasets
 import pytest
 
@@ -17,7 +13,7 @@ PAIRS = {"lengths": [[7, 8], [9, 3]], "max_length": 20}
 PLAN = {"lengths": [3, 1], "max_length": 8}
 ALIKE = {"lengths": [7, 7], "max_length": 20, "groups": [0, 0], "prefixes": [3, 3]}
 
-REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+REFUSED = {
     "plan": (
         PLAN,
         [

@@ -1,11 +1,8 @@
 """Packed data sets: every document once and whole, its columns with it; and rows that train as documents do alone."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ datasets.disable_progress_bars()
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
 
 
-def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
+def examples(lengths=LENGTHS):
     """Documents whose every token is known: number * 100 + place."""
     return [
         {
@@ -41,7 +38,7 @@ def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
     ]
 
 
-def as_examples(rows: Any) -> list[dict[str, Any]]:
+def as_examples(rows):
     """The documents of packed rows, each as it was, in the order of the rows; checks what rows add."""
     found = []
     for row in rows:
@@ -93,7 +90,7 @@ def test_columns_are_chosen_and_named_options_are_kept():
         autopack.pack(split, 8)
 
 
-def featured() -> Any:
+def featured():
     """Documents with classes, of themselves and of their tokens, and pictures as red as their number."""
     made = {"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "tags": [[0, 1], [1], [0]]}
     made["image"] = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(3)]
@@ -143,7 +140,7 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
-    plain: dict[str, Any] = {"input_ids": [1, 2, 3]}
+    plain = {"input_ids": [1, 2, 3]}
     for name, value in change.items():
         if name != "input_ids":
             same = [1, 2, 3] if name in ("labels", "position_ids") else [1, 1, 1]
@@ -187,7 +184,7 @@ def test_what_is_cut_off_is_logged(caplog):
     assert "truncated 1" in caplog.text
 
 
-def written(packed: Any) -> set[str]:
+def written(packed):
     return {file["filename"] for file in packed.cache_files}
 
 
@@ -221,7 +218,7 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
 
 
-def answered(count: int) -> list[dict[str, list[int]]]:
+def answered(count):
     """Documents of random tokens, whose labels are those behind the first third."""
     draw = np.random.default_rng(0)
     made = []
@@ -250,7 +247,7 @@ def test_logits_of_packed_rows_are_those_of_the_documents_alone():
     assert error(leaked, alone[tuple(two)]) > LEAK
 
 
-def sft_trainer(folder: Path, **given: Any) -> Any:
+def sft_trainer(folder, **given):
     """TRL's trainer, which takes rows that are tokenized and packed as they are."""
     trl = pytest.importorskip("trl")
     options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}

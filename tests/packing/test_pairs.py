@@ -1,7 +1,5 @@
 """Pairs before they are trained: planned by the cost of both sequences, measured as their collator cuts them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,7 +43,7 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
     cost = CostModel(0, 1)
     squares = (LENGTHS**2).sum(axis=1)
 
-    def slowest(lengths: np.ndarray) -> float:
+    def slowest(lengths):
         rows = plan(lengths, 8192, cost=cost, ranks=8)
         return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
 

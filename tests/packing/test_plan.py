@@ -1,11 +1,8 @@
 """Plans: every document once, no row over its max_length, best fit as the textbook has it, and bad input by name."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,14 +22,14 @@ WHOLE = ("best_fit", "sequential", "sorted", "random")
 ATTENTION = CostModel(0, 1)
 
 
-def flan_like(count: int, seed: int = 0) -> np.ndarray:
+def flan_like(count, seed=0):
     """Lognormal lengths with the mean of FLAN_20k, 471, clipped at 4096."""
     drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1.0, count)
     return np.clip(np.round(drawn), 1, 4096).astype(np.int64)
 
 
 @st.composite
-def asked(draw: st.DrawFn, over: int = 1) -> tuple[list[int], int]:
+def asked(draw, over=1):
     """Lengths, and a max_length of which none has more than `over`; the larger ones need several words of the index."""
     max_length = draw(st.sampled_from([1, 2, 7, 30, 64, 20_000, 1 << 31]))
     least = draw(st.sampled_from([1, max(1, max_length // 9), max_length // 3 + 1]))
@@ -56,7 +53,7 @@ def asked(draw: st.DrawFn, over: int = 1) -> tuple[list[int], int]:
 )
 def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, align, seed, limit, ranks, cost):
     lengths, max_length = given
-    options: dict[str, Any] = {"overflow": overflow, "seed": seed, "max_documents": limit}
+    options = {"overflow": overflow, "seed": seed, "max_documents": limit}
     options["align"] = align if max_length % align == 0 else 1
     rows = len(plan(lengths, max_length, strategy, **options))
     options |= {"ranks": ranks} if strategy in ORDERED else {"ranks": ranks, "cost": cost}
@@ -98,7 +95,7 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
         assert (np.diff(columns) <= 0).all()
 
 
-def drawn(count: int, seed: int) -> list[int]:
+def drawn(count, seed):
     """The random order of so many things, by Python's sort."""
     bits = np.random.PCG64(seed).random_raw(count).tolist()
     return sorted(range(count), key=bits.__getitem__)
@@ -110,7 +107,7 @@ def test_all_but_best_fit_are_next_fit_of_their_orders(given, limit, seed):
     random = drawn(len(lengths), seed)
     longest_first = sorted(random, key=lambda index: -lengths[index])
     for name, order in (("sequential", range(len(lengths))), ("random", random), ("sorted", longest_first)):
-        wanted: list[list[int]] = [[]]
+        wanted = [[]]
         for index in order:
             if len(wanted[-1]) == limit or sum(lengths[i] for i in wanted[-1]) + lengths[index] > max_length:
                 wanted.append([])
@@ -137,7 +134,7 @@ def test_orders_are_those_of_all_drawn_bits_where_there_is_room_for_few(part, mo
 @given(asked())
 def test_best_fit_has_the_rows_of_best_fit_decreasing(given):
     lengths, max_length = given
-    wanted: list[int] = []
+    wanted = []
     for size in sorted(lengths, reverse=True):
         fitting = [row for row in wanted if row + size <= max_length]
         if fitting:
@@ -222,7 +219,7 @@ def test_cost_model():
 
 
 @pytest.fixture
-def small() -> Plan:
+def small():
     return PLANS["cut"]
 
 

@@ -1,11 +1,7 @@
 """Pairs in trainers of TRL: every step is that of stock, and of every pair alone; and what is refused in them."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +33,7 @@ DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
 class Planned:
     """What the recipe adds to a trainer, with rows small enough for a few pairs."""
 
-    def get_train_dataloader(self: Any) -> Any:
+    def get_train_dataloader(self):
         lengths = pair_lengths(self.train_dataset, self.data_collator)
         sampler = PackedBatchSampler(lengths, max_length=CAPACITY, seed=self.args.seed)
         return self.accelerator.prepare(
@@ -49,7 +45,7 @@ class PlannedDPO(Planned, trl.DPOTrainer):
     pass
 
 
-def expected(trainer: Any, losses: np.ndarray, epochs: int = 1) -> list[float]:
+def expected(trainer, losses, epochs=1):
     """The means over the pairs of each step, by the plan."""
     lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
     sampler = PackedBatchSampler(lengths, CAPACITY, seed=trainer.args.seed)
@@ -64,7 +60,7 @@ def expected(trainer: Any, losses: np.ndarray, epochs: int = 1) -> list[float]:
 # Steps are those of stock, and of every pair alone
 
 
-def compare(make: Any) -> Any:
+def compare(make):
     """Stock and enabled, batch by batch over an epoch; returns the handle of the latter."""
     torch.manual_seed(0)
     stock = make()
@@ -127,13 +123,13 @@ def test_every_pair_alone(name, most, tmp_path):
     assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, wanted), **CLOSE)
 
 
-def _lora() -> Any:
+def _lora():
     return peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
 
 
 @pytest.mark.parametrize("given_by", ["trainer", "user"])
 def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
-    def make() -> Any:
+    def make():
         model, extra = tiny.build("llama"), {"peft_config": _lora()}
         if given_by == "user":
             model, extra = peft.get_peft_model(model, _lora()), {}
@@ -146,7 +142,7 @@ def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
     assert handle.handles["model"].tally.batches == 2 * batches, "the policy and its base"
 
 
-def _reward(folder: Path, model_type: str, kind: Any = trl.RewardTrainer, **options: Any) -> Any:
+def _reward(folder, model_type, kind=trl.RewardTrainer, **options):
     config = tiny.build(model_type).config
     config.num_labels = 1
     torch.manual_seed(0)
@@ -179,7 +175,7 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
     trainer, config = (getattr(module, f"{name.upper()}{part}") for part in ("Trainer", "Config"))
     kind = type(name, (Planned, trainer), {})
 
-    def make() -> Any:
+    def make():
         args = arguments(tmp_path, config)
         return kind(tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer())
 
@@ -197,7 +193,7 @@ def test_evaluation(tmp_path):
 # Rows of several documents in a trainer of pairs
 
 
-def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _rows(examples):
     """All chosen sequences as one packed row, and all rejected ones as another."""
     collate = PackingCollator(labels="completions")
     rows = [
@@ -224,7 +220,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
 # The recipe
 
 
-def _recipe() -> str:
+def _recipe():
     text = DOCS.read_text()
     section = text[text.index("\n## Pairs\n") : text.index("\n## Streams\n")]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
@@ -232,11 +228,11 @@ def _recipe() -> str:
     return code.replace("max_length=8192", f"max_length={CAPACITY}")
 
 
-def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
+def _run(code, model_type, folder, **options):
     """The trainer of the recipe, whose reference is the model as it was saved."""
     tiny.build(model_type).save_pretrained(folder / "model")
     model = moved(AutoModelForCausalLM.from_pretrained(folder / "model"))
-    given: dict[str, Any] = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
+    given = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
     given |= {"DPOConfig": lambda: arguments(folder, trl.DPOConfig, **options), "model": model, "dataset": pairs()}
     exec(code, given | {"tokenizer": tokenizer()}, found := {**given, "tokenizer": tokenizer()})
     return found["trainer"]
@@ -252,7 +248,7 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
 
 
 @pytest.fixture
-def _precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _precision(monkeypatch):
     """Trainers leave theirs to all that come after them in a process."""
     from accelerate.state import AcceleratorState
 
@@ -280,10 +276,10 @@ def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
 @pytest.mark.exhaustive
 def test_the_recipe_goes_on_where_it_stopped(tmp_path):
     """From a step inside the second epoch, with two batches to a step."""
-    seen: list[list[int]] = []
+    seen = []
 
     class Watched(PlannedDPO):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model, inputs, *args, **kwargs):
             seen.append(inputs["input_ids"].sum(dim=1).tolist())
             return super().compute_loss(model, inputs, *args, **kwargs)
 

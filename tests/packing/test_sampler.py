@@ -1,11 +1,8 @@
 """The sampler: every document once over all ranks, as many steps on each, the same after a stop, by any launcher."""
 
-from __future__ import annotations
-
 import json
 import logging
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,16 +22,16 @@ STRATEGIES = ("best_fit", "sequential", "sorted", "random")
 LENGTHS = np.random.default_rng(0).integers(1, 30, 150)
 
 
-def samplers(ranks: int, lengths: Any = LENGTHS, max_length: int = 30, **options: Any) -> list[PackedBatchSampler]:
+def samplers(ranks, lengths=LENGTHS, max_length=30, **options):
     return [PackedBatchSampler(lengths, max_length, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
 
 
-def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
+def in_steps(batches_of_ranks):
     """All batches, step by step."""
     return list(chain.from_iterable(zip(*batches_of_ranks, strict=True)))
 
 
-def tokens_per_row(lengths: Any, batch: list[int], max_length: int) -> list[int]:
+def tokens_per_row(lengths, batch, max_length):
     """What the collator makes of a batch."""
     examples = [{"input_ids": [1] * int(lengths[i])} for i in batch]
     made = PackingCollator(max_length=max_length)(examples, "np")
@@ -200,16 +197,16 @@ def test_leaving_a_loaded_state_is_said(caplog):
 # Loaders and launchers
 
 
-def seen(loader: Any) -> list[list[int]]:
+def seen(loader):
     """First tokens of the documents of each batch: `Documents` begins each with its own index."""
     return [[int(d["input_ids"][0]) for d in batch] for batch in loader]
 
 
-def loader_of(sampler: PackedBatchSampler) -> DataLoader:
+def loader_of(sampler):
     return DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list)
 
 
-def prepared(sampler: PackedBatchSampler, ranks: int, rank: int) -> Any:
+def prepared(sampler, ranks, rank):
     return prepare_data_loader(loader_of(sampler), num_processes=ranks, process_index=rank)
 
 

@@ -1,16 +1,11 @@
 """Shards of packed rows: whoever writes them, they are the rows of `pack`; a set that is not whole is noticed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle
-import subprocess
-import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,7 +26,7 @@ datasets.disable_progress_bars()
 
 
 @pytest.fixture
-def dataset() -> Any:
+def dataset():
     return datasets.Dataset.from_list(examples(LENGTHS))
 
 
@@ -118,10 +113,10 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
 
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
     made = plan(LENGTHS, 32)
-    read: list[int] = []
+    read = []
 
     class Spied(documents.Taker):
-        def __call__(self, numbers: np.ndarray) -> Any:
+        def __call__(self, numbers):
             read.extend(self.chosen[numbers].tolist())
             return super().__call__(numbers)
 
@@ -232,7 +227,7 @@ def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
 def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path):
     """And nothing of the set stays, whose first shards may have been written."""
 
-    def with_a_wrong_one(**columns: Any) -> list[dict[str, Any]]:
+    def with_a_wrong_one(**columns):
         made = examples(LENGTHS)
         made[41] |= columns
         return made
@@ -240,7 +235,7 @@ def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path)
     ids = examples(LENGTHS)[41]["input_ids"]
     empty = with_a_wrong_one(**{name: [] for name in ("input_ids", "labels", "score", "word", "pair")})
     classed = [{"input_ids": [1] * 9, "label": 1}] * 30
-    wrong: list[tuple[Any, dict[str, Any], str, str]] = [
+    wrong = [
         (with_a_wrong_one(input_ids=[-5, *ids[1:]]), {}, "unusable-data", "^example 41, .*: found a token id below 0"),
         (empty, {}, "unusable-data", "^example 41, column 'input_ids': found no tokens"),
         (examples([*[1] * 25, 30, *LENGTHS[26:]]), {"max_length": 20}, "does-not-fit",
@@ -261,7 +256,7 @@ def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path)
 
 
 def test_a_folder_holds_one_set(dataset, tmp_path):
-    def write(**options: Any) -> Any:
+    def write(**options):
         return pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
 
     write(shard=1)
@@ -312,7 +307,7 @@ def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, 
     made, calls = plan(LENGTHS, 32), []
     written = pq.ParquetWriter.write_table
 
-    def interrupted(self: Any, table: Any, *rest: Any, **options: Any) -> None:
+    def interrupted(self, table, *rest, **options):
         calls.append(table)
         if len(calls) == 3:
             assert visible(tmp_path) == []
@@ -350,14 +345,3 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
     assert "truncated=" in caplog.text
     assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
     assert pickle.loads(pickle.dumps(made)) == made
-
-
-def test_ray_is_imported_for_its_own_data_alone(tmp_path):
-    code = (
-        "import sys, datasets, autopack; datasets.disable_progress_bars()\n"
-        "data = datasets.Dataset.from_dict({'input_ids': [[1, 2], [3]]})\n"
-        f"autopack.packing.pack_shards(data, 4, {str(tmp_path)!r})\n"
-        "assert not {'torch', 'transformers', 'ray'} & set(sys.modules), sorted(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -1,9 +1,5 @@
 """Rows cut into the parts that ranks share."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +14,7 @@ LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size
 IDS = torch.arange(1, 9)[None]
 
 
-def rows_of(lengths: list[list[int]]) -> dict[str, torch.Tensor]:
+def rows_of(lengths):
     """Rows as the collator makes them: padded to the longest, with a mask where there is padding."""
     collate = autopack.PackingCollator(max_length=max(map(sum, lengths)), rows=1)
     rows = [collate([{"input_ids": torch.arange(1, n + 1) + 10 * i} for i, n in enumerate(row)]) for row in lengths]
@@ -27,7 +23,7 @@ def rows_of(lengths: list[list[int]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def shared(batch: dict[str, Any], ranks: int) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+def shared(batch, ranks):
     """The parts of all ranks, and these put together."""
     parts = [shard_rows(batch, rank, ranks) for rank in range(ranks)]
     names = [name for name in parts[0] if name != "num_items_in_batch"]
@@ -36,7 +32,7 @@ def shared(batch: dict[str, Any], ranks: int) -> tuple[list[dict[str, Any]], dic
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=LENGTHS, ranks=st.integers(1, 4))
-def test_parts_are_the_rows(lengths: list[list[int]], ranks: int):
+def test_parts_are_the_rows(lengths, ranks):
     batch = rows_of(lengths)
     parts, whole = shared(batch, ranks)
     labels, columns = batch["labels"], batch["input_ids"].shape[1]
@@ -78,7 +74,7 @@ def test_the_first_token_after_padding_is_predicted_by_nothing():
 
 
 @pytest.mark.parametrize("items", [7, torch.tensor(7)])
-def test_the_number_of_items_of_a_step_stays_that_of_the_caller(items: Any):
+def test_the_number_of_items_of_a_step_stays_that_of_the_caller(items):
     parts, _ = shared({"input_ids": IDS, "labels": IDS, "num_items_in_batch": items}, 2)
     assert [part["num_items_in_batch"] for part in parts] == [7, 7]
 

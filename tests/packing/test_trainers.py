@@ -1,7 +1,5 @@
 """Packed rows on their way through a trainer, which drops what its model does not name, and documents with it."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,9 +1,5 @@
 """Weighted losses: the mean over documents of each document's own mean loss, run alone."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +19,7 @@ ROUNDING = 1e-6
 """Relative. Weights are float32, and so is the loss of stock, also of models in float64."""
 
 
-def examples(weighted: bool = False) -> list[dict[str, Any]]:
+def examples(weighted=False):
     ids = token_ids(columns=sum(LENGTHS), seed=5)[0].split(LENGTHS)
     made = [{"input_ids": d.tolist(), "labels": [-100] * p + d[p:].tolist()} for d, p in zip(ids, PROMPTS, strict=True)]
     return [{**e, "document_weight": w} for e, w in zip(made, WEIGHTS, strict=True)] if weighted else made
@@ -72,7 +68,7 @@ def test_weights_are_of_targets_alone_and_padding_has_none():
     assert found == pytest.approx(expected, rel=ROUNDING)
 
 
-def random_logits(columns: int) -> torch.Tensor:
+def random_logits(columns):
     return torch.randn(1, columns, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 

@@ -1,7 +1,5 @@
 """The pages that commands write: whole, safe, of the numbers that are printed, and the pieces that notebooks show."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -9,8 +7,6 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,17 +35,17 @@ RESULTS = [
 ]
 
 
-def report(*results: ModeResult, **changes: Any) -> LeakReport:
-    options: dict[str, Any] = {"model": HOSTILE, "implementation": "sdpa", "enabled": False, "dtype": "float32"}
+def report(*results, **changes):
+    options = {"model": HOSTILE, "implementation": "sdpa", "enabled": False, "dtype": "float32"}
     options |= {"lengths": (7, 12), "tolerance": 1e-4, "gradient_tolerance": 1e-3, "loss_tolerance": 1e-3}
     return LeakReport(**{**options, **changes}, results=list(results))
 
 
-def lengths(count: int = 300) -> np.ndarray:
+def lengths(count=300):
     return np.random.default_rng(0).lognormal(4, 1, count).astype(int).clip(1, 512)
 
 
-def words(printed: str) -> list[list[str]]:
+def words(printed):
     """The cells of printed lines, which two spaces at least keep apart."""
     return [re.split(r" {2,}", line.strip()) for line in printed.splitlines()]
 
@@ -57,7 +53,7 @@ def words(printed: str) -> list[list[str]]:
 # The three commands
 
 
-def written(command: list[str], folder: Path, capsys: Any, status: int = 0) -> tuple[Page, str]:
+def written(command, folder, capsys, status=0):
     """The page that a command writes beside a picture, and what it prints."""
     page, picture = folder / "page.html", folder / "picture.png"
     assert main([*command, "--html", str(page), "--plot", str(picture)]) == status
@@ -142,7 +138,7 @@ def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
 # Figures
 
 
-def drawn(chart: Any) -> Any:
+def drawn(chart):
     """The axes that a chart was drawn on."""
     axes = Figure().subplots()
     chart.draw(axes)

@@ -1,7 +1,5 @@
 """What names the version agrees: the package, the changelog, and how to cite it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

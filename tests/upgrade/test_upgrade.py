@@ -4,8 +4,6 @@
 (transformers 5.23.0, torch 2.13.0).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -19,7 +17,7 @@ SCRIPT = HERE / "script_of_0_2.py"
 THEN = json.loads((HERE / "printed.json").read_text(encoding="utf-8"))
 
 
-def run(folder: Path, does: str) -> dict:
+def run(folder, does):
     command = [sys.executable, "-W", "error::FutureWarning:__main__", str(SCRIPT), str(folder), does]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
