@@ -40,6 +40,7 @@ def test_only_what_is_needed_is_imported(code, heavy):
 def test_errors_share_one_base_class():
     for name in errors.__all__:
         assert issubclass(getattr(errors, name), autopack.AutopackError)
+    assert issubclass(errors.UnsupportedVersion, ImportError)
 
 
 def test_unknown_name_is_an_attribute_error():

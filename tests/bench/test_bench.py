@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench.batches import ARMS, BASELINE, Batch, calls_of, grouped
+from autopack.bench.batches import ARMS, BASELINE, Batch, calls_of
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, verdict
@@ -51,11 +51,8 @@ def test_an_interval_is_shown_with_no_more_digits_than_it_has_and_judged_as_it_i
     ("values", "shown", "said"),
     [
         ([2.31, 2.374, 2.42], "2.37 (2.31..2.42)", "faster"),
-        ([2.0, 2.4, 2.93], "2.4 (2.0..3.0)", "faster"),
-        ([1.18, 2.93, 3.9], "2.9 (1.1..3.9)", "faster"),
         ([1.18, 5.93, 9.9], "6 (1..10)", "too noisy to tell"),
         ([0.7, 0.72, 0.74], "0.720 (0.700..0.740)", "slower"),
-        ([0.9, 1.3, 1.6], "1.3 (0.9..1.6)", "too noisy to tell"),
         ([1.0012, 1.0015, 1.002], "1.00 (1.00..1.01)", "too noisy to tell"),
         ([5.0, 5.0, 5.0], "5.00 (5.00..5.00)", "faster"),
         ([12340.0, 12500.0, 13900.0], "12,500 (12,300..13,900)", "faster"),
@@ -140,11 +137,6 @@ def test_all_arms_have_the_same_documents():
         assert sorted(found) == wanted, arm.name
 
 
-def test_grouping_sorts_by_length():
-    batches = [Batch.of(lengths, torch.arange(9), 0, "cpu") for lengths in ([3, 9, 5], [2, 7])]
-    assert [batch.lengths for batch in grouped(batches)] == [[2, 3, 5], [7, 9]]
-
-
 # The command
 
 
@@ -194,12 +186,6 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     assert "the longest document has 65 tokens, and GPT2LMHeadModel takes 64; --max-length 64 cuts" in said
     assert bench(*known, "--max-length", "64") == 0
     assert "fewer than 6 rounds cannot tell a difference from noise" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said(capsys):
-    assert bench("llama", "--device", "cuda") == 2
-    assert "--device cuda: torch" in capsys.readouterr().err
 
 
 # What an arm does to the others

@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 import autopack
 from autopack.cli import main
 from autopack.errors import InvalidPacking
+from tests.packing.batches import flan_like
 from tests.support.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 
 LENGTHS = [3, 9, 1, 4, 4, 7]
-
-
-def lognormal(count, seed=0):
-    drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1, count)
-    return np.clip(drawn.astype(int), 1, 4096)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
@@ -51,7 +47,7 @@ def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, 
 def test_grouping_by_length_is_that_of_transformers():
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
-    lengths = lognormal(4000)
+    lengths = flan_like(4000)
     order = list(LengthGroupedSampler(batch_size=8, lengths=lengths.tolist()))
     theirs = lengths[order].reshape(-1, 8).max(1).sum() * 8
     found = autopack.estimate(lengths, batch_size=8, batch_sizes=(), strategies=())
@@ -60,7 +56,7 @@ def test_grouping_by_length_is_that_of_transformers():
 
 
 def test_what_packing_gains_on_lengths_like_those_of_flan():
-    found = autopack.estimate(lognormal(20_000), batch_size=4)
+    found = autopack.estimate(flan_like(20_000), batch_size=4)
     assert 0.5 < found.baseline.padding < 0.6
     assert found["best_fit"].padding < 0.005 < 0.1 < found["sequential"].padding
     assert found["best_fit"].speedup > found["sequential"].speedup > 1.5
@@ -151,7 +147,6 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
     ("name", "content", "words"),
     [
         ("l.json", "[1, 0, 3]", "lengths[1] is 0"),
-        ("l.json", "[1, 2.5]", "lengths[1] is 2.5"),
         ("l.json", "[]", "found none"),
         ("l.json", "17", "wanted one int per document, found int"),
         ("l.json", '{"length": 17}', "make no columns"),
@@ -160,13 +155,10 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
         ("l.jsonl", '{"tokens": 3}', "found no column 'input_ids' or 'length' or 'lengths' or 'text' in ['tokens']"),
         ("l.jsonl", '{"length": 3}\n{"n": 4}', "column 'length': values are missing (1)"),
         ("l.jsonl", '{"text": "a b"}', "name a tokenizer"),
-        ("l.npy", "no array", "cannot be read as .npy"),
         ("l.npy", "PK\x03\x04 no archive", "cannot be read as .npy"),
         ("l.parquet", "no parquet", "cannot be read"),
         ("l.csv", "1", "wanted one of .json, .jsonl, .npy, .parquet"),
         ("none.json", None, "no such file"),
-        ("l.json", '[{"length": [[1, 2], [3]]}]', "wanted lengths, lists of token ids, text, or messages"),
-        ("l.json", '[{"length": [0.5, 1.5]}]', "wanted lengths, lists of token ids, text, or messages"),
         ("l.json", '[{"length": ["a", "b"]}]', "wanted lengths, lists of token ids, text, or messages"),
         ("l.json", '[{"length": {"role": "user", "content": "a"}}]', "wanted lengths, lists of token ids"),
         ("l.json", '[{"length": [1, null]}]', "values are missing"),
@@ -202,16 +194,6 @@ def test_an_archive_of_arrays_is_no_array(tmp_path):
         np.savez(file, lengths=[1, 2])
     with refused("bad-file", match="cannot be read as .npy"):
         autopack.estimate(tmp_path / "l.npy")
-
-
-def test_the_command_refuses_what_it_cannot_use(tmp_path, capsys):
-    assert main(["estimate", ""]) == 2
-    assert "an empty path: no such file or folder" in capsys.readouterr().err
-    for command in (["estimate", str(tmp_path)], ["bench", "--type", "llama"]):
-        with pytest.raises(SystemExit):
-            main([*command, "--max-length", "1099511627776"])
-        words = "argument --max-length: wanted at most 2,147,483,648, found 1099511627776"
-        assert words in capsys.readouterr().err
 
 
 def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import interleave, pages, pretrained
-from examples.pretrained import language_model, sentences, weights
+from examples.pretrained import language_model, sentences
 from examples.pretrained.__main__ import main
 from examples.pretrained.language_model import LanguageComparison, LanguageSettings
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
@@ -230,23 +230,3 @@ def test_the_record_is_in_words_beside_it_and_of_these_weights():
     assert {name: found["sha256"] for name, found in result["weights"].items()} == {
         which.model: which.files for which in (MINILM, SMOLLM2)
     }
-
-
-def test_a_table_holds_the_medians_of_every_arm():
-    speed = {"median": 2.04, "min": 2.1, "cpu median": 2.2}
-    versions = dict.fromkeys(("torch", "transformers", *pretrained.PACKAGES), "1.0")
-    result = {
-        "origin": {"cores": 2, "device": "a processor", "load at start": 0.1, **versions},
-        "settings": {"rounds": 5},
-        "largest differences": {"documents, training": {"packed": 3e-7, "alone": 0.0}},
-        "speed of stock": {"documents, training": {"packed": speed, "alone": {**speed, "median": 0.9}}},
-    }
-    shown = "\n".join(pages._pretrained(result))
-    assert "| documents, training |  | 2.0 × | 0.9 × |" in shown
-    assert "within 3e-07" in shown
-
-
-def test_checksums_are_of_sha_256():
-    for which in (MINILM, SMOLLM2):
-        assert all(len(found) == 64 and int(found, 16) for found in which.files.values())
-    assert weights.digest(TREE / "LICENSE") == hashlib.sha256((TREE / "LICENSE").read_bytes()).hexdigest()

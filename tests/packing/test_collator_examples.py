@@ -64,6 +64,10 @@ def test_positions_that_run_on_into_the_next_document_are_refused():
     refused([ABC[0], own], "example 0, 'position_ids'", "end at 2", "drop_keys")
     own = {"input_ids": [1, 2], "position_ids": [0, 1]}
     refused([own], "example 0", "end at 1", "starts at 2", first_position=2, pad_to_multiple_of=4)
+    late = {"input_ids": [4, 5], "position_ids": [4, 5]}
+    refused([ABC[0], late], "end at 2, and the next document of the row starts at 4", align=4)
+    batch = PackingCollator(align=4)([ABC[0], own])
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
 
 
 # Other keys

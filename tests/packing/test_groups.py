@@ -105,16 +105,6 @@ class TestSamplers:
                 sampler.set_epoch(epoch)
             assert sorted(chain(*chain(*samplers))) == list(range(120))
 
-    def test_a_state_is_of_its_groups(self):
-        given = grouped() | {"max_length": 400}
-        state = PackedBatchSampler(**given).state_dict(2)
-        again = PackedBatchSampler(**given)
-        again.load_state_dict(state)
-        assert list(again) == list(PackedBatchSampler(**given))[2:]
-        given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
-        with refused("other-data", match="the state is of another sampler"):
-            PackedBatchSampler(**given).load_state_dict(state)
-
     def test_fewer_documents_than_ranks(self):
         sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
         assert len(list(sampler)) == 1
@@ -160,19 +150,6 @@ class TestRows:
 
 
 class TestPackedData:
-    def test_a_cache_is_of_its_groups(self, tmp_path):
-        datasets.Dataset.from_list(completions()).save_to_disk(tmp_path)
-        data = datasets.load_from_disk(str(tmp_path))
-        apart, together = pack(data, 200), pack(data, 200, groups="prompt")
-        assert together._fingerprint != apart._fingerprint
-        assert together._fingerprint == pack(data, 200, groups="prompt")._fingerprint
-
-    def test_what_is_refused(self):
-        with refused("numbers-per-document", match="groups: found no column 'other'"):
-            pack(completions(), 200, groups="other")
-        with refused("numbers-per-document", match="groups: column 'labels' holds list"):
-            pack(completions(), 200, groups="labels")
-
     def test_a_model_computes_as_many_as_planned(self):
         stock, model = twins(build("llama").eval())
         rows = pack(completions(12), 200, groups="prompt", drop_columns=())

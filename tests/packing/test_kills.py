@@ -146,24 +146,6 @@ def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_
     assert bytes_of(folder) == before
 
 
-@pytest.mark.exhaustive
-def test_jobs_are_killed_wherever_they_are(corpus, start, tmp_path):
-    folder, draw = tmp_path / "rows", np.random.default_rng(0)
-    killed = 0
-    for _ in range(4):
-        jobs = [start("job", shard, COUNT, folder) for shard in range(COUNT)]
-        time.sleep(float(draw.uniform(0, 6)))
-        for process in jobs[:: int(draw.integers(1, 3))]:
-            if process.poll() is None:
-                kill(process)
-                killed += 1
-        for process in jobs:
-            assert process.wait(PATIENCE) in (0, -signal.SIGKILL)
-    assert killed
-    finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))
-    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
-
-
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 

@@ -93,6 +93,8 @@ REFUSED = {
             ({"first_position": -1}, "first_position=-1"),
             ({"buffer_size": 0}, "buffer_size=0"),
             ({"drop_columns": "pair"}, "drop_columns='pair': wanted several"),
+            ({"groups": "other"}, "groups: found no column 'other'"),
+            ({"groups": "input_ids"}, "groups: column 'input_ids' holds list"),
             ({"groups": 3}, "groups=3: wanted the name of a column, True or False"),
             ({"dataset": STREAM, "cost": CostModel()}, "cost= and ranks= arrange all rows"),
             ({"dataset": STREAM, "ranks": 2}, "cost= and ranks= arrange all rows"),

@@ -14,18 +14,13 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan, strategies
-from autopack.packing.balance import imbalance, share
+from autopack.packing.balance import imbalance
 from autopack.packing.strategies import ORDERED, STRATEGIES, descending, permutation
+from tests.packing.batches import flan_like
 from tests.support.refusals import refused
 
 WHOLE = ("best_fit", "sequential", "sorted", "random")
 ATTENTION = CostModel(0, 1)
-
-
-def flan_like(count, seed=0):
-    """Lognormal lengths with the mean of FLAN_20k, 471, clipped at 4096."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1.0, count)
-    return np.clip(np.round(drawn), 1, 4096).astype(np.int64)
 
 
 @st.composite
@@ -198,11 +193,6 @@ def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     order = np.arange(len(costs))
     assert abs(np.corrcoef(order, costs.mean(axis=1))[0, 1]) < 0.2
     assert len(set(costs.argmax(axis=1).tolist())) == 8, "the costliest row of a step is not always that of one rank"
-
-
-def test_rounds_are_shared_out_to_whoever_has_least_to_do():
-    costs = np.array([[[4.0, 1.0], [3.0, 2.0]]])
-    assert share(costs).tolist() == [[[0, 1], [1, 0]]]
 
 
 def test_cost_model():

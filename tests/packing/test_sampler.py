@@ -122,11 +122,6 @@ def test_rows_are_repeated_only_where_nothing_can_be_divided(caplog):
     assert "repeats 3 documents" in caplog.text
 
 
-def test_drop_last_leaves_out_what_fills_no_step():
-    (sampler, *_) = samplers(4, [9] * 6, 10, drop_last=True)
-    assert (sampler.left_out, sampler.repeated, len(sampler)) == (2, 0, 1)
-
-
 # Stop and go on
 
 
@@ -179,6 +174,16 @@ def test_the_state_of_another_sampler_is_refused():
     for message, other in others.items():
         with refused("other-data", match=message):
             other.load_state_dict(state)
+    pairs, documents = np.reshape(LENGTHS, (-1, 2)), {"groups": np.arange(150) % 9, "max_length": 90}
+    for message, one, other in (
+        ("lengths was", {"lengths": LENGTHS}, {"lengths": pairs}),
+        ("align was 8 and is", {"align": 8}, {"align": 1}),
+        ("", {**documents, "prefixes": [1] * 150}, {**documents, "prefixes": [0] * 150}),
+    ):
+        one, other = (PackedBatchSampler(**{"lengths": LENGTHS, "max_length": 64, **given}) for given in (one, other))
+        with refused("other-data", match=f"the state is of another sampler: .*{message}"):
+            other.load_state_dict(one.state_dict())
+    assert "align" not in other.state_dict()["made_of"], "as before there was one"
     with refused("other-data", match="is at step 999 of an epoch of"):
         samplers(2)[0].load_state_dict({**state, "step": 999})
 

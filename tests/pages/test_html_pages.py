@@ -16,12 +16,10 @@ from autopack import tiny
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.bench import report as bench
 from autopack.cli import main
-from autopack.commands import check_directory
 from autopack.pages import figure, parts
 from autopack.pages.figure import Bar, Bars
 from tests.bench.test_bench import bare_result
 from tests.support.html_pages import Page, check_self_contained
-from tests.support.refusals import refused
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
@@ -56,6 +54,7 @@ def words(printed):
 def written(command, folder, capsys, status=0):
     """The page that a command writes beside a picture, and what it prints."""
     page, picture = folder / "page.html", folder / "picture.png"
+    page.write_text("old")
     assert main([*command, "--html", str(page), "--plot", str(picture)]) == status
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
@@ -117,24 +116,6 @@ def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
     assert found.drawn == 2
 
 
-@pytest.mark.parametrize("command", ["estimate l.npy", "audit llama", "bench llama"])
-def test_a_page_that_cannot_be_written_is_said_before_anything_runs(command, tmp_path, capsys):
-    for path, said in ((tmp_path / "no" / "page.html", "there is no directory"), (tmp_path, "found a directory")):
-        assert main([*command.split(), "--html", str(path)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert f"--html {path}: " in printed.err
-        assert said in printed.err
-
-
-def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
-    (tmp_path / "page.html").write_text("old")
-    check_directory("--html", tmp_path / "page.html")
-    check_directory("--html", None)
-    with refused("cannot-write", match="name a file in it"):
-        check_directory("--html", tmp_path)
-
-
 # Figures
 
 
@@ -148,9 +129,6 @@ def drawn(chart):
 def test_limits_of_padded_batches_are_their_own():
     padded = ModeResult("right-padded", False, error=5e-4, kind="padded", unpadded=True)
     subject = report(RESULTS[0], padded, padded_tolerance=1e-3, gradient_tolerance=1e-6)
-    packed, of_padded = map(subject._tolerances, subject.results)
-    assert packed == (1e-4, 1e-6)
-    assert of_padded == (1e-3, 1e-3)
     assert [subject.is_exact(result) for result in subject.results] == [False, True]
 
 
