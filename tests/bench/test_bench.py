@@ -108,8 +108,10 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
 
 @pytest.mark.parametrize(("until", "wanted"), [(0.0, 2), (math.inf, 5)])
 def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
-    laps = race({"a": int}, 5, until=until, least=2)["a"]
+    waits = []
+    laps = race({"a": int}, 5, until=until, least=2, wait=lambda: waits.append(1))["a"]
     assert len(laps) == wanted
+    assert len(waits) == 2 * wanted, "before a lap and after it"
     assert all(lap["wall"] >= 0 for lap in laps)
 
 
