@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from compat import environments, finished, newest, run, sample, scenarios, tables, workers
 from compat.environments import Environment
 from compat.finished import Finished
-from compat.matrix import ROOT, CompatError, Matrix, Release, load_matrix, number, python_in_range, tomllib
+from compat.matrix import ROOT, CompatError, Matrix, Release, load_matrix, number, tomllib
 from compat.workers import Unit
 from tests.support.matrix import ABOUT, MATRIX, MODES, NEW, OLD, cell, result_of
 
@@ -110,10 +110,6 @@ class TestMatrix:
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         with pytest.raises(CompatError, match=message):
             load_matrix(path)
-
-    @pytest.mark.parametrize(("found", "fits"), [((3, 9), False), ((3, 10), True), ((3, 13), True), ((3, 14), False)])
-    def test_python_bounds(self, found, fits):
-        assert python_in_range(">=3.10, <3.14", found) is fits
 
 
 class TestEnvironment:
