@@ -96,13 +96,10 @@ def test_imports_go_downward():
 @pytest.mark.parametrize(
     ("module", "planted"),
     [
-        ("runtime.scope", "from autopack.calls import hooks"),
         ("inspection.masks", "if TYPE_CHECKING:\n    from autopack.layout.packed import PackedLayout"),
         ("attention.site", "def late():\n    import autopack.mixers.operations"),
         ("calls.hooks", "from autopack.attention import choose"),
-        ("registry", "from autopack import tiny"),
         ("layout.packed", "import autopack"),
-        ("attention.call", "from autopack.integrations import peft"),
     ],
 )
 def test_an_import_against_the_order_is_found(module, planted):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -37,14 +36,10 @@ class Collected:
         self.names = [item.name for item in session.items]
 
 
-def ordered(*arguments):
+def selected(*arguments):
     found = Collected()
     pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=[found])
-    return found.names
-
-
-def selected(*arguments):
-    return set(ordered(*arguments))
+    return set(found.names)
 
 
 def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
@@ -60,21 +55,6 @@ def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
     assert selected(f"{path}::test_slow") == {"test_slow"}
     assert selected(f"{path}::test_sampled") == every - {"test_plain", "test_slow"}
     assert selected(str(path), "-k", "slow") == {"test_slow"}
-    capsys.readouterr()
-
-
-def test_an_order_by_chance(tmp_path, capsys):
-    for module in "abc":
-        (tmp_path / f"test_{module}.py").write_text(
-            f"import pytest\n@pytest.mark.parametrize('number', range(9))\ndef test_{module}(number): ..."
-        )
-    plain, *shuffled = (ordered(*more, str(tmp_path)) for more in ([], *(["--shuffle", seed] for seed in "0012")))
-    assert [sorted(order) for order in shuffled] == [plain] * 4
-    assert shuffled[0] == shuffled[1]
-    assert len({tuple(order) for order in (plain, *shuffled)}) == 4
-    modules = ["".join(name for name, _ in groupby(order, lambda test: test[:6][-1])) for order in shuffled]
-    assert all(sorted(order) == [*"abc"] for order in modules)  # each at one time
-    assert len({*modules}) > 1
     capsys.readouterr()
 
 

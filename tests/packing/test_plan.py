@@ -285,10 +285,8 @@ def test_plot(small, tmp_path, monkeypatch):
     [
         ([], "found none"),
         ([3, 0, 0], r"lengths\[1\] is 0 \(and 1 more\): wanted at least 1 token; leave empty"),
-        ([3, -2], r"lengths\[1\] is -2: wanted at least 1"),
         ([3, 2.5], r"lengths\[1\] is 2.5: wanted an int"),
         (np.array([3.0, np.nan]), r"lengths\[0\] is 3.0"),
-        ([float("nan"), 1], r"lengths\[0\] is nan"),
         ([1, None], r"lengths\[1\] is None"),
         ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
@@ -296,7 +294,6 @@ def test_plot(small, tmp_path, monkeypatch):
         ([[1, 2], [3]], "no array"),
         ([1, 2**32], r"lengths\[1\] is 4294967296: wanted at most 2,147,483,648 tokens; cut such documents"),
         ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808 \(and 1 more\): wanted at most"),
-        ([1, 2**70], r"lengths\[1\] is 1180591620717411303424: wanted at most 2,147"),
         ("123", "found str"),
         ({0: 1}, "found dict"),
         (5, "found int"),
