@@ -1,19 +1,12 @@
 """Importing autopack is free: it imports neither torch nor transformers, and changes nothing."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
 import autopack
 from autopack import errors
-
-
-def _run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
+from tests.support.processes import python
 
 SHARDS = """
 import datasets, tempfile
@@ -34,7 +27,9 @@ autopack.packing.pack_shards(data, 4, tempfile.mkdtemp())
     ],
 )
 def test_only_what_is_needed_is_imported(code, heavy):
-    _run(f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & set(sys.modules)\nassert not heavy, heavy")
+    python(
+        "-c", f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & set(sys.modules)\nassert not heavy, heavy"
+    )
 
 
 def test_errors_share_one_base_class():
@@ -52,7 +47,8 @@ def test_unknown_name_is_an_attribute_error():
 
 
 def test_importing_every_module_patches_nothing():
-    _run(
+    python(
+        "-c",
         "import torch\n"
         "from torch import nn\n"
         "from tests.conftest import installed_functions, same\n"
@@ -64,5 +60,5 @@ def test_importing_every_module_patches_nothing():
         "for module in _PUBLIC.values(): import_module(module)\n"
         "from autopack import registry; registry.families()\n"
         "assert same(installed_functions(), before[0])\n"
-        "assert all(same(dict(vars(c)), b) for c, b in zip(classes, before[1]))"
+        "assert all(same(dict(vars(c)), b) for c, b in zip(classes, before[1]))",
     )

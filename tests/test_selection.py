@@ -1,14 +1,10 @@
 """Which tests run: a sample by default, everything when it is asked for, nothing never."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests import conftest
+from tests.support.processes import python
 
-ROOT = Path(__file__).parents[1]
 CASES = """
 import pytest
 
@@ -60,7 +56,5 @@ def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_every_line_of_the_table_names_a_test():
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
+    done = python("-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests")
     assert conftest._slow().keys() - {line.partition("[")[0] for line in done.stdout.splitlines()} == set()

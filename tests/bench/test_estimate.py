@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,6 @@ from autopack.cli import main
 from autopack.errors import InvalidPacking
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
-
-datasets = pytest.importorskip("datasets")
 
 LENGTHS = [3, 9, 1, 4, 4, 7]
 

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import json
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from benchmarks.paper_arms import (
     SORTED,
     Shape,
 )
-from tests.packing.batches import loss_alone
+from tests.packing.batches import documents_in, loss_alone
 
 SHAPE = Shape(batch_size=3, max_length=40)
 STEPS = 6
@@ -56,15 +56,6 @@ def rows_of(call):
         yield tuple(values[row][real[row]] for values in (ids, call["labels"], positions))
 
 
-def documents_of(call):
-    """The documents that positions tell apart, in a form that can be sorted."""
-    found = []
-    for ids, _, positions in rows_of(call):
-        bounds = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
-        found += [ids[a:b].numpy().tobytes() for a, b in pairwise(bounds)]
-    return found
-
-
 # Arms
 
 
@@ -87,8 +78,8 @@ def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm)
         text = np.concatenate([corpus.train[i] for i in order])
         assert np.array_equal(torch.cat([ids for call in calls for ids, _, _ in rows_of(call)]).numpy(), text)
     else:
-        found = sorted(document for call in calls for document in documents_of(call))
-        assert found == sorted(document.tobytes() for document in corpus.train)
+        found = sorted(document for call in calls for document in documents_in(call))
+        assert found == sorted(document.tolist() for document in corpus.train)
     for pieces, call in zip(steps, calls, strict=True):
         assert sum(len(ids) for ids, _, _ in rows_of(call)) == sum(piece.length for piece in pieces)
         if "attention_mask" in call:
@@ -197,20 +188,6 @@ def test_lengths_are_like_those_of_the_paper(name, ratio):
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        ([], (8, 512, "float32", 1e-3)),
-        (["--device", "cuda", "--model", "1b"], (1, 4096, "bfloat16", 3e-4)),
-        (["--device", "cuda:1", "--max-length", "100"], (1, 100, "bfloat16", 1e-3)),
-    ],
-)
-def test_defaults_depend_on_the_device_and_the_model(arguments, wanted):
-    found = paper.parse(arguments)
-    assert (found.scale, found.max_length, found.dtype, found.learning_rate) == wanted
-    assert found.data == ["flan", "orcamath"]
 
 
 def test_the_model_of_1b():

@@ -21,15 +21,6 @@ def record(tmp_path_factory):
     return path
 
 
-def test_the_defaults_are_the_papers():
-    full, trial = paper.parse(["--full"]), paper.parse(["--full", "--trial", "--documents", "20"])
-    assert (full.scale, full.max_length, full.batch_size, full.model, full.learning_rate) == (1, 4096, 4, "small", 1e-3)
-    assert full.data == ["flan", "orcamath"]
-    assert (trial.scale, trial.max_length, trial.model, trial.documents) == (16, 256, "tiny", 20)
-    with pytest.raises(SystemExit):
-        paper.parse(["--trial"])
-
-
 def test_everything_is_measured_and_checked(record):
     found = json.loads(record.read_text())
     data = found["data"]["flan"]

@@ -44,9 +44,3 @@ def test_it_runs_at_small_sizes(tmp_path, capsys, backward):
     assert [line.startswith("stock, dense mask, 256 tokens: needs about") for line in found["left out"]] == [True]
     assert set(found["exponents"][scaling.PACKED]) == {"squares", "tokens"}
     assert file.with_suffix(".txt").read_text() in capsys.readouterr().out
-
-
-def test_one_size_has_no_slope(capsys):
-    with pytest.raises(SystemExit):
-        scaling.parse(["--tokens", "64"])
-    assert "a slope takes two" in capsys.readouterr().err

@@ -30,13 +30,6 @@ def test_shards_are_planned_by_themselves():
     assert len({tuple(part) for part in lengths}) == 5
 
 
-def test_lengths_have_the_mean_that_is_told():
-    options = web_scale.parse([])
-    assert web_scale.lengths_of(200_000, options).mean() == pytest.approx(1000, rel=0.02)
-    assert options.whole == web_laws.DOCUMENTS
-    assert options.mean * web_laws.DOCUMENTS == web_laws.TOKENS
-
-
 @pytest.mark.exhaustive
 def test_a_trial_runs_and_makes_a_page(tmp_path, capsys):
     path = tmp_path / "scale.json"

@@ -4,18 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from autopack import __version__
 from autopack.cli import COMMANDS, _subparsers, in_flags, main, parser
-
-TREE = Path(__file__).parents[2]
-
-
-def run_in_new_process(*arguments):
-    return subprocess.run([sys.executable, *arguments], cwd=TREE, capture_output=True, text=True, timeout=600)
+from tests.support.processes import ROOT, python
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
@@ -27,14 +21,11 @@ def test_help_imports_neither_torch_nor_transformers(arguments):
         "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    finished = run_in_new_process("-c", program)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.startswith("usage: autopack")
+    assert python("-c", program).stdout.startswith("usage: autopack")
 
 
 def test_module_runs():
-    finished = run_in_new_process("-m", "autopack", "--version")
-    assert (finished.returncode, finished.stdout.strip()) == (0, f"autopack {__version__}")
+    assert python("-m", "autopack", "--version").stdout.strip() == f"autopack {__version__}"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +52,10 @@ def test_module_runs():
         (["bench", "--plot", "a.xyz"], "wanted a file name that ends with"),
         (["bench", "llama", "--attn", "no_such_attention"], "no_such_attention"),
         (["bench", "no/such-model", "--size", "7M"], "--size is for models that are built"),
-        (["audit", str(TREE), "--task", "seq2seq"], "--task says what a type is built for"),
+        (["audit", str(ROOT), "--task", "seq2seq"], "--task says what a type is built for"),
         # A refusal of `enable` itself: UnsupportedModel.
         (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "--backend flash cannot serve LlamaForCausalLM"),
-        (["audit", str(TREE)], f"cannot load {TREE}"),
+        (["audit", str(ROOT)], f"cannot load {ROOT}"),
         (["audit", "llama", "--html", "."], "--html .: wanted a file, found a directory"),
         (["bench", "llama", "--html", "/no/such/directory/a.html"], "there is no directory /no/such/directory"),
         (["bench", "llama", "--device", "cuda:99"], "--device cuda:99: torch"),
@@ -123,7 +114,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
     program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
-        cwd=TREE,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse hides what an unbuffered stream raises

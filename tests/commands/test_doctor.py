@@ -3,9 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +12,7 @@ from autopack.attention.choose import availability
 from autopack.cli import main
 from autopack.options import CHOICES
 from autopack.version import MINIMUM, mismatch, problem
-
-TREE = Path(__file__).parents[2]
+from tests.support.processes import ROOT, python
 
 
 def install(site, name, version):
@@ -26,17 +22,14 @@ def install(site, name, version):
     (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def run_with(site, *arguments):
+def run_with(site, *arguments, status=None):
     """What Python does with these arguments and this installation before the real one."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(TREE)])}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, timeout=600)
+    return python(*arguments, status=status, PYTHONPATH=os.pathsep.join([str(site), str(ROOT)]))
 
 
 def broken(site, *said):
     """Want the doctor to find something broken and to say all of this."""
-    finished = run_with(site, "-m", "autopack", "doctor")
-    assert finished.returncode == 1, finished.stderr
+    finished = run_with(site, "-m", "autopack", "doctor", status=1)
     assert "Traceback" not in finished.stderr
     told = finished.stdout[finished.stdout.index("BROKEN:") :]
     for part in said:
@@ -97,14 +90,13 @@ def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(name, v
     for part in ("enable", "audit", "estimate", "pack"):
         finished = run_with(tmp_path, "-c", f"import autopack; autopack.{part}")
         assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
-    finished = run_with(tmp_path, "-m", "autopack", "run", "script.py")
-    assert finished.returncode == 2
+    finished = run_with(tmp_path, "-m", "autopack", "run", "script.py", status=2)
     assert finished.stderr.startswith(f"autopack run: {said}")
 
 
 def test_minimum_versions_are_those_of_the_package():
     tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [f"{name}>={version}" for name, version in MINIMUM.items()] == project["dependencies"]
 
 

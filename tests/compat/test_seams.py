@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 
 import pytest
 
 from compat import seams
 from compat.seam_breaks import Seam, never, result, returns, skipped, stale, unchanged
 from compat.seam_table import SEAMS
+from tests.support.processes import python
 
 SUMS = """import functools
 
@@ -78,9 +77,7 @@ def test_every_seam_is_there():
 def test_every_test_of_a_seam_is_collected():
     """With its parameters, at which `problems` does not look."""
     tests = dict.fromkeys(test for seam in SEAMS for test in seam.tests)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=seams.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests)
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)

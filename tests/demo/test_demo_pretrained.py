@@ -6,7 +6,6 @@ What needs those is in tests/integration/test_pretrained.py.
 import hashlib
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from examples.pretrained.sentences import Retrieval, SentenceComparison, Sentenc
 from examples.pretrained.table import language_model_table, sentences_table
 from examples.pretrained.texts import Pair, collect_pairs, draw_apart
 from examples.pretrained.weights import MINILM, SMOLLM2, WeightsChanged, WeightsMissing, checked_folder
+from tests.support.processes import ROOT
 from tests.support.refusals import refused
 
-TREE = Path(__file__).parents[2]
 CONTENT = b"weights"
 
 
@@ -80,8 +79,8 @@ def test_the_command_says_how_to_install_what_is_missing(option, which, monkeypa
 
 @pytest.mark.parametrize("which", [MINILM, SMOLLM2])
 def test_the_documentation_says_whose_the_weights_are(which):
-    page = (TREE / "docs" / "pretrained.md").read_text()
-    extras = (TREE / "pyproject.toml").read_text()
+    page = (ROOT / "docs" / "pretrained.md").read_text()
+    extras = (ROOT / "pyproject.toml").read_text()
     assert which.package in page
     assert which.licence in page
     assert which.install in page.replace("\n", " ")

@@ -1,9 +1,6 @@
 """The examples: they run, with the line and without it to the same results; notebooks are kept with their outputs."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from packaging import version
 from compat.engines.start import launched
 from examples.pretrained.weights import MINILM, missing
 from tests.support import pages
+from tests.support.processes import ROOT, python
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
 pytest.importorskip("ipykernel")
@@ -20,7 +18,6 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-TREE = Path(__file__).parents[2]
 PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
 PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
@@ -28,15 +25,8 @@ STEPS = 4
 ROUNDING = 1e-4
 
 
-def run(program, *arguments):
-    command = [sys.executable, f"examples/{program}", *arguments]
-    finished = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=600)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
 def plain_loop(*arguments):
-    return run("plain_loop.py", "--steps", str(STEPS), "--threads", "1", *arguments)
+    return python("examples/plain_loop.py", "--steps", STEPS, "--threads", "1", *arguments).stdout
 
 
 def losses(printed):
@@ -68,7 +58,7 @@ def of(name):
 @pytest.fixture(name="executed")
 def _executed(tmp_path, request):
     name = f"{request.param}.ipynb"
-    run("refresh.py", name, "--output", str(tmp_path))
+    python("examples/refresh.py", name, "--output", tmp_path)
     return nbformat.read(tmp_path / name, as_version=4)
 
 
@@ -178,19 +168,17 @@ def test_rows_that_two_processes_share_have_the_losses_of_one():
 
 
 def test_every_notebook_is_listed():
-    assert sorted(path.stem for path in (TREE / "examples").glob("*.ipynb")) == sorted(PICTURES)
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb")) == sorted(PICTURES)
 
 
 def test_a_notebook_that_is_not_there_is_named():
-    command = [sys.executable, "examples/refresh.py", "trainr.ipynb"]
-    finished = subprocess.run(command, cwd=TREE, capture_output=True, text=True)
-    assert finished.returncode == 2
+    finished = python("examples/refresh.py", "trainr.ipynb", status=2)
     assert "trainr.ipynb" in finished.stderr
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_is_kept_with_its_outputs_and_little_else(name):
-    path = TREE / "examples" / f"{name}.ipynb"
+    path = ROOT / "examples" / f"{name}.ipynb"
     kept = nbformat.read(path, as_version=4)
     words = [cell.source for cell in kept.cells if cell.cell_type == "markdown"]
     assert re.search(r"\]\(\.\./", words[-1])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 import autopack
-from tests.packing.batches import arguments, in_training, logged, loss_alone, tokenizer
+from tests.packing.batches import arguments, documents_in, in_training, logged, loss_alone, tokenizer
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -103,15 +103,6 @@ def alone(there, documents, by_document=False):
     """The mean loss over all targets of documents by themselves, or over documents of each one's mean."""
     weights = [1.0] * len(documents) if by_document else None
     return pytest.approx(loss_alone(there["stock"], documents, weights).item(), rel=ROUNDING)
-
-
-def documents_in(batch):
-    """The documents of a batch of the collator."""
-    starts = (batch["position_ids"] == 0).flatten().nonzero().flatten().tolist()
-    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).flatten().bool()
-    ids = batch["input_ids"].flatten()
-    parts = [ids[a:b][real[a:b]].tolist() for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
-    return [part for part in parts if part]
 
 
 @only_llama

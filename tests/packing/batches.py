@@ -72,6 +72,16 @@ def documents_of(rows) -> list[list[int]]:
     return [document for row in rows for document in pieces(row)]
 
 
+def documents_in(batch: dict[str, torch.Tensor]) -> list[list[int]]:
+    """The documents of a packed or padded batch, as its positions and its mask tell them apart."""
+    ids = batch["input_ids"]
+    positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids)).flatten()
+    real = batch.get("attention_mask", torch.ones_like(ids)).flatten().bool()
+    starts = (positions == positions.min()).nonzero()[:, 0].tolist()
+    parts = [ids.flatten()[a:b][real[a:b]].tolist() for a, b in pairwise([*starts, ids.numel()])]
+    return [part for part in parts if part]
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """Of padding, an end and `WORDS`."""
     numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}

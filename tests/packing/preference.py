@@ -66,27 +66,22 @@ def steps(trainer) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
     return found
 
 
-def alone(model, example: dict[str, Any], answer: str, most: int | None = None) -> tuple[float, int]:
-    """Sum of the log-probabilities of an answer's tokens, its sequence alone, and how many they are."""
-    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])[:, :most]
+def score(model, example: dict[str, Any], answer: str) -> float:
+    """Sum of the log-probabilities of an answer's tokens, its sequence alone."""
+    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-    chosen = logits.log_softmax(-1).gather(1, ids[0, prompt:, None])
-    return float(chosen.sum()), len(chosen)
+    return float(logits.log_softmax(-1).gather(1, ids[0, prompt:, None]).sum())
 
 
-def losses_alone(policy, reference, data, most: int | None = None) -> dict[str, np.ndarray]:
-    """By the name of a loss, that of each pair, of its four sequences each run alone by stock models."""
-    scores, counts = np.zeros((2, len(data))), np.zeros((2, len(data)))
-    for number, example in enumerate(data):
-        for place, answer in enumerate(("chosen_ids", "rejected_ids")):
-            of_policy, counts[place, number] = alone(policy, example, answer, most)
-            scores[place, number] = of_policy - alone(reference, example, answer, most)[0]
-    delta = torch.tensor(BETA * (scores[0] - scores[1]))
-    means = scores / counts
-    return {
-        "sigmoid": -logsigmoid(delta).numpy(),
-        "hinge": torch.relu(1 - delta).numpy(),
-        "ipo": (means[0] - means[1] - 1 / (2 * BETA)) ** 2,
-        "robust": ((0.1 * logsigmoid(-delta) - 0.9 * logsigmoid(delta)) / 0.8).numpy(),
-    }
+def losses_alone(policy, reference, data) -> np.ndarray:
+    """DPO's loss of each pair, of its four sequences each run alone by stock models."""
+    scores = [
+        [
+            score(policy, example, answer) - score(reference, example, answer)
+            for answer in ("chosen_ids", "rejected_ids")
+        ]
+        for example in data
+    ]
+    chosen, rejected = torch.tensor(scores, dtype=torch.float64).T
+    return -logsigmoid(BETA * (chosen - rejected)).numpy()

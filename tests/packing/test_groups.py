@@ -19,8 +19,6 @@ from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 WHOLE = ("best_fit", "sequential", "sorted", "random")
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 
@@ -21,12 +22,9 @@ from autopack.packing import shard_files
 from tests.packing.batches import documents_of
 from tests.packing.engines import load, visible
 from tests.packing.killed import MAX_LENGTH, STAGES
+from tests.support.processes import ROOT
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
-
-TREE = Path(__file__).parents[2]
 COUNT = 4
 PATIENCE = 600
 """Seconds after which a process that does not come is an error; nothing is timed."""
@@ -45,13 +43,13 @@ def corpus(tmp_path):
 def start(tmp_path):
     """Starts a program of killed.py in a session of its own; what is left of it ends with the test."""
     started = []
-    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments):
         command = [sys.executable, "-m", "tests.packing.killed", *map(str, arguments)]
         with (tmp_path / f"said-{len(started)}").open("w") as said:
             started.append(
-                subprocess.Popen(command, cwd=TREE, env=environment, stdout=said, stderr=said, start_new_session=True)
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
             )
         return started[-1]
 

@@ -4,6 +4,7 @@ import logging
 import os
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,9 +16,6 @@ from autopack.packing import PackingCollator
 from tests.conftest import gradient_error, gradients, llama
 from tests.packing.batches import KINDS, arguments, logged, loss_alone, of_kind, pieces, tokenizer
 from tests.support.refusals import refused
-
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
 

@@ -2,20 +2,17 @@
 
 import numpy as np
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autopack
 from autopack.packing import CostModel, PackingCollator, pair_lengths, plan
 from autopack.packing.balance import imbalance
+from tests.packing.batches import KINDS, of_kind
+from tests.packing.preference import dpo, pairs
+from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-from tests.packing.batches import KINDS, of_kind  # noqa: E402
-from tests.packing.preference import dpo, pairs  # noqa: E402
-from tests.support.refusals import refused  # noqa: E402
-
-datasets.disable_progress_bars()
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
 
 

@@ -4,26 +4,22 @@ import re
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
+import trl
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import autopack
 from autopack import PackedBatchSampler, tiny
 from autopack.packing import PackingCollator, pair_lengths
 from autopack.runtime.padding_read import LOOKS
+from tests.engine import in_rows
+from tests.packing.batches import arguments, logged, tokenizer
+from tests.packing.preference import dpo, losses_alone, moved, pairs, steps
+from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-peft = pytest.importorskip("peft")
-from torch.utils.data import DataLoader  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification  # noqa: E402
-
-from tests.engine import in_rows  # noqa: E402
-from tests.packing.batches import arguments, logged, tokenizer  # noqa: E402
-from tests.packing.preference import dpo, losses_alone, moved, pairs, steps  # noqa: E402
-from tests.support.refusals import refused  # noqa: E402
-
-datasets.disable_progress_bars()
 CAPACITY = 150
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
 """Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits each."""
@@ -109,18 +105,6 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_options_of_dpo(name, tmp_path):
     compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust"])
-@pytest.mark.parametrize("most", [1024, 15])
-def test_every_pair_alone(name, most, tmp_path):
-    """Stock models on each sequence by itself, and the loss of each pair by its formula."""
-    trainer = dpo(tmp_path, "llama", PlannedDPO, loss_type=[name], label_smoothing=0.1, max_length=most)
-    cut = None if most > 100 else most
-    wanted = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset, cut)[name]
-    autopack.enable(trainer)
-    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, wanted), **CLOSE)
 
 
 def _lora():
@@ -243,7 +227,7 @@ def _run(code, model_type, folder, **options):
 def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     trainer = _run(_recipe(), model_type, tmp_path, learning_rate=0.0)
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
-    alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)["sigmoid"]
+    alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)
     assert logged(trainer) == pytest.approx(expected(trainer, alone, epochs=3), **CLOSE)
 
 

@@ -1,10 +1,8 @@
 """Shards that Ray writes, where it is otherwise than datasets: blocks, tensors, workers that die."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,9 +11,9 @@ import autopack
 from autopack.packing import pack_shards, parts, shard_files
 from tests.packing.engines import LENGTHS, dataset_of, load
 from tests.packing.test_pack import examples
+from tests.support.processes import python
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
 on_ray = pytest.importorskip("autopack.packing.on_ray")
 pytestmark = pytest.mark.exhaustive
 
@@ -105,10 +103,6 @@ def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
 
 
 def test_the_example_runs(tmp_path):
-    command = [sys.executable, "examples/pack_with_ray.py", "--documents", "2000", "--path", str(tmp_path / "rows")]
-    tree = Path(__file__).parents[2]
-    found = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=tree, env=found, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = python("examples/pack_with_ray.py", "--documents", "2000", "--path", tmp_path / "rows")
     assert "the same rows as one process gives" in done.stdout
     assert len(shard_files(tmp_path / "rows")) == 8

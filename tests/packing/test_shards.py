@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,6 @@ from tests.packing.batches import pieces
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
 from tests.packing.test_pack import examples, featured
 from tests.support.refusals import refused
-
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 
 
 @pytest.fixture

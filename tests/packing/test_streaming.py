@@ -3,6 +3,7 @@
 import pickle
 from itertools import count, islice
 
+import datasets
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,9 +12,6 @@ from hypothesis import strategies as st
 import autopack
 from tests.packing.batches import pieces
 from tests.support.refusals import refused
-
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 
 LONGEST, CAPACITY, BUFFER = 12, 24, 20
 

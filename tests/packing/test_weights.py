@@ -1,6 +1,5 @@
 """Weighted losses: the mean over documents of each document's own mean loss, run alone."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -56,16 +55,6 @@ def test_a_mean_over_tokens_is_another_loss():
     weights = PackingCollator(loss_weights="token")(examples())["loss_weights"]
     found = weighted_loss(output, batch["labels"], weights)
     assert found.item() == pytest.approx(output.loss.item(), rel=ROUNDING)
-
-
-def test_weights_are_of_targets_alone_and_padding_has_none():
-    batch = PackingCollator(loss_weights="document", max_length=24)(examples(weighted=True), "np")
-    assert batch["loss_weights"].dtype == np.float32
-    assert ((batch["loss_weights"] > 0) <= (batch["labels"] != -100)).all()
-    found = [w for row in batch["loss_weights"] for w in row[row > 0]]
-    counts = [n - max(p, 1) for n, p in zip(LENGTHS, PROMPTS, strict=True)]
-    expected = [w / c for w, c in zip(WEIGHTS, counts, strict=True) for _ in range(c) if w]
-    assert found == pytest.approx(expected, rel=ROUNDING)
 
 
 def random_logits(columns):

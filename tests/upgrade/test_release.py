@@ -1,13 +1,11 @@
 """What names the version agrees: the package, the changelog, and how to cite it."""
 
 import re
-from pathlib import Path
 
 from packaging.version import Version
 
 from autopack.version import __version__
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import ROOT
 
 
 def test_the_changelog_and_the_citation_are_of_this_version():

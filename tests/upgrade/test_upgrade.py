@@ -5,12 +5,12 @@
 """
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "script_of_0_2.py"
@@ -18,9 +18,7 @@ THEN = json.loads((HERE / "printed.json").read_text(encoding="utf-8"))
 
 
 def run(folder, does):
-    command = [sys.executable, "-W", "error::FutureWarning:__main__", str(SCRIPT), str(folder), does]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = python("-W", "error::FutureWarning:__main__", SCRIPT, folder, does)
     return json.loads(done.stdout.splitlines()[-1])
 
 
