@@ -140,8 +140,8 @@ def test_all_arms_have_the_same_documents():
 
 
 def test_every_arm_is_timed_and_written(tmp_path, capsys):
-    file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    assert bench("llama", *QUICK, "--json", str(file), "--plot", str(picture)) == 0
+    file = tmp_path / "bench.json"
+    assert bench("llama", *QUICK, "--json", str(file)) == 0
     printed = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert list(found["arms"]) == NAMES
@@ -149,7 +149,6 @@ def test_every_arm_is_timed_and_written(tmp_path, capsys):
     assert found["tokens"] == sum(map(sum, found["documents"]))
     assert [len(batch) for batch in found["documents"]] == [3, 3]
     assert found["columns"]["as drawn"] >= found["columns"]["grouped"] >= found["tokens"]
-    assert {"load at start", "load at end", "cores", "threads", "torch"} <= set(found["origin"])
     for name, arm in found["arms"].items():
         assert (arm["failed"], arm["same loss"]) == (None, True), (name, arm)
         assert len(arm["seconds"]) == 6
@@ -161,9 +160,7 @@ def test_every_arm_is_timed_and_written(tmp_path, capsys):
         assert arm["verdict"] in ("what the others are compared with", "faster", "slower", "too noisy to tell")
         assert name in printed
     assert found["arms"]["padded"]["speed of padded"]["median"] == 1
-    assert picture.stat().st_size > 10_000
-    assert f"Picture: {picture}" in printed
-    assert max(map(len, printed.replace(str(picture), "").splitlines())) <= 80
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):

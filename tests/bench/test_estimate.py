@@ -54,16 +54,6 @@ def test_grouping_by_length_is_that_of_transformers():
     assert found.padded[1].tokens == pytest.approx(theirs, rel=0.02)
 
 
-def test_what_packing_gains_on_lengths_like_those_of_flan():
-    found = autopack.estimate(flan_like(20_000), batch_size=4)
-    assert 0.5 < found.baseline.padding < 0.6
-    assert found["best_fit"].padding < 0.005 < 0.1 < found["sequential"].padding
-    assert found["best_fit"].speedup > found["sequential"].speedup > 1.5
-    assert [a.padding for a in found.padded if a.order == "random"] == sorted(
-        a.padding for a in found.padded if a.order == "random"
-    )
-
-
 @pytest.mark.parametrize(("overflow", "kept"), [("truncate", [5, 3, 5]), ("drop", [3]), ("split", [5, 5, 2, 3, 5, 1])])
 def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kept):
     found = autopack.estimate([12, 3, 6], 5, overflow=overflow)

@@ -10,11 +10,10 @@ import traceback
 from pathlib import Path
 
 import pytest
-import torch
 from torch._utils import ExceptionWrapper
 
 import autopack
-from autopack import errors, tiny
+from autopack import errors
 from autopack.cli import main
 
 ROOT = Path(autopack.__file__).parent
@@ -94,13 +93,6 @@ def test_every_public_error_is_on_the_page():
     assert {*titles} == {kind.__name__ for kind in KINDS}
 
 
-def outside():
-    """Call a layer of an enabled Mamba by itself."""
-    model = tiny.build("mamba")
-    with autopack.enable(model):
-        model.backbone.layers[0].mixer(torch.zeros(1, 4, model.config.hidden_size))
-
-
 def leak():
     raise errors.LeakDetected(errors.Leak("Llama", 0, 0, (0, 4), "logits", 0.5, 1e-4, 7))
 
@@ -114,7 +106,6 @@ def old():
     [
         (lambda: autopack.enable("no model"), errors.UnsupportedModel, "which-model"),
         (lambda: autopack.PackingCollator()([]), errors.InvalidPacking, "no-examples"),
-        (outside, errors.OutsideForward, "past-the-entry"),
         (leak, errors.LeakDetected, "leak-detected"),
         (old, errors.UnsupportedVersion, "version-too-old"),
     ],

