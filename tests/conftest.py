@@ -127,7 +127,7 @@ def _clear_frames(error):
 
 def _slow():
     """How many cases of a test the usual run takes, by its name, as `tests/slow.tsv` has it."""
-    lines = (Path(__file__).parent / "slow.tsv").read_text(encoding="utf-8").splitlines()
+    lines = (Path(__file__).parent / "slow.tsv").read_text().splitlines()
     return {name: int(count) for count, name in (line.split("\t") for line in lines if not line.startswith("#"))}
 
 

@@ -96,7 +96,7 @@ def walk_of_a_call():
 
 
 def figures():
-    return size_of([path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]) + walk_of_a_call()
+    return size_of([path.read_text() for path in ROOT.rglob("*.py")]) + walk_of_a_call()
 
 
 @pytest.fixture(scope="module")

@@ -53,12 +53,9 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert (error["type"], error["message"]) == ("ZeroDivisionError", "a part that raises")
     assert "in _raise" in "\n".join(error["traceback"])
     assert found["raises"]["result"] == {"before": "it was recorded"}
-    assert {name: outcome["status"] for name, outcome in found.items()} == {
-        "environment": "ok", "raises": "failed", "exactness, varlen": "ok", "exactness, flash": "ok", "waits": "ok",
-        "speed, 0.1B": "ok", "speed, 0.1B, autocast": "ok", "speed, 1B": "left out", "speed, 1B, autocast": "left out",
-        "speed, 7B": "ok", "speed, 7B, autocast": "left out",
-        "exactness, flex": "ok", "mixers": "ok",
-    }, table  # fmt: skip
+    left_out = dict.fromkeys(("speed, 1B", "speed, 1B, autocast", "speed, 7B, autocast"), "left out")
+    not_ok = {name: outcome["status"] for name, outcome in found.items() if outcome["status"] != "ok"}
+    assert not_ok == {"raises": "failed"} | left_out, table
 
     def result_of(name):
         return found[name]["result"]
@@ -82,12 +79,9 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
             assert f"{batches} padded batches packed inside" in timed["arms"]["enabled, padded batch"]["note"]
         errors = measured["checked"]
         assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
-    assert "FAILED: raises" in table
-    assert "No part failed" not in table
     assert all(arm in table for arm in result_of("waits")["calls"])
     assert result["picture"] == "gpu.png"
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} <= {"gpu.json", "gpu.txt", "gpu.png"}
 
 
 _KILLED = """

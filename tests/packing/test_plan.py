@@ -229,12 +229,8 @@ def test_rows_slices_and_iteration(small):
 
 
 def test_repr_says_what_was_done(small):
-    assert repr(small) == (
-        "Plan(sequential: 6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1)"
-    )
-    assert repr(plan([5, 6, 7], 16, align=8)).endswith(
-        "3 documents in 2 rows of 16 tokens, documents padded to multiples of 8, fill 0.5625, padding 14)"
-    )
+    assert "6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1" in repr(small)
+    assert "documents padded to multiples of 8" in repr(PLANS["of padded documents"])
 
 
 PLANS = {

@@ -158,31 +158,30 @@ def test_a_loader_that_asks_ahead_is_resumed_by_the_steps_trained():
     assert list(again) == batches[trained:]
 
 
-def test_the_state_of_another_sampler_is_refused():
-    state = PackedBatchSampler(LENGTHS, 30, num_replicas=2, rank=1).state_dict()
-    samplers(2)[0].load_state_dict(state)
-    others = {
-        "lengths": PackedBatchSampler(LENGTHS[::-1], 30, num_replicas=2, rank=0),
-        "num_replicas was 2 and is 3": samplers(3)[0],
-        "seed was 0 and is 1": samplers(2, seed=1)[0],
-        "strategy was 'best_fit' and is 'random'": samplers(2, strategy="random")[0],
-        "cost": samplers(2, cost=None)[0],
-    }
-    for message, other in others.items():
-        with refused("other-data", match=message):
-            other.load_state_dict(state)
-    pairs, documents = np.reshape(LENGTHS, (-1, 2)), {"groups": np.arange(150) % 9, "max_length": 90}
-    for message, one, other in (
-        ("lengths was", {"lengths": LENGTHS}, {"lengths": pairs}),
-        ("align was 8 and is", {"align": 8}, {"align": 1}),
-        ("", {**documents, "prefixes": [1] * 150}, {**documents, "prefixes": [0] * 150}),
-    ):
-        one, other = (PackedBatchSampler(**{"lengths": LENGTHS, "max_length": 64, **given}) for given in (one, other))
-        with refused("other-data", match=f"the state is of another sampler: .*{message}"):
-            other.load_state_dict(one.state_dict())
-    assert "align" not in other.state_dict()["made_of"], "as before there was one"
+GROUPS = {"groups": np.arange(150) % 9, "max_length": 90}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({}, {"lengths": LENGTHS[::-1]}, "lengths was"),
+        ({}, {"lengths": LENGTHS.reshape(-1, 2)}, "lengths was"),
+        ({}, {"num_replicas": 3}, "num_replicas was 2 and is 3"),
+        ({}, {"seed": 1}, "seed was 0 and is 1"),
+        ({}, {"strategy": "random"}, "strategy was 'best_fit' and is 'random'"),
+        ({}, {"cost": None}, "cost was"),
+        ({"align": 8}, {}, "align was 8 and is 'absent'"),  # as in states of before there was one
+        (GROUPS | {"prefixes": [1] * 150}, GROUPS | {"prefixes": [0] * 150}, ""),
+    ],
+)
+def test_the_state_of_another_sampler_is_refused(one, other, message):
+    usual = {"lengths": LENGTHS, "max_length": 64, "num_replicas": 2, "rank": 1}
+    state = PackedBatchSampler(**usual | one).state_dict()
+    PackedBatchSampler(**usual | one | {"rank": 0}).load_state_dict(state)
+    with refused("other-data", match=f"the state is of another sampler: .*{message}"):
+        PackedBatchSampler(**usual | other).load_state_dict(state)
     with refused("other-data", match="is at step 999 of an epoch of"):
-        samplers(2)[0].load_state_dict({**state, "step": 999})
+        PackedBatchSampler(**usual | one).load_state_dict({**state, "step": 999})
 
 
 def test_leaving_a_loaded_state_is_said(caplog):
@@ -238,14 +237,6 @@ def test_accelerate_gives_each_process_its_own_batches_and_goes_on_in_a_later_ep
         loader = prepared(resumed, ranks, rank)
         loader.set_epoch(2)
         assert seen(loader) == batches[2:]
-
-
-def test_without_following_the_loader_epoch_0_would_come_again(monkeypatch):
-    monkeypatch.setattr(PackedBatchSampler, "_follow_epoch", lambda self: None)
-    sampler, expected = samplers(2)[1], samplers(2)[1]
-    resumed = skip_first_batches(prepared(sampler, 2, 1), 2)
-    resumed.set_epoch(1)
-    assert seen(resumed) == list(expected)[2:]  # of epoch 0
 
 
 def test_accelerate_that_skips_before_it_shares_out_is_seen_through():

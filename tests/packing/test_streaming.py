@@ -137,14 +137,6 @@ def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(shuffled, stop, aga
     assert len(documents_of(rows)) == len(EVERY)
 
 
-def test_without_counting_rows_a_stream_with_a_shuffle_buffer_goes_on_elsewhere():
-    rows = rows_of(stream(shuffled=True))
-    plain = datasets.IterableDataset(ex_iterable=rows._ex_iterable)
-    whole, stopped = list(plain), list(islice(plain, 20))
-    plain.load_state_dict(plain.state_dict())
-    assert [*stopped, *plain] != whole, "datasets resumes shuffle buffers: ReplayedStream can go"
-
-
 def test_a_state_of_another_stream_is_refused():
     with refused("other-data", match="wanted a state of this stream"):
         rows_of(stream(shuffled=True)).load_state_dict(rows_of(stream()).state_dict())

@@ -60,7 +60,7 @@ def written(command, folder, capsys, status=0):
     assert picture.stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert f"Page: {page}" in printed
-    return check_self_contained(page.read_text(encoding="utf-8")), printed
+    return check_self_contained(page.read_text()), printed
 
 
 def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_hostile_paths_are_texts(tmp_path, capsys):
     np.save(folder / "l.npy", lengths(20))
     assert main(["estimate", str(folder / "l.npy"), "--html", str(folder / "page.html"), "--json"]) == 0
     assert capsys.readouterr().out.startswith("{")
-    page = check_self_contained((folder / "page.html").read_text(encoding="utf-8"))
+    page = check_self_contained((folder / "page.html").read_text())
     assert shlex.split(dict(page.tables[-1])["command"])[2] == str(folder / "l.npy")
 
 
@@ -215,7 +215,7 @@ def test_a_path_that_is_no_text_is_written_all_the_same(tmp_path, capsys):
     file = tmp_path / b"l\xff.npy".decode("utf-8", "surrogateescape")
     np.save(file, lengths(20))
     assert main(["estimate", str(file), "--html", str(tmp_path / "page.html"), "--json"]) == 0
-    page = check_self_contained((tmp_path / "page.html").read_text(encoding="utf-8"))
+    page = check_self_contained((tmp_path / "page.html").read_text())
     assert "l\\udcff.npy" in dict(page.tables[-1])["command"]
 
 
@@ -243,7 +243,7 @@ def test_notebooks_show_the_same_pieces(tmp_path):
     np.save(file, lengths())
     assert main(["estimate", str(file), "--max-length", "512", "--html", str(page)]) == 0
     shown = autopack.estimate(str(file), 512)._repr_html_()
-    assert shown in page.read_text(encoding="utf-8")
+    assert shown in page.read_text()
     check_self_contained(shown)
     subject = report(*RESULTS)
     assert subject._repr_html_() == subject.to_html()
@@ -283,7 +283,7 @@ def test_a_browser_shows_a_page_in_both_themes_and_on_a_narrow_window(scheme, tm
     from matplotlib.image import imread
 
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS).to_html()), encoding="utf-8")
+    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS).to_html()))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'p'}"]
     options += [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", "--window-size=400,900"]
     command = [browser, *options, f"--screenshot={picture}", page.as_uri()]

@@ -9,9 +9,9 @@ from tests.support.processes import ROOT
 
 
 def test_the_changelog_and_the_citation_are_of_this_version():
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
     releases = re.findall(r"^## (\d\S*) - (\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE)
-    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text()
     assert releases[0] == (
         re.search(r"^version: (\S+)$", citation, re.MULTILINE)[1],
         re.search(r"^date-released: (\S+)$", citation, re.MULTILINE)[1],

@@ -14,7 +14,7 @@ from tests.support.processes import python
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "script_of_0_2.py"
-THEN = json.loads((HERE / "printed.json").read_text(encoding="utf-8"))
+THEN = json.loads((HERE / "printed.json").read_text())
 
 
 def run(folder, does):
