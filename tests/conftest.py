@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from autopack import tiny
+from tests.engine import mean_loss
 
 torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
@@ -161,14 +162,9 @@ def alone(model, ids, *rows):
 
 def alone_loss(model, ids, *rows):
     """The mean loss over all predicted tokens of all documents, each run alone."""
-    total, count = torch.zeros(()), 0
-    for row, lengths in zip(ids, rows, strict=True):
-        for a, b in spans(lengths):
-            if b - a > 1:
-                document = row[None, a:b]
-                total = total + model(input_ids=document, labels=document, use_cache=False).loss * (b - a - 1)
-                count += b - a - 1
-    return total / count
+    parts = [row[None, a:b] for row, lengths in zip(ids, rows, strict=True) for a, b in spans(lengths) if b - a > 1]
+    losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
+    return mean_loss(losses, [part.shape[1] - 1 for part in parts])
 
 
 def gradients(model):

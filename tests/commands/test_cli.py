@@ -6,9 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import autopack
 from autopack import __version__
+from autopack.calls import choose
 from autopack.cli import COMMANDS, _subparsers, in_flags, main, parser
+from tests.conftest import LENGTHS, llama, positions, token_ids
 from tests.support.processes import ROOT, python
 
 
@@ -135,19 +139,12 @@ def test_audit_builds_what_a_type_is_and_warns_of_nothing(model_type, class_name
 
 
 def test_a_call_of_the_user_warns_after_an_audit(caplog):
-    import torch
-
-    import autopack
-    from autopack import tiny
-    from autopack.calls import choose
-
     choose._say_that_documents_are_kept_apart.cache_clear()
-    model = tiny.build("llama").eval()
+    model, ids = llama(), token_ids()
     with autopack.enable(model, verify=False):
         autopack.audit(model)
         assert "kept apart" not in caplog.text
-        ids, ones = torch.arange(5, 14)[None], torch.ones(1, 9, dtype=torch.long)
-        model(input_ids=ids, attention_mask=ones, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions(LENGTHS))
         assert "kept apart" in caplog.text
 
 

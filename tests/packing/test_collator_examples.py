@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from tests.packing.batches import ABC, refused
+from tests.packing.test_collator import same
 
 # Examples that are packed already
 
@@ -187,21 +187,6 @@ def test_refused_values_name_the_example_and_the_key(key, value, found):
     refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", found)
 
 
-def read_twice(examples, **options):
-    """What becomes of examples that are read at once, and of the same that are read one by one."""
-
-    def outcome():
-        try:
-            return {key: (value.dtype, value.tolist()) for key, value in PackingCollator(**options)(examples).items()}
-        except (InvalidPacking, OverflowError) as error:
-            return str(error)
-
-    found = outcome()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
-        return found, outcome()
-
-
 @given(
     st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=9), min_size=1, max_size=8),
     st.sampled_from([list, np.array, torch.tensor, lambda ids: np.array(ids, np.int32), tuple]),
@@ -213,6 +198,8 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, column
     for ids in documents:
         example = {"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [1] * len(ids)}
         examples.append({name: kind(example[name]) for name in ("input_ids", *columns)})
-    found, expected = read_twice(examples, labels=labels, declare=("attention_mask", "seq_idx"))
-    assert found == expected
-    assert isinstance(found, dict)
+    collate = PackingCollator(labels=labels, declare=("attention_mask", "seq_idx"))
+    found = collate(examples)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
+        same(found, collate(examples))

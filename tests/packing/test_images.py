@@ -12,7 +12,7 @@ import autopack
 from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
-from tests.engine import in_rows
+from tests.engine import in_rows, mean_loss
 from tests.multimodal.models import twins_with_images, with_images
 from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
@@ -56,7 +56,7 @@ def alone(model, given):
 def alone_loss(model, examples):
     """The mean loss over all targets, of documents by themselves."""
     counts = [sum(label != -100 for label in e["labels"][1:]) for e in examples]
-    return sum(alone(model, e).loss * n for e, n in zip(examples, counts, strict=True)) / sum(counts)
+    return mean_loss([alone(model, e).loss for e in examples], counts)
 
 
 @pytest.fixture(name="twins")

@@ -255,28 +255,3 @@ def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
     for of_model in handle.handles.values():
         assert of_model.tally.batches == len(logged(found))
         assert not of_model.tally.left
-
-
-@pytest.mark.exhaustive
-def test_the_recipe_goes_on_where_it_stopped(tmp_path):
-    """From a step inside the second epoch, with two batches to a step."""
-    seen = []
-
-    class Watched(PlannedDPO):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            seen.append(inputs["input_ids"].sum(dim=1).tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 1e-3, "save_steps": 1}
-    runs = []
-    for resumed in (None, str(tmp_path / "checkpoint-4")):
-        seen.clear()
-        trainer = dpo(tmp_path, "llama", Watched, train_dataset=pairs(18), save_strategy="steps", **options)
-        autopack.enable(trainer)
-        trainer.train(resume_from_checkpoint=resumed)
-        runs.append((logged(trainer), list(seen)))
-    (losses, batches), (losses_after, batches_after) = runs
-    assert len(losses) // 3 < 4 < len(losses)
-    assert 0 < len(batches_after) < len(batches)
-    assert batches_after == batches[-len(batches_after) :]
-    assert losses_after == pytest.approx(losses, **CLOSE)
