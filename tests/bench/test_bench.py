@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench.batches import ARMS, BASELINE, Batch, calls_of
+from autopack.bench.batches import ARMS, BASELINE
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.bench.report import write_table
 from autopack.cli import main
-from tests.packing.batches import documents_in
 from tests.support.refusals import refused
 
 QUICK = ["--size", "tiny", "--max-length", "40", "--batch-size", "3", "--batches", "2", "--rounds", "6"]
@@ -117,23 +116,6 @@ def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted)
 
 
 # The arms
-
-
-def test_all_arms_have_the_same_documents():
-    model = tiny.build("roberta", task="masked-lm")
-    lengths = [[3, 9, 5], [2, 7, 4]]
-    tokens = torch.arange(8, 100)
-    drawn = [Batch.of(each, tokens, number, "cpu") for number, each in enumerate(lengths)]
-    wanted = sorted(document.tolist() for batch in drawn for document in batch.documents)
-    assert sum(map(len, wanted)) == 30
-    for arm in ARMS:
-        made = calls_of(arm, model, drawn)
-        assert sorted(document for call in made for document in documents_in(call)) == wanted, arm.name
-        for call in made:
-            if arm.packed:
-                assert int(call["position_ids"].min()) == model.config.pad_token_id + 1
-            else:
-                assert (call["input_ids"][call["attention_mask"] == 0] == model.config.pad_token_id).all()
 
 
 # The command

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from autopack import tiny
-from autopack.bench.batches import GROUPED, ROW, Arm, Batch
+from autopack.bench.batches import ROW, Arm
 from autopack.inspection import releases, torches
 from benchmarks.gpu import exactness, parts, report, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.arms import FLASH, by_document, calls
+from benchmarks.gpu.arms import FLASH
 from benchmarks.gpu.job import Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
@@ -278,18 +277,3 @@ def test_waits_are_counted_by_line_and_the_mode_is_given_back(cuda):
     with pytest.raises(ZeroDivisionError):
         Machine("cuda").waits(lambda: 1 / 0)
     assert cuda.mode == 0
-
-
-def test_forms_of_a_batch_hold_the_same_documents():
-    batch, model = Batch.of([3, 5, 2], torch.arange(1, 50), 0, "cpu"), tiny.build("llama")
-    for arm in speed.ARMS:
-        (made,) = calls(arm, model, [batch])
-        found = by_document(batch, arm, made["input_ids"])
-        if arm.form != GROUPED:  # whose documents have another order
-            assert all(torch.equal(ids, each) for ids, each in zip(batch.documents, found, strict=True))
-        targets = F.pad(made["labels"], (0, 1), value=-100)[:, 1:]
-        assert int((targets != -100).sum()) == 7, "each document has one target less than tokens"
-    (bounds,) = calls(FLASH, model, [batch])
-    assert bounds["cu_seq_lens_q"].dtype == torch.int32
-    assert bounds["cu_seq_lens_q"].tolist() == [0, 3, 8, 10]
-    assert type(bounds["max_length_q"]) is int

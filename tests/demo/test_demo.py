@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-import autopack
 from autopack import demo
 from autopack.cli import main
 from autopack.demo import (
@@ -15,12 +14,8 @@ from autopack.demo import (
     collect_documents,
     compare,
     draw_batches,
-    pad,
-    tokenize,
-    train_tokenizer,
     write_table,
 )
-from tests.packing.batches import documents_in
 from tests.support.refusals import refused
 
 SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
@@ -29,11 +24,6 @@ SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
 @pytest.fixture(scope="module")
 def texts():
     return collect_documents()
-
-
-@pytest.fixture(scope="module")
-def examples(texts):
-    return tokenize(texts[:600], train_tokenizer(texts[:600], 512), longest=96)
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +71,6 @@ def test_batches_take_every_example_once_per_epoch_and_depend_on_the_seed():
     assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12))
     assert drawn[:12] != drawn[12:]
     assert batches == again != other
-
-
-def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
-    collate = autopack.PackingCollator()
-    for batch in draw_batches(examples, size=7, steps=5, seed=0):
-        padded, packed = pad(batch), collate(batch)
-        assert documents_in(padded) == documents_in(packed)
-        targets = [made["labels"][:, 1:] for made in (padded, packed)]
-        assert len({tuple(each[each != -100].tolist()) for each in targets}) == 1
 
 
 def with_losses(result, losses, name=ENABLED):

@@ -199,15 +199,6 @@ def test_refused_labels_name_the_example_and_the_key(first, second, found):
     refused(examples, "example 1, 'labels'", found)
 
 
-def test_no_labels_or_two_names_for_them_are_refused():
-    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
-    refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0, 'label'", "'labels'", "drop_keys")
-
-
-def test_overlong_examples_are_refused():
-    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'", max_length=3)
-
-
 # The object
 
 

@@ -123,6 +123,20 @@ REFUSED = [
     ({}, [WEIGHED, OWN], ["example 1, 'weight'", "example 0 has it"]),
     ({}, [OWN, WEIGHED], ["example 0, 'weight'", "example 1 has it"]),
     ({}, [WEIGHED, {"input_ids": [1], "position_ids": [0], "weight": [[1.0, 2.0]]}], ["1, 'weight'", "(2,)", "()"]),
+    # Weights of losses.
+    *(
+        ({"loss_weights": "document"}, [{"input_ids": [1, 2, 3], **change}], [words])
+        for change, words in (
+            ({"document_weight": -1.0}, "at least 0"), ({"document_weight": float("nan")}, "finite"),
+            ({"document_weight": [1.0, 2.0]}, "document"), ({"loss_weights": [1.0] * 3}, "beside"),
+            ({"labels": 1}, "labels"),
+        )
+    ),
+    ({"loss_weights": "document"}, [OWN | {"document_weight": 1.0}, OWN], ["not found, but example 0 has it"]),
+    ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
+    ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0, 'label'", "'labels'", "drop_keys"]),
+    ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
+    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8", "PackedBatchSampler"]),
     # What is no batch.
     ({}, [], ["empty batch"]),
     ({}, {"input_ids": [[1]]}, ["found dict", "list of dicts"]),

@@ -101,7 +101,8 @@ def test_epochs_differ_and_come_again_whenever_they_are_drawn(strategy):
 def test_steps_have_like_cost_on_all_ranks(rows):
     lengths = np.clip(np.random.default_rng(0).lognormal(5.6, 1.0, 20_000), 1, 4096).astype(int)
     cost = CostModel(0, 1)
-    for options, least, most in (({"cost": cost}, 1, 1.05), ({"cost": None, "strategy": "random"}, 1.25, 9)):  # control
+    balanced = [({"cost": cost, "strategy": strategy}, 1, 1.05) for strategy in ("best_fit", "random")]
+    for options, least, most in (*balanced, ({"cost": None, "strategy": "random"}, 1.25, 9)):  # control
         of_ranks = samplers(8, lengths, 4096, rows_per_batch=rows, **options)
         spent = np.array([[cost(lengths[batch]).sum() for batch in sampler] for sampler in of_ranks])
         assert least <= spent.max(axis=0).sum() / spent.mean(axis=0).sum() <= most

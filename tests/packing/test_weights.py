@@ -109,21 +109,3 @@ def test_every_weight_of_a_target_counts():
 def test_labels_and_weights_are_tensors(labels, weights, words):
     with refused("wrong-labels", match=words):
         weighted_loss(torch.zeros(1, 3, 5), labels, weights)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"document_weight": -1.0}, "at least 0"),
-        ({"document_weight": float("nan")}, "finite"),
-        ({"document_weight": [1.0, 2.0]}, "document"),
-        ({"loss_weights": [1.0] * 3}, "beside"),
-        ({"labels": 1}, "labels"),
-    ],
-)
-def test_what_cannot_be_weighed_is_refused(change, words):
-    example = {"input_ids": [1, 2, 3], **change}
-    with refused("unusable-data", match=words):
-        PackingCollator(loss_weights="document")([example])
-    with refused("unusable-data", match="not found, but example 0 has it"):
-        PackingCollator(loss_weights="document")([{"input_ids": [1], "document_weight": 1.0}, {"input_ids": [1]}])

@@ -99,9 +99,9 @@ def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
     """Stock's rows leak, which is said and is no failure."""
     file = tmp_path / "bench.json"
     quick = "--size tiny --max-length 40 --batch-size 3 --batches 2 --rounds 6 --forward".split()
-    found, printed = written(["bench", "bert", *quick, "--json", str(file)], tmp_path, capsys)
+    found, printed = written(["bench", "roberta", *quick, "--json", str(file)], tmp_path, capsys)
     recorded = json.loads(file.read_text())
-    assert recorded["model"]["class"] == "BertForMaskedLM"
+    assert recorded["model"]["class"] == "RobertaForMaskedLM"
     assert [name for name, arm in recorded["arms"].items() if not arm["same loss"]] == ["packed, stock"]
     assert '"packed, stock" LEAKS: it has a loss of' in printed
     table, made = found.tables
@@ -112,8 +112,8 @@ def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
     text = " ".join(found.texts)
     assert "LEAKS" in text
     assert "forward passes, no gradients" in text
-    assert any(said.startswith("bert, tiny, random, ") for said in found.texts)
-    assert dict(made)["command"].startswith("autopack bench bert --size tiny")
+    assert any(said.startswith("roberta, tiny, random, ") for said in found.texts)
+    assert dict(made)["command"].startswith("autopack bench roberta --size tiny")
     assert found.drawn == 2
 
 
