@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from autopack import tiny
-from tests.engine import mean_loss
 
 torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
@@ -164,7 +163,8 @@ def alone_loss(model, ids, *rows):
     """The mean loss over all predicted tokens of all documents, each run alone."""
     parts = [row[None, a:b] for row, lengths in zip(ids, rows, strict=True) for a, b in spans(lengths) if b - a > 1]
     losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
-    return mean_loss(losses, [part.shape[1] - 1 for part in parts])
+    counts = [part.shape[1] - 1 for part in parts]
+    return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
 
 
 def gradients(model):
