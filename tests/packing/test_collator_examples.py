@@ -26,6 +26,8 @@ CUT = {"max_length": 3, "overflow": "truncate"}
 MASK = [0, 0, 1, 1]
 TEXT = {"text": "a b", "tokens": ["a", "b"], "messages": [{"role": "user"}], "meta": {"a": 1}}
 TOKENS = {"weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])}
+ONE_PATCH = {"pixel_values": np.zeros((1, 4, 3), np.float32)}
+PATCHES = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
 COLLATED = [
     # Documents inside of examples.
     *(
@@ -90,6 +92,20 @@ COLLATED = [
         },
     ),
     ({}, [OWN | TEXT], dict.fromkeys(TEXT)),
+    # What only has the name of an image.
+    (
+        {},
+        [OWN | {"image": "cat.png", "image_path": ["a", "b", "c"], "image_mask": [0, 1]}] * 2,
+        {"image_mask": [[0, 1, 0, 1]], "image": None, "image_path": None},
+    ),
+    ({}, [{"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}], {"image_mask": [[0, 1, 0]]}),
+    # Numbers of patches (Molmo2's, counted over all images of a processor's call) go on; less than 0 is none.
+    (
+        {},
+        [ABC[1] | PATCHES, {"input_ids": [3]}, ABC[1] | ONE_PATCH | {"image_token_pooling": [[2, 3], [0, -1]]}],
+        {"image_token_pooling": [[0, 1], [7, -1], [10, 11], [8, -1]]},
+    ),
+    ({}, [ABC[1] | PATCHES], {"image_token_pooling": [[0, 1], [7, -1]]}),  # as many numbers as tokens
 ]
 
 
@@ -136,7 +152,10 @@ REFUSED = [
     ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
     ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0, 'label'", "'labels'", "drop_keys"]),
     ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
-    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8", "PackedBatchSampler"]),
+    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
+    ({}, [OWN | {"image_id": 7}], ["'image_id': found shape ()"]),
+    ({}, [ABC[1] | PATCHES, {"input_ids": [3], "image_token_pooling": [[0, 1]]}],
+     ["example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"]),
     # What is no batch.
     ({}, [], ["empty batch"]),
     ({}, {"input_ids": [[1]]}, ["found dict", "list of dicts"]),

@@ -191,20 +191,6 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_numbers_of_patches_go_on_from_document_to_document():
-    """Molmo2's, which its processor counts over all images that it is given at once; less than 0 is none."""
-    one = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
-    other = {"pixel_values": np.zeros((1, 4, 3), np.float32), "image_token_pooling": [[2, 3], [0, -1]]}
-    batch = PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3]}, {"input_ids": [4, 5], **other}])
-    assert batch["image_token_pooling"].tolist() == [[0, 1], [7, -1], [10, 11], [8, -1]]
-    with refused("unusable-data", match="example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"):
-        PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3], "image_token_pooling": [[0, 1]]}])
-    as_many = {**one, "input_ids": [1, 2, 3, 4], "image_token_pooling": [[0, 1], [2, 3]]}  # numbers as tokens
-    assert PackingCollator()([as_many])["image_token_pooling"].shape == (2, 2)
-    by_token = {"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}
-    assert PackingCollator()([by_token])["image_mask"].tolist() == [[0, 1, 0]]
-
-
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
     documents = [{"input_ids": [1], "pixel_values": one}, {"input_ids": [2]}, {"input_ids": [3], "pixel_values": other}]
@@ -237,15 +223,6 @@ def test_pictures_without_what_reads_them_are_refused():
             PackingCollator()([{"input_ids": [1, 2], "images": given}])
     found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
     assert "images" not in found
-
-
-def test_what_only_has_the_name_of_an_image_is_what_it_was():
-    given = {"input_ids": [1, 2, 3], "image": "cat.png", "image_path": ["a", "b"], "image_mask": [0, 1, 0]}
-    batch = PackingCollator()([given, given])
-    assert batch["image_mask"].tolist() == [[0, 1, 0, 0, 1, 0]]
-    assert not {"image", "image_path"} & {*batch}
-    with refused("unusable-data", match="'image_id': found shape \\(\\)"):
-        PackingCollator()([{"input_ids": [1, 2], "image_id": 7}])
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate"])

@@ -89,17 +89,10 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
         assert (np.diff(columns) <= 0).all()
 
 
-def drawn(count, seed):
-    """The random order of so many things, by Python's sort."""
-    bits = np.random.PCG64(seed).random_raw(count).tolist()
-    return sorted(range(count), key=bits.__getitem__)
-
-
 @given(asked(), st.sampled_from([1, 2, 5, 1 << 31]), st.integers(0, 2**40))
 def test_all_but_best_fit_are_next_fit_of_their_orders(given, limit, seed):
     lengths, max_length = given
-    random = drawn(len(lengths), seed)
-    longest_first = sorted(random, key=lambda index: -lengths[index])
+    random, longest_first = permutation(len(lengths), seed), descending(np.array(lengths), seed)
     for name, order in (("sequential", range(len(lengths))), ("random", random), ("sorted", longest_first)):
         wanted = [[]]
         for index in order:
