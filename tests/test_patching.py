@@ -76,14 +76,6 @@ def test_users_are_counted_and_the_last_one_restores(module):
     assert module.function is _function
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_sites_leave_in_any_order(module, order):
-    held = [install([_site()]), install([_site("mapping", key="sdpa")])]
-    for which in order:
-        uninstall(held[which])
-    assert module.function is module.mapping["sdpa"] is _function
-
-
 @pytest.mark.parametrize(
     ("site", "message"),
     [

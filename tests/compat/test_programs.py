@@ -76,13 +76,6 @@ def test_only_what_is_known_to_keep_its_padding_does(name):
     assert kept == (set(runs) if name in KEEPS_ITS_PADDING else KEEPS_PADDING.get(name, set()))
 
 
-def test_most_runs_with_padding_gain():
-    gain = [skipped > 0 for n in RECORDED for run, skipped in _padded(n).items() if run not in HAS_NONE.get(n, set())]
-    assert len(gain) >= 100
-    assert len(RECORDED) >= 20
-    assert sum(gain) / len(gain) >= 0.8
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "run"),

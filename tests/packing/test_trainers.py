@@ -197,12 +197,6 @@ def test_data_of_any_form_are_left_to_whoever_loads_them(rows, tmp_path):
     assert what_is_lost(trainer) is None
 
 
-def test_rows_that_trl_has_cut_are_named_so():
-    rows = _rows()
-    with refused("unusable-data", match=r"was the row cut to 20 tokens\? TRL's SFTConfig"):
-        PackingCollator()([{**rows[0], **{k: rows[0][k][:20] for k in ("input_ids", "position_ids")}}])
-
-
 def _last_two(ids):
     return [0] * (len(ids) - 2) + [1, 1]
 

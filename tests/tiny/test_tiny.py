@@ -8,7 +8,6 @@ import transformers
 from packaging.version import Version
 
 from autopack import registry, tiny
-from autopack.inspection.modules import attention_modules
 from tests.engine import Call, counted, leaks
 
 LENGTH = 33
@@ -212,13 +211,3 @@ def test_tokens_are_ordinary():
         special = {text.pad_token_id, text.bos_token_id, text.eos_token_id, getattr(config, "image_token_id", None)}
         assert not special & set(ids.flatten().tolist())
         assert int(ids.max()) < text.vocab_size
-
-
-def test_models_with_and_without_attention_through_the_interface():
-    for model_type in ("mamba", "bloom", "git", "rwkv", "xlnet"):
-        assert not attention_modules(tiny.build(model_type)), model_type
-    if not hasattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS"):
-        pytest.skip("this transformers has no attention interface")
-    for model_type in ("llama", "gemma2", "gpt2", "gemma3", "qwen3_next"):
-        if model_type in TYPES:
-            assert attention_modules(tiny.build(model_type)), model_type
