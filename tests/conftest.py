@@ -74,14 +74,9 @@ def pytest_collection_modifyitems(config, items):
     if config.option.shuffle is not None:
         # By names alone, so that all processes of xdist draw the same order.
         draw = random.Random(config.option.shuffle)
-        modules = {}
-        for item in items:
-            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        for tests in modules.values():
-            draw.shuffle(tests)
-        order = [*modules.values()]
-        draw.shuffle(order)
-        items[:] = [item for tests in order for item in tests]
+        modules = {item.nodeid.partition("::")[0]: None for item in items}
+        place = {module: draw.random() for module in modules}
+        items.sort(key=lambda item: (place[item.nodeid.partition("::")[0]], draw.random()))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -162,7 +162,6 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
     ("values", "dtype"),
     [
         ([1, 0, 2], torch.int64),
-        ([np.int32(1), np.int64(0), np.uint8(2)], torch.int64),
         ([torch.tensor(1), torch.tensor(0), torch.tensor(2)], torch.int64),
         ([1.5, 0.0, -2.0], torch.float32),
         ([[1.0, 0.0], [0.0, 0.5], (1.0, 1.0)], torch.float32),
