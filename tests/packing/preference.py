@@ -1,10 +1,5 @@
 """Pairs for tests of preference data: a tokenizer, trainers of TRL, and every pair alone as the reference."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import datasets
 import numpy as np
 import torch
@@ -18,11 +13,11 @@ BETA = 0.1
 """That of DPOConfig."""
 
 
-def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
+def pairs(count=12, seed=0):
     """Text of 2 to 7 words, and two answers of 2 to 19."""
     draw = np.random.default_rng(seed)
 
-    def text(least: int, most: int) -> str:
+    def text(least, most):
         return " ".join(draw.choice(WORDS, size=int(draw.integers(least, most))))
 
     return datasets.Dataset.from_list([
@@ -31,7 +26,7 @@ def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
     ])  # fmt: skip
 
 
-def moved(model, by: float = 0.02):
+def moved(model, by=0.02):
     """The model with other parameters: a policy that its reference is not."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -40,7 +35,7 @@ def moved(model, by: float = 0.02):
     return model
 
 
-def dpo(folder: Path, model_type: str = "llama", kind=trl.DPOTrainer, **options):
+def dpo(folder, model_type="llama", kind=trl.DPOTrainer, **options):
     """A trainer with a reference of its own."""
     given = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
     given = {"train_dataset": pairs(), **given}
@@ -51,7 +46,7 @@ def dpo(folder: Path, model_type: str = "llama", kind=trl.DPOTrainer, **options)
     )
 
 
-def steps(trainer) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
+def steps(trainer):
     """Loss, metrics and gradients of every batch of an epoch; parameters stay as they are."""
     found = []
     trainer.model.train()
@@ -66,7 +61,7 @@ def steps(trainer) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
     return found
 
 
-def score(model, example: dict[str, Any], answer: str) -> float:
+def score(model, example, answer):
     """Sum of the log-probabilities of an answer's tokens, its sequence alone."""
     prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])
     with torch.no_grad():
@@ -74,7 +69,7 @@ def score(model, example: dict[str, Any], answer: str) -> float:
     return float(logits.log_softmax(-1).gather(1, ids[0, prompt:, None]).sum())
 
 
-def losses_alone(policy, reference, data) -> np.ndarray:
+def losses_alone(policy, reference, data):
     """DPO's loss of each pair, of its four sequences each run alone by stock models."""
     scores = [
         [

@@ -118,6 +118,7 @@ def test_rows_are_repeated_only_where_nothing_can_be_divided(caplog):
     assert (len(every), set(every), of_ranks[0].repeated) == (8, set(range(6)), 2)
     assert "the last step repeats 2 documents" in caplog.text
     assert sum(len(b) for s in samplers(4, [9, 9, 9, 9, 9, 1, 1, 1, 1], 10) for b in s) == 9
+    assert [len(list(s)) for s in samplers(4, [3], 10)] == [1, 1, 1, 1]
 
 
 # Stop and go on
