@@ -54,17 +54,19 @@ def test_grouping_by_length_is_that_of_transformers():
     assert found.padded[1].tokens == pytest.approx(theirs, rel=0.02)
 
 
-@pytest.mark.parametrize(("overflow", "kept"), [("truncate", [5, 3, 5]), ("drop", [3]), ("split", [5, 5, 2, 3, 5, 1])])
-def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kept):
+@pytest.mark.parametrize(
+    ("overflow", "kept", "said"),
+    [
+        ("truncate", [5, 3, 5], "2 truncated, 8 truncated tokens"),
+        ("drop", [3], "2 dropped, 18 dropped tokens"),
+        ("split", [5, 5, 2, 3, 5, 1], "2 split"),
+    ],
+)
+def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kept, said):
     found = autopack.estimate([12, 3, 6], 5, overflow=overflow)
     assert found.lengths.tolist() == kept
     assert found["mini-batch"].tokens == sum(kept)
-    word = {
-        "truncate": "2 truncated, 8 truncated tokens",
-        "drop": "2 dropped, 18 dropped tokens",
-        "split": "2 split",
-    }[overflow]
-    assert word in str(found)
+    assert said in str(found)
 
 
 class Words:

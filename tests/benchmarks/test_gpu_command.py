@@ -48,9 +48,7 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     found = result["parts"]
     assert status == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED: raises. ")
-    error = found["raises"].pop("error")
-    assert (error["type"], error["message"]) == ("ZeroDivisionError", "a part that raises")
-    assert "in _raise" in "\n".join(error["traceback"])
+    assert "in _raise" in "\n".join(found["raises"]["error"]["traceback"])
     assert found["raises"]["result"] == {"before": "it was recorded"}
     left_out = dict.fromkeys(("speed, 1B", "speed, 1B, autocast", "speed, 7B, autocast"), "left out")
     not_ok = {name: outcome["status"] for name, outcome in found.items() if outcome["status"] != "ok"}
