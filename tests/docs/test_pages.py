@@ -5,7 +5,6 @@ One list, `PAGES`, says what the blocks of each page take for granted. A block t
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ import autopack
 from autopack import registry, tiny
 from tests.conftest import positions
 from tests.packing.batches import WORDS, arguments, loss_alone, tokenizer
+from tests.packing.engines import ray_started
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -197,15 +197,11 @@ def halves():
 
 def corpus_on_disk():
     """Documents as datasets and as parquet files, and two workers of Ray."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-
     made = datasets.Dataset.from_list(examples())
     made.save_to_disk("corpus")
     for number in range(2):
         made.shard(2, number, contiguous=True).to_parquet(f"tokens/{number}.parquet")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    ray_started()
     return {"made": made}
 
 

@@ -1,22 +1,15 @@
 """The engines that write shards."""
 
-import os
-
 import pytest
 
-from tests.packing.engines import blocks_of, dataset_of
-
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+from tests.packing.engines import blocks_of, dataset_of, ray_started
 
 
 @pytest.fixture(scope="session")
 def ray():
     """Ray, with two workers."""
-    found = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
-    options = {"log_to_driver": False, "logging_level": "warning", "object_store_memory": 200 << 20}
-    found.init(num_cpus=2, include_dashboard=False, **options)
-    found.data.DataContext.get_current().enable_progress_bars = False
+    found = ray_started()
     yield found
     found.shutdown()
 

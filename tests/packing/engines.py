@@ -1,14 +1,11 @@
 """Data of either engine that writes shards, and what is asked of the files."""
 
 import os
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
-Engine = Callable[..., Any]
 
 
 def dataset_of(made, *cuts):
@@ -16,6 +13,17 @@ def dataset_of(made, *cuts):
 
     chunks = [made[a:b] for a, b in pairwise([0, *cuts, len(made)])]
     return datasets.concatenate_datasets([datasets.Dataset.from_list(chunk) for chunk in chunks if chunk])
+
+
+def ray_started():
+    """Ray, with two workers."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    options = {"log_to_driver": False, "logging_level": "warning", "object_store_memory": 200 << 20}
+    ray.init(num_cpus=2, include_dashboard=False, **options)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
 
 
 def blocks_of(ray):

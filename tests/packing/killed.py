@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.packing.engines import blocks_of, ray_started
+
 MAX_LENGTH = 32
 STAGES = ("within", "before", "whole", "named")
 """In the middle of a file; before it is opened; when it is whole and has no name yet; when it has its name."""
@@ -66,17 +68,13 @@ def job(shard, count, folder):
 
 def drive(plan, count, folder):
     """A program that packs with two workers of Ray."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import datasets
-    import ray
 
     import autopack
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    table = datasets.load_from_disk(Path(folder).parent / "corpus").data.table.combine_chunks()
-    half = table.num_rows // 2
-    data = ray.data.from_arrow([table.slice(0, half), table.slice(half)])
+    ray = ray_started()
+    made = datasets.load_from_disk(Path(folder).parent / "corpus").to_list()
+    data = blocks_of(ray)(made, len(made) // 2)
     autopack.packing.pack_shards(data, MAX_LENGTH, folder, plan=plan, num_shards=count)
     ray.shutdown()
 
