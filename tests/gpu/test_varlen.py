@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
-from tests.attention.written_out import attended
 
 DEVICE = "cuda"
 ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
@@ -14,10 +14,29 @@ ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-def _reference(layout, *given):
-    """Attention written out, in float32."""
-    given = [each.float() if isinstance(each, torch.Tensor) else each for each in given]
-    return attended(*given, layout=layout)
+def _reference(layout, query, key, value, pattern, scale, sinks=None):
+    """Dense attention in float32, one document at a time; a sink is one more key, without a value."""
+    parts = []
+    for row, first, end in layout.spans:
+        q, k, v = (t[row, :, first:end].float() for t in (query, key, value))
+        index = torch.arange(end - first, device=q.device)
+        distance = index[:, None] - index[None, :]
+        hidden = torch.zeros_like(distance, dtype=torch.bool)
+        if pattern.causal:
+            hidden |= distance < 0
+        if pattern.before is not None:
+            hidden |= distance > pattern.before
+        if pattern.after is not None:
+            hidden |= -distance > pattern.after
+        if pattern.chunk is not None:
+            hidden |= index[:, None] // pattern.chunk != index[None, :] // pattern.chunk
+        bias = torch.zeros(len(q), *hidden.shape, device=q.device).masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            bias = torch.cat([bias, sinks.float()[:, None, None].expand(-1, end - first, 1)], dim=-1)
+        found = F.scaled_dot_product_attention(*(t[None] for t in (q, k, v, bias)), scale=scale, enable_gqa=True)
+        parts.append(found[0].transpose(0, 1))
+    return torch.cat(parts).unflatten(0, (layout.rows, layout.columns))
 
 
 def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
