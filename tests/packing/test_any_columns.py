@@ -87,7 +87,7 @@ def check(rows, made, sorts):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", KINDS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=data(), strategy=st.sampled_from(["best_fit", "sequential", "sorted", "random"]))
+@given(drawn=data(), strategy=st.sampled_from(["best_fit", "sequential"]))
 def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn, strategy):
     made, sorts = drawn
     try:

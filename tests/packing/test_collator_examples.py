@@ -151,7 +151,7 @@ REFUSED = [
     ),
     ({"loss_weights": "document"}, [OWN | {"document_weight": 1.0}, OWN], ["not found, but example 0 has it"]),
     ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
-    ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0, 'label'", "'labels'", "drop_keys"]),
+    ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0", "'label'", "'labels'", "drop_keys"]),
     ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
     ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
     ({}, [OWN | {"image_id": 7}], ["'image_id': found shape ()"]),
