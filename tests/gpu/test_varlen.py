@@ -96,3 +96,17 @@ def test_without_the_sinks_the_same_test_fails(dtype):
     without = attend_varlen(layout, *states, Pattern(causal=True), 0.125)
     expected = _reference(layout, *states, Pattern(causal=True), 0.125, sinks)
     assert float((without.float() - expected).abs().max() / expected.abs().max()) > 10 * TOLERANCE[dtype]
+
+
+def test_one_document_does_not_move_another(dtype):
+    layout, query, key, value = _states(dtype)
+    before = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
+    row, first, end = layout.spans[1]
+    with torch.no_grad():
+        for states in (query, key, value):
+            states[row, :, first:end] = torch.randn_like(states[row, :, first:end])
+    after = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
+    moved = (before != after).flatten(2).any(-1)
+    assert moved[row, first:end].all()
+    moved[row, first:end] = False
+    assert not moved.any()
