@@ -1,16 +1,12 @@
 """What tests share: tiny models, documents, the reference (each document alone), and pictures of what is patched."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import sys
 import traceback
-from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 # Tiny models gain nothing from threads, and those of several processes spin against each other; before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,7 +15,6 @@ import hypothesis
 import numpy
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from autopack import tiny
 
@@ -42,20 +37,20 @@ LEAK = 1e-2
 """Least error that a negative control must show."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
     parser.addoption("--shuffle", metavar="SEED", help="run modules, and the tests of each, in an order by chance")
     parser.addoption("--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave out what is `exhaustive`, and most of what is `sampled`, unless it or a part of it is asked for.
 
     Both are marks, or lines of `tests/slow.tsv`.
     """
     slow = _slow()
-    groups: dict[str, list[pytest.Item]] = {}
+    groups = {}
     for item in items:
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, group in groups.items():
@@ -79,38 +74,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.shuffle is not None:
         # By names alone, so that all processes of xdist draw the same order.
         draw = random.Random(config.option.shuffle)
-        modules: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        for tests in modules.values():
-            draw.shuffle(tests)
-        order = [*modules.values()]
-        draw.shuffle(order)
-        items[:] = [item for tests in order for item in tests]
+        modules = {item.nodeid.partition("::")[0]: None for item in items}
+        place = {module: draw.random() for module in modules}
+        items.sort(key=lambda item: (place[item.nodeid.partition("::")[0]], draw.random()))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup() -> None:
+def pytest_fixture_setup():
     """Have what a fixture draws not depend on the test that asks for it first."""
     _seed()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
+def pytest_runtest_call():
     """Have what a test draws not depend on the tests before it, nor on luck."""
     _seed()
 
 
-def _seed() -> None:
+def _seed():
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item, call):
     """Have a test that fails keep alive no more than one that passes: its traceback holds all that its frames do."""
     report = yield
     if call.excinfo is not None and not item.config.getoption("usepdb", False):
@@ -118,7 +106,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _clear_frames(error: BaseException) -> None:
+def _clear_frames(error):
     """Let go of the local variables of what has raised an error, and those that it came from."""
     waiting, seen = [error], set()
     while waiting:
@@ -132,33 +120,33 @@ def _clear_frames(error: BaseException) -> None:
             waiting.extend(getattr(each, "exceptions", ()))  # of a group
 
 
-def _slow() -> dict[str, int]:
+def _slow():
     """How many cases of a test the usual run takes, by its name, as `tests/slow.tsv` has it."""
-    lines = (Path(__file__).parent / "slow.tsv").read_text(encoding="utf-8").splitlines()
+    lines = (Path(__file__).parent / "slow.tsv").read_text().splitlines()
     return {name: int(count) for count, name in (line.split("\t") for line in lines if not line.startswith("#"))}
 
 
-def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
+def llama(attn_implementation="sdpa", dtype=torch.float64, **overrides):
     """A tiny Llama; two calls with the same arguments have the same parameters."""
     return tiny.build("llama", attn_implementation=attn_implementation, dtype=dtype, **overrides)
 
 
-def token_ids(rows: int = 1, columns: int = sum(LENGTHS), seed: int = 0) -> torch.Tensor:
+def token_ids(rows=1, columns: int = sum(LENGTHS), seed=0):
     """Random ordinary tokens, (rows, columns)."""
     return tiny.tokens(None, rows, columns, seed=seed)
 
 
-def positions(*rows: Sequence[int], start: int = 0) -> torch.Tensor:
+def positions(*rows, start=0):
     """Positions (rows, columns) that restart at each document, for the document lengths of each row."""
     return torch.stack([torch.cat([torch.arange(start, start + n) for n in lengths]) for lengths in rows])
 
 
-def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
+def spans(lengths):
     """First and end column of each document of a row."""
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
-def alone(model: PreTrainedModel, ids: torch.Tensor, *rows: Sequence[int]) -> torch.Tensor:
+def alone(model, ids, *rows):
     """The logits that the documents of packed rows get alone, put together as the packed row would."""
     return torch.cat([
         torch.cat([model(input_ids=row[None, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
@@ -166,41 +154,37 @@ def alone(model: PreTrainedModel, ids: torch.Tensor, *rows: Sequence[int]) -> to
     ])  # fmt: skip
 
 
-def alone_loss(model: PreTrainedModel, ids: torch.Tensor, *rows: Sequence[int]) -> torch.Tensor:
+def alone_loss(model, ids, *rows):
     """The mean loss over all predicted tokens of all documents, each run alone."""
-    total, count = torch.zeros(()), 0
-    for row, lengths in zip(ids, rows, strict=True):
-        for a, b in spans(lengths):
-            if b - a > 1:
-                document = row[None, a:b]
-                total = total + model(input_ids=document, labels=document, use_cache=False).loss * (b - a - 1)
-                count += b - a - 1
-    return total / count
+    parts = [row[None, a:b] for row, lengths in zip(ids, rows, strict=True) for a, b in spans(lengths) if b - a > 1]
+    losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
+    counts = [part.shape[1] - 1 for part in parts]
+    return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
 
 
-def gradients(model: PreTrainedModel) -> list[torch.Tensor]:
+def gradients(model):
     """The gradients of all parameters, which are cleared."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
     return found
 
 
-def weights_like(tensor: torch.Tensor) -> torch.Tensor:
+def weights_like(tensor):
     """Fixed random weights that make a scalar of logits; every logit counts."""
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3), dtype=tensor.dtype)
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error(found, expected):
     """Largest difference relative to the standard deviation of what is expected."""
     return float(((found - expected).abs().max() / expected.std()).detach())
 
 
-def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def gradient_error(found, expected):
     """Largest difference relative to the largest entry of that parameter's gradient."""
     return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
 
 
-def collected() -> None:
+def collected():
     """Have every model that was enabled and dropped leave its sites, even if it was collected in a compilation."""
     from autopack import patching
 
@@ -208,7 +192,7 @@ def collected() -> None:
     patching.uninstall([])
 
 
-def installed_functions() -> dict[str, Any]:
+def installed_functions():
     """All functions of transformers that autopack may replace, by name."""
     from transformers import masking_utils, modeling_utils
     from transformers.models.llama import modeling_llama
@@ -222,9 +206,9 @@ def installed_functions() -> dict[str, Any]:
     }
 
 
-def attributes(model: PreTrainedModel) -> dict[str, Any]:
+def attributes(model):
     """All attributes and hooks of all modules of a model, and all fields of their configs, by name."""
-    found: dict[str, Any] = {}
+    found = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key.startswith("_") and isinstance(value, dict):
@@ -236,17 +220,17 @@ def attributes(model: PreTrainedModel) -> dict[str, Any]:
     return found
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+def same(found, expected):
     """Whether two pictures hold the same objects, by identity."""
     return found.keys() == expected.keys() and all(found[key] is expected[key] for key in found)
 
 
 @pytest.fixture(autouse=True)
-def _proofs_of_other_code_are_forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
+def _proofs_of_other_code_are_forgotten(request):
     """A test that replaces code of this package asks twins anew, and its answers hold for no other test."""
     replaces = "monkeypatch" in request.fixturenames
 
-    def forget() -> None:
+    def forget():
         if replaces and (kept := sys.modules.get("autopack.proving.kept")) is not None:
             kept.forget()
 
@@ -256,14 +240,14 @@ def _proofs_of_other_code_are_forgotten(request: pytest.FixtureRequest) -> Itera
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _only_new_garbage() -> None:
+def _only_new_garbage():
     """Tests collect garbage to see what is left behind; what has stayed until now need not be searched each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind():
     """Afterwards transformers is as it was before, and no scope is open."""
     from autopack import patching
     from autopack.runtime.scope import current
@@ -277,7 +261,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
+def pair(request):
     """A stock model and an enabled one with the same parameters; the arguments are those of `padded.build`."""
     import autopack
     from tests.support.padded import build, twins

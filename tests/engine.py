@@ -10,7 +10,7 @@ The reference is stock with the very same change. The control is a packed row of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,7 +70,7 @@ class Result:
     limits: Limits = FLOAT64
 
     @classmethod
-    def of(cls, model: nn.Module, documents: Sequence[torch.Tensor], loss: Any, limits: Limits | None = None) -> Result:
+    def of(cls, model, documents, loss, limits: Limits | None = None) -> Result:
         """The result with the gradients of a loss, where there is one; the model's are cleared."""
         limits = limits or limits_of(model)
         if loss is None:
@@ -79,28 +79,28 @@ class Result:
         return cls([part.detach() for part in documents], loss.detach(), gradients(model), limits)
 
 
-def limits_of(model: Any) -> Limits:
+def limits_of(model) -> Limits:
     """The largest errors of a model's results, by its dtype."""
     if next(model.parameters()).dtype == torch.float32:
         return FLOAT32
     return IN_FLOAT32 if model.config.model_type in FLOAT32_TYPES else FLOAT64
 
 
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+def gradients(model):
     """The gradients of all parameters by name, which are cleared."""
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
 
 
-def mean_loss(losses: Sequence[Any], counts: Sequence[int], reduction: str = "mean") -> Any:
+def mean_loss(losses, counts, reduction="mean"):
     """The loss over all documents: by their tokens a `mean` or a `sum`, or the mean over `documents`."""
     weights = {"sum": [1.0] * len(counts), "mean": [n / sum(counts) for n in counts]}.get(reduction)
     weights = weights or [1 / len(counts)] * len(counts)
     return sum(one * weight for one, weight in zip(losses, weights, strict=True))
 
 
-def errors(found: Result, expected: Result) -> dict[str, float]:
+def errors(found: Result, expected: Result):
     """The errors of states, of the loss and of gradients, each on the scale of `Limits`."""
     deviation = torch.cat([part.flatten() for part in expected.documents]).std()
     pairs = zip(found.documents, expected.documents, strict=True)
@@ -117,7 +117,7 @@ def errors(found: Result, expected: Result) -> dict[str, float]:
     return result
 
 
-def check(found: Result, expected: Result, what: str = "") -> None:
+def check(found: Result, expected: Result, what=""):
     """Raise where a result is not what stock gives."""
     measured, limits = errors(found, expected), expected.limits._asdict()
     # `not <=` finds NaN, too.
@@ -126,40 +126,40 @@ def check(found: Result, expected: Result, what: str = "") -> None:
     assert not wrong, f"silently wrong{what and ' (' + what + ')'}: {shown}"
 
 
-def leaks(found: Result, expected: Result) -> bool:
+def leaks(found: Result, expected: Result):
     """The negative control: whether a result goes wrong, and the check sees it."""
     return max(errors(found, expected).values()) > LEAK
 
 
-def ids(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+def ids(seed=0, lengths=LENGTHS):
     """The tokens of all documents in one row, (1, T)."""
     return tiny.tokens(None, 1, sum(lengths), seed=seed)
 
 
-def counted(lengths: Sequence[int] = LENGTHS, first: int = 0) -> torch.Tensor:
+def counted(lengths=LENGTHS, first=0):
     """Positions (1, T) that begin anew with each document."""
     return torch.cat([torch.arange(first, first + n) for n in lengths])[None]
 
 
-def numbered(lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+def numbered(lengths=LENGTHS):
     """The number of each token's document, from 1, (1, T)."""
     return torch.cat([torch.full((n,), i + 1) for i, n in enumerate(lengths)])[None]
 
 
-def in_rows(parts: Sequence[torch.Tensor], side: str = "right", value: int = 0) -> torch.Tensor:
+def in_rows(parts, side="right", value=0):
     """A row for each of these, with padding on a side."""
     if side == "left":
         return in_rows([part.flip(0) for part in parts], value=value).flip(1)
     return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
 
 
-def form_of(model: Any) -> str:
+def form_of(model):
     """The form in which a model can be told of documents: positions, or segments where it takes none."""
     own = next(cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models."))
     return "position_ids" if "position_ids" in signature(own.forward).parameters else "segments"
 
 
-def declared(model: Any, form: str = "", lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+def declared(model, form="", lengths=LENGTHS):
     """The arguments that declare the documents of the row."""
     form = form or form_of(model)
     if form == "position_ids":
@@ -173,7 +173,7 @@ def declared(model: Any, form: str = "", lengths: Sequence[int] = LENGTHS) -> di
     return {f"cu_seq_lens_{each}": bounds for each in "qk"} | {f"max_length_{each}": max(lengths) for each in "qk"}
 
 
-def states_of(output: Any) -> torch.Tensor:
+def states_of(output):
     """The logits of an output, or the hidden states of a backbone's."""
     if isinstance(output, torch.Tensor):
         return output
@@ -184,7 +184,7 @@ def states_of(output: Any) -> torch.Tensor:
     return first if first.dim() > 0 else output[1]
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
+def loss_of(output):
     """The loss of an output, of a tuple too."""
     if isinstance(output, tuple):
         return output[0] if output[0].dim() == 0 else None
@@ -203,8 +203,7 @@ class Call:
 
     `names` renames arguments, `labels` says whether they are given and under which name, `shifts` whether the loss
     compares with the next token, and `reduction` how losses of documents are put together (see `mean_loss`). `given`
-    holds other arguments of every call, and `form` how packed rows are declared (see `declared`); `none` declares
-    nothing.
+    are other arguments of all calls, `form` how rows are declared (see `declared`); `none` declares nothing.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -215,18 +214,18 @@ class Call:
     form: str = ""
     lengths: Sequence[int] = LENGTHS
 
-    def run(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def run(self, model, arguments):
         arguments = {self.names.get(name, name): value for name, value in arguments.items()}
         return model(**arguments, **self.given)
 
-    def labelled(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def labelled(self, tokens):
         return {} if self.labels is None else {self.labels: tokens}
 
-    def is_row(self, tokens: torch.Tensor) -> bool:
+    def is_row(self, tokens):
         """Whether a call is one of the packed row, and not of a document alone or of a padded batch."""
         return tokens.shape[:2] == (1, sum(self.lengths))
 
-    def alone(self, model: Any) -> Result:
+    def alone(self, model) -> Result:
         """What each document gets by itself, and the loss over all of them."""
         documents, losses, counts = [], [], []
         for part in ids(lengths=self.lengths).split(tuple(self.lengths), 1):
@@ -239,21 +238,21 @@ class Call:
         loss = None if losses[0] is None else mean_loss(losses, counts, self.reduction)
         return Result.of(model, documents, loss)
 
-    def packed(self, model: Any) -> Result:
+    def packed(self, model) -> Result:
         """The documents as one packed row."""
         return self._row(model, {} if self.form == "none" else declared(model, self.form, self.lengths))
 
-    def undeclared(self, model: Any) -> Result:
+    def undeclared(self, model) -> Result:
         """The same row, of which nothing is said."""
         return self._row(model, {})
 
-    def _row(self, model: Any, declaration: dict[str, Any]) -> Result:
+    def _row(self, model, declaration) -> Result:
         tokens = ids(lengths=self.lengths)
         output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
         states = states_of(output)[0, : tokens.shape[1]]  # a call may put padding behind
         return Result.of(model, states.split(tuple(self.lengths)), loss_of(output))
 
-    def padded(self, model: Any, side: str = "right") -> Result:
+    def padded(self, model, side="right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
         parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
         tokens, real = in_rows(parts, side), in_rows([torch.ones_like(part) for part in parts], side)
@@ -262,7 +261,7 @@ class Call:
         states = [row[m.bool()] for row, m in zip(states_of(output), real, strict=True)]
         return Result.of(model, states, loss_of(output))
 
-    def padded_left(self, model: Any) -> Result:
+    def padded_left(self, model) -> Result:
         """The same with padding on the left."""
         return self.padded(model, "left")
 
@@ -281,7 +280,7 @@ class Call:
         return (*self.row, *self.batch)
 
 
-def _changed(model: Any, change: Change | None) -> Any:
+def _changed(model, change: Change | None):
     other = None if change is None else change(model)
     return model if other is None else other
 
@@ -290,11 +289,11 @@ def verdict(
     make: str | Callable[[], Any],
     calls: Calls,
     change: Change | None = None,
-    when: str = "before",
+    when="before",
     *,
     patch: Callable[[pytest.MonkeyPatch], None] | None = None,
-    **options: Any,
-) -> str:
+    **options,
+):
     """Whether an enabled model is `exact` on all of these calls, or why it is refused.
 
     `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before`
@@ -337,17 +336,17 @@ def verdict(
     return "; ".join(refusals) or "exact"
 
 
-def _run_all(calls: Calls, model: Any) -> None:
+def _run_all(calls: Calls, model):
     for run, *_ in calls:
         run(model)
 
 
-def _disable(model: Any) -> None:
+def _disable(model):
     if autopack.is_enabled(model):
         autopack.disable(model)
 
 
-def must_be_exact(*args: Any, **options: Any) -> None:
+def must_be_exact(*args, **options):
     """For what users have every day: refusing it is a failure."""
     assert (found := verdict(*args, **options)) == "exact", found
 
@@ -370,17 +369,17 @@ class Property:
     patch: Callable[..., None] | None = None
     make: Callable[..., Any] | None = None
 
-    def cases(self) -> Iterator[Any]:
+    def cases(self):
         kept = {len(self.over) * place // self.usual for place in range(self.usual)}
         for place, case in enumerate(self.over):
             marks = () if place in kept else (pytest.mark.exhaustive,)
             values = case if isinstance(case, tuple) else (case,)
             yield pytest.param(self, values, marks=marks, id=shown((self.name, *values)))
 
-    def hold(self, model_type: str, *others: Any) -> None:
+    def hold(self, model_type, *others):
         *others, when = others if others and others[-1] in STALE else (*others, "before")
 
-        def bound(function: Callable[..., Any] | None, *first: Any) -> Any:
+        def bound(function: Callable[..., Any] | None, *first):
             return function and (lambda each: function(each, *first, *others))
 
         calls = self.calls(model_type, *others) if callable(self.calls) else self.calls
@@ -389,13 +388,13 @@ class Property:
         assert when not in self.exact or found == "exact", found
 
 
-def shown(value: Any) -> str:
+def shown(value):
     """A short name of a value, for the name of a case."""
     if isinstance(value, tuple | Mapping):
         return "-".join(map(shown, value))
     return str(getattr(value, "__name__", value))
 
 
-def table(properties: Iterable[Property]) -> Any:
+def table(properties):
     """Parametrize a test over all cases of these properties; it calls `subject.hold(*case)`."""
     return pytest.mark.parametrize(("subject", "case"), [each for one in properties for each in one.cases()])

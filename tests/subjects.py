@@ -1,14 +1,9 @@
 """Whose exactness tests hold: tiny models in float64 by their types, and classes that users make of them."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from autopack import tiny
 
@@ -33,7 +28,7 @@ ENCODERS = ("bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", 
 """Masked language models."""
 
 
-def crossed(one: Sequence[Any], other: Sequence[Any], each: int = 2) -> list[tuple[Any, Any]]:
+def crossed(one, other, each=2):
     """Pairs in which every element of `one` meets `each` of `other`, and all of `other` have their turn.
 
     All pairs would take minutes: an audit on the spot takes a second.
@@ -42,18 +37,18 @@ def crossed(one: Sequence[Any], other: Sequence[Any], each: int = 2) -> list[tup
     return [(a, other[(i + j * step) % len(other)]) for i, a in enumerate(one) for j in range(each)]
 
 
-def alternating(pairs: Sequence[tuple[Any, ...]], other: Sequence[Any]) -> list[tuple[Any, ...]]:
+def alternating(pairs, other):
     """The pairs, with an element of `other` beside each, in turn."""
     return [(*pair, other[i % len(other)]) for i, pair in enumerate(pairs)]
 
 
-def turned(pairs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def turned(pairs):
     """The pairs, each with its second element before its first."""
     return [(second, first, *rest) for first, second, *rest in pairs]
 
 
 @cache
-def _built(model_type: str, task: str, overrides: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
+def _built(model_type, task, overrides):
     given = dict(overrides)
     implementation, dtype = given.pop("attn_implementation", None), given.pop("dtype", torch.float64)
     for wanted in [implementation] if implementation else ["sdpa", "eager"]:
@@ -68,7 +63,7 @@ def _built(model_type: str, task: str, overrides: tuple[tuple[str, Any], ...]) -
     raise AssertionError("unreachable")
 
 
-def build(model_type: str = "llama", task: str = "causal-lm", **overrides: Any) -> Any:
+def build(model_type="llama", task="causal-lm", **overrides):
     """A tiny model in float64 without dropout; the same arguments give the same parameters."""
     hashable = {name: value for name, value in overrides.items() if value.__hash__ is not None}
     if len(hashable) == len(overrides):
@@ -76,12 +71,12 @@ def build(model_type: str = "llama", task: str = "causal-lm", **overrides: Any) 
     return _built.__wrapped__(model_type, task, tuple(overrides.items()))
 
 
-def subclass(model: PreTrainedModel, forward: Any, name: str = "Chat", **members: Any) -> None:
+def subclass(model, forward, name="Chat", **members):
     """Make the model one of a subclass of its class with this forward, as if it had been built as one."""
     model.__class__ = type(name, (type(model),), {"forward": forward, "__module__": "users_code", **members})
 
 
-def rebuilt(model: PreTrainedModel, cls: type[PreTrainedModel]) -> PreTrainedModel:
+def rebuilt(model, cls):
     """A model of a class of the user's, built by its own constructor, with the parameters of `model`."""
     other = cls(copy.deepcopy(model.config)).to(model.dtype)
     other.load_state_dict(model.state_dict())

@@ -4,8 +4,6 @@ Size is counted in tokens and statements, which no formatting changes. Lower a b
 smaller; `python -m tests.test_house` prints the figures.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import os
@@ -20,9 +18,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 245_187,
-    "statements": 21_515,
-    "functions": 2_229,
+    "tokens": 244_997,
+    "statements": 21_501,
+    "functions": 2_223,
     "modules": 207,
     "lines over 110 characters": 1_358,
     "files over 400 lines": 0,
@@ -38,10 +36,10 @@ LAYOUT = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT 
 SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def size_of(texts: list[str]) -> Counter[str]:
+def size_of(texts):
     """Return the figures of a list of modules: tokens without comments, docstrings and layout, and the like."""
-    count: Counter[str] = Counter()
-    classes: defaultdict[str, int] = defaultdict(int)
+    count = Counter()
+    classes = defaultdict(int)
     for text in texts:
         lines, docstrings = text.splitlines(), set()
         count["modules"] += 1
@@ -64,7 +62,7 @@ def size_of(texts: list[str]) -> Counter[str]:
     return count
 
 
-def walk_of_a_call() -> Counter[str]:
+def walk_of_a_call():
     """Return how many files of the package a packed call of a Llama on SDPA visits, and how many calls it makes."""
     import torch
 
@@ -75,7 +73,7 @@ def walk_of_a_call() -> Counter[str]:
         "input_ids": torch.arange(5, 25)[None],
         "position_ids": torch.tensor([[*range(8), *range(12)]]),
     }
-    visited: Counter[str] = Counter()
+    visited = Counter()
     inside = str(ROOT) + os.sep
 
     def note(frame, event, _):
@@ -97,29 +95,18 @@ def walk_of_a_call() -> Counter[str]:
     })  # fmt: skip
 
 
-def figures() -> Counter[str]:
-    return size_of([path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]) + walk_of_a_call()
+def figures():
+    return size_of([path.read_text() for path in ROOT.rglob("*.py")]) + walk_of_a_call()
 
 
 @pytest.fixture(scope="module")
-def found() -> Counter[str]:
+def found():
     return figures()
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_the_package_does_not_grow(found: Counter[str], name: str) -> None:
+def test_the_package_does_not_grow(found, name):
     assert found[name] <= BOUNDS[name]
-
-
-def test_what_is_counted() -> None:
-    text = '"""Whether it is."""\n\nimport sys\n\n\nclass A:\n    """How so."""\n\n\nclass _A:  # a comment\n'
-    text += "    def f(self):\n        return sys._getframe()\n"
-    count = size_of([text])
-    assert count["docstrings that begin with a question word"] == 2
-    assert count["class names in two places"] == count["places that look at the Python stack"] == 1
-    assert (count["functions"], count["statements"], count["modules"]) == (1, 7, 1)
-    counted = "import sys class A : class _A : def f ( self ) : return sys . _getframe ( )"
-    assert count["tokens"] == len(counted.split()) + 1  # the end of the file is one
 
 
 if __name__ == "__main__":

@@ -1,17 +1,10 @@
 """What users may rely on: the public names are listed, annotated and documented; a type checker can read them."""
 
-from __future__ import annotations
-
-import ast
 import inspect
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 
 import pytest
-
-import autopack
-from autopack import version
 
 KINDS = property | cached_property | staticmethod | classmethod
 NAMES = {
@@ -64,14 +57,6 @@ def test_parameters_and_results_are_annotated(name):
         assert told, f"{function.__qualname__} does not say what it returns"
 
 
-def test_what_is_required_is_imported():
-    sources = [path.read_text(encoding="utf-8") for path in Path(autopack.__file__).parent.rglob("*.py")]
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    assert set(version.MINIMUM) <= {name.partition(".")[0] for name in names}
-
-
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_has_a_docstring(name):
     found = PUBLIC[name]
@@ -91,7 +76,3 @@ def _functions(found, made=True):
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, KINDS))
     ]
     return [*members, *([found.__init__] if made and inspect.isfunction(found.__init__) else [])]
-
-
-def test_few_names_are_at_the_top():
-    assert len(autopack.__all__) <= 16

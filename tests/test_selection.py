@@ -1,17 +1,10 @@
 """Which tests run: a sample by default, everything when it is asked for, nothing never."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-from itertools import groupby
-from pathlib import Path
-
 import pytest
 
 from tests import conftest
+from tests.support.processes import python
 
-ROOT = Path(__file__).parents[1]
 CASES = """
 import pytest
 
@@ -29,24 +22,20 @@ def test_plain(): ...
 class Collected:
     """A plugin that keeps the names of the tests that would run."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
+    def __init__(self):
+        self.names = []
 
     pytest_addoption = staticmethod(conftest.pytest_addoption)
     pytest_collection_modifyitems = staticmethod(conftest.pytest_collection_modifyitems)
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def pytest_collection_finish(self, session):
         self.names = [item.name for item in session.items]
 
 
-def ordered(*arguments: str) -> list[str]:
+def selected(*arguments):
     found = Collected()
     pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=[found])
-    return found.names
-
-
-def selected(*arguments: str) -> set[str]:
-    return set(ordered(*arguments))
+    return set(found.names)
 
 
 def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
@@ -65,24 +54,7 @@ def test_what_is_left_out_and_how_to_ask_for_it(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_an_order_by_chance(tmp_path, capsys):
-    for module in "abc":
-        (tmp_path / f"test_{module}.py").write_text(
-            f"import pytest\n@pytest.mark.parametrize('number', range(9))\ndef test_{module}(number): ..."
-        )
-    plain, *shuffled = (ordered(*more, str(tmp_path)) for more in ([], *(["--shuffle", seed] for seed in "0012")))
-    assert [sorted(order) for order in shuffled] == [plain] * 4
-    assert shuffled[0] == shuffled[1]
-    assert len({tuple(order) for order in (plain, *shuffled)}) == 4
-    modules = ["".join(name for name, _ in groupby(order, lambda test: test[:6][-1])) for order in shuffled]
-    assert all(sorted(order) == [*"abc"] for order in modules)  # each at one time
-    assert len({*modules}) > 1
-    capsys.readouterr()
-
-
 @pytest.mark.exhaustive
 def test_every_line_of_the_table_names_a_test():
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
+    done = python("-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests")
     assert conftest._slow().keys() - {line.partition("[")[0] for line in done.stdout.splitlines()} == set()

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from autopack.calls.call import LABELS, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
@@ -85,7 +83,8 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
     arguments, kept = kwargs, set[str]()
     packs = False
     for module in model.anatomy.entries:
-        entry = _entry_of(module)
+        hooks = (getattr(hook, "entry", None) for hook in module._forward_pre_hooks.values())
+        entry = next(found for found in hooks if isinstance(found, Entry))
         # What a head names and the model that it holds does not, it keeps, and labels.
         given = {name: value for name, value in arguments.items() if name in entry.names or name not in kept}
         call = call_at(entry, module, args if outer is None else (), given, outer)
@@ -116,11 +115,6 @@ def _volume_of(call: Call, plan: CallPlan) -> Volume | None:
     if plan.defers or plan.volume is not None or call.volume is None:
         return None if plan.defers else plan.volume
     return call.volume.without_padding() if plan.packs else call.volume
-
-
-def _entry_of(module: nn.Module) -> Entry:
-    found = (getattr(hook, "entry", None) for hook in module._forward_pre_hooks.values())
-    return next(entry for entry in found if isinstance(entry, Entry))
 
 
 def _notes(model: EnabledModel, packs: bool) -> list[str]:

@@ -230,8 +230,6 @@ def is_of(cls: type, package: str) -> bool:
 
 def is_token_wise(cls: type) -> bool:
     """Return True if modules of a class of torch treat every token alike, or only hold others."""
-    return cls in _TOKEN_WISE or (_is_activation(cls) and located(cls))
-
-
-def _is_activation(cls: type) -> bool:
-    return cls.__module__ == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
+    if cls.__module__ == "torch.nn.modules.activation":
+        return cls not in _OVER_AN_AXIS and located(cls)
+    return cls in _TOKEN_WISE

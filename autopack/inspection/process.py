@@ -89,7 +89,9 @@ def _foreign(words: frozenset[str]) -> Iterator[str]:
             kind = type(value)
             if kind in _IN_C or (kind is FunctionType and value.__code__.co_filename.startswith(TORCH)):
                 continue
-            if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, words):
+            # Operators are no words of a source.
+            is_run = (key.startswith("__") or key in words) and key not in _NEVER.get(name, "").split()
+            if is_run and _is_foreign(value):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
 
@@ -102,11 +104,6 @@ def _is_foreign(value: Any) -> bool:
     if not callable(value) or isinstance(value, type) or is_made_in_c(type(value)):
         return False
     return not (type(value).__module__.startswith(("torch", "typing")) or is_own(value))
-
-
-def _is_run(name: str, words: frozenset[str]) -> bool:
-    # Operators are no words of a source.
-    return name.startswith("__") or name in words
 
 
 @cache

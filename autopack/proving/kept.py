@@ -37,7 +37,8 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     functions = tuple(value for _, _, value in code.places)
     classes = {base: None for module in model.modules() for base in type(module).__mro__ if not is_of_library(base)}
     # A class of the user's without functions may say by its attributes what the library's functions do.
-    said = tuple((name, repr(value)) for cls in classes for name, value in vars(cls).items() if _is_simple(value))
+    simple = bool, int, float, str, list, tuple, dict, set, type(None)
+    said = tuple((n, repr(value)) for cls in classes for n, value in vars(cls).items() if isinstance(value, simple))
     return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, said, served
 
 
@@ -60,10 +61,6 @@ def _is_made_anew(value: Any) -> bool:
     """Return True for functions that no module holds by their name, such as closures."""
     plain = value is None or isinstance(value, (bool, str, type, tuple))
     return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
-
-
-def _is_simple(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict, set))
 
 
 def _fields(config: Any) -> Any:

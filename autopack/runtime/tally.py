@@ -291,14 +291,10 @@ class Checked:
         self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))
 
     def __str__(self) -> str:
-        longest, documents, rows, row, *_ = self.sizes
         found = f"every {self.every} training calls; " if self.every else ""
         found += f"{self.checks} checks in {self.calls} calls"
         if self.checks:
             found += f", worst relative error {self.worst:.1e}"
-        if any(self.sizes):
-            found += f", with documents of up to {longest} and rows of up to {row} tokens, up to {documents} documents "
-            found += f"and {rows} rows in a call"
         found += f", {self.leaks} leaking" if self.leaks else ""
         return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
 

@@ -104,14 +104,11 @@ class Runs:
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         """Return the output of the model."""
-        self._begin()
         self._count += 1
-        with drawing_nothing(self._module):
-            return self._module(**arguments)
-
-    def _begin(self) -> None:
         for held, name, value, copied in self._held:
             held[name] = value if copied is value else copied.clone()
+        with drawing_nothing(self._module):
+            return self._module(**arguments)
 
     def fields(self, arguments: dict[str, Any]) -> Fields:
         """Return the output of the model, field by field."""

@@ -121,7 +121,7 @@ class Live:
         if closely and call.module.training and draws_by_itself(call.module):
             ways.append(partial(self._by_chance, both=closely))
         if by_gradients and not padded:
-            ways.append(self._by_gradients)
+            ways.append(partial(influence.leak_of, step=self.checked.calls))
         reasons: dict[Any, str] = {}
         for way in ways:
             try:
@@ -171,9 +171,6 @@ class Live:
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
         return Leak(call.name, found.document, row, columns, found.name, *numbers, than, found.module)
-
-    def _by_gradients(self, call: Call) -> Leak | None:
-        return influence.leak_of(call, self.checked.calls)
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         turn = self.checked.calls.bit_length()  # the same on all ranks

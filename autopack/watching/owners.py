@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -36,15 +34,12 @@ def sides_of(call: Call) -> Sides:
         sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
     else:
         raise CannotTell("its documents are declared further in")
-    asked = next((call.arguments[n] for n in LAST_LOGITS if _is_some(call.arguments.get(n))), None)
+    given = map(call.arguments.get, LAST_LOGITS)
+    asked = next((v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None)
     if asked is not None:
         columns = host_values(asked).reshape(-1) if isinstance(asked, torch.Tensor) else slice(-asked, None)
         sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
     return Sides(sides)
-
-
-def _is_some(asked: Any) -> bool:
-    return isinstance(asked, torch.Tensor) or (type(asked) is int and asked != 0)
 
 
 def _owner_of(layout: PackedLayout) -> np.ndarray:

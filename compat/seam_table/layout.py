@@ -226,7 +226,7 @@ _RUNTIME = (
         "patching:Site._set",
         around(_only_put),
         "test_patching.py",
-        "test_a_function_is_replaced_by_a_plain_function_and_put_back",
+        "test_functions_are_replaced_by_plain_functions_and_put_back",
         "test_users_are_counted_and_the_last_one_restores",
         "test_an_inherited_method_is_deleted_again_and_not_copied_down",
     ),

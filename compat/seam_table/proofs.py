@@ -22,7 +22,7 @@ SEAMS = (
         "packing.collator:PackingCollator._assemble",
         result(_run_on),
         "packing/test_collator.py",
-        "test_one_row_with_restarting_positions_and_first_labels_ignored",
+        "test_equals_the_flattening_collator_of_transformers",
     ),
     seam(
         "collator: masks of images begin one image later",

@@ -1,13 +1,9 @@
 """`autopack bench`: what is said of noise, that all arms run the same documents, its report, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench.batches import ARMS, BASELINE, Batch, calls_of, grouped
+from autopack.bench.batches import ARMS, BASELINE
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, verdict
@@ -29,7 +25,7 @@ MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
 NAMES = [arm.name for arm in ARMS]
 
 
-def bench(*arguments: str) -> int:
+def bench(*arguments):
     return main(["bench", *arguments])
 
 
@@ -55,11 +51,8 @@ def test_an_interval_is_shown_with_no_more_digits_than_it_has_and_judged_as_it_i
     ("values", "shown", "said"),
     [
         ([2.31, 2.374, 2.42], "2.37 (2.31..2.42)", "faster"),
-        ([2.0, 2.4, 2.93], "2.4 (2.0..3.0)", "faster"),
-        ([1.18, 2.93, 3.9], "2.9 (1.1..3.9)", "faster"),
         ([1.18, 5.93, 9.9], "6 (1..10)", "too noisy to tell"),
         ([0.7, 0.72, 0.74], "0.720 (0.700..0.740)", "slower"),
-        ([0.9, 1.3, 1.6], "1.3 (0.9..1.6)", "too noisy to tell"),
         ([1.0012, 1.0015, 1.002], "1.00 (1.00..1.01)", "too noisy to tell"),
         ([5.0, 5.0, 5.0], "5.00 (5.00..5.00)", "faster"),
         ([12340.0, 12500.0, 13900.0], "12,500 (12,300..13,900)", "faster"),
@@ -84,29 +77,29 @@ def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_case
 
 
 def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_leaves():
-    seen: list[str] = []
+    seen = []
 
     @contextmanager
-    def state(name: str) -> Iterator[None]:
+    def state(name):
         seen.append(f"+{name}")
         yield
         seen.append(f"-{name}")
 
-    def fail_late() -> None:
+    def fail_late():
         if seen.count("+b") == 2:
             raise MemoryError
 
-    def attempt(name: str, lap: Any) -> Any:
+    def attempt(name, lap):
         try:
             return lap()
         except MemoryError:
             return None
 
-    arms: dict[str, Any] = {
+    arms = {
         "a": lambda: seen.append("a"),
         "b": Entrant(fail_late, lambda: state("b"), lambda: seen.append("ready")),
     }
-    rounds: list[int] = []
+    rounds = []
     laps = race(arms, 3, attempt=attempt, report=lambda number, _: rounds.append(number))
     assert seen == ["a", "+b", "ready", "-b", "+b", "ready", "a", "a"]
     assert {name: len(of) for name, of in laps.items()} == {"a": 3}
@@ -115,46 +108,22 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
 
 @pytest.mark.parametrize(("until", "wanted"), [(0.0, 2), (math.inf, 5)])
 def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
-    laps = race({"a": int}, 5, until=until, least=2)["a"]
+    waits = []
+    laps = race({"a": int}, 5, until=until, least=2, wait=lambda: waits.append(1))["a"]
     assert len(laps) == wanted
+    assert len(waits) == 2 * wanted, "before a lap and after it"
     assert all(lap["wall"] >= 0 for lap in laps)
 
 
 # The arms
 
 
-def test_all_arms_have_the_same_documents():
-    model = tiny.build("roberta", task="masked-lm")
-    lengths = [[3, 9, 5], [2, 7, 4]]
-    tokens = torch.arange(8, 100)
-    drawn = [Batch.of(each, tokens, number, "cpu") for number, each in enumerate(lengths)]
-    wanted = sorted(tuple(document.tolist()) for batch in drawn for document in batch.documents)
-    assert sum(map(len, wanted)) == 30
-    for arm in ARMS:
-        found = []
-        for call in calls_of(arm, model, drawn):
-            if arm.packed:
-                assert int(call["position_ids"].min()) == model.config.pad_token_id + 1
-                starts = (call["position_ids"][0] == call["position_ids"].min()).nonzero()[:, 0].tolist()
-                found += [tuple(part.tolist()) for part in torch.tensor_split(call["input_ids"][0], starts[1:])]
-            else:
-                assert (call["input_ids"][call["attention_mask"] == 0] == model.config.pad_token_id).all()
-                rows = zip(call["input_ids"], call["attention_mask"], strict=True)
-                found += [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
-        assert sorted(found) == wanted, arm.name
-
-
-def test_grouping_sorts_by_length():
-    batches = [Batch.of(lengths, torch.arange(9), 0, "cpu") for lengths in ([3, 9, 5], [2, 7])]
-    assert [batch.lengths for batch in grouped(batches)] == [[2, 3, 5], [7, 9]]
-
-
 # The command
 
 
 def test_every_arm_is_timed_and_written(tmp_path, capsys):
-    file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    assert bench("llama", *QUICK, "--json", str(file), "--plot", str(picture)) == 0
+    file = tmp_path / "bench.json"
+    assert bench("llama", *QUICK, "--json", str(file)) == 0
     printed = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert list(found["arms"]) == NAMES
@@ -162,7 +131,6 @@ def test_every_arm_is_timed_and_written(tmp_path, capsys):
     assert found["tokens"] == sum(map(sum, found["documents"]))
     assert [len(batch) for batch in found["documents"]] == [3, 3]
     assert found["columns"]["as drawn"] >= found["columns"]["grouped"] >= found["tokens"]
-    assert {"load at start", "load at end", "cores", "threads", "torch"} <= set(found["origin"])
     for name, arm in found["arms"].items():
         assert (arm["failed"], arm["same loss"]) == (None, True), (name, arm)
         assert len(arm["seconds"]) == 6
@@ -174,9 +142,7 @@ def test_every_arm_is_timed_and_written(tmp_path, capsys):
         assert arm["verdict"] in ("what the others are compared with", "faster", "slower", "too noisy to tell")
         assert name in printed
     assert found["arms"]["padded"]["speed of padded"]["median"] == 1
-    assert picture.stat().st_size > 10_000
-    assert f"Picture: {picture}" in printed
-    assert max(map(len, printed.replace(str(picture), "").splitlines())) <= 80
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
@@ -200,22 +166,16 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     assert "fewer than 6 rounds cannot tell a difference from noise" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said(capsys):
-    assert bench("llama", "--device", "cuda") == 2
-    assert "--device cuda: torch" in capsys.readouterr().err
-
-
 # What an arm does to the others
 
 
-def one_by_one(most: int) -> str:
+def one_by_one(most):
     """The name of an attention implementation that has memory for so many columns at a time."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def attend(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def attend(module, query, *args, **kwargs):
         if query.shape[0] * query.shape[2] > most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB\nand so on")
         return sdpa_attention_forward(module, query, *args, **kwargs)
@@ -240,13 +200,13 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     assert json.dumps(result.as_dict())
 
 
-def bare_result(name: str = "a llama") -> Comparison:
+def bare_result(name="a llama"):
     """A result of a machine and a model of which only what has to be is known."""
-    outcomes: list[Outcome] = []
+    outcomes = []
     for arm in ARMS:
         first = outcomes[0] if outcomes else None
         outcomes.append(Outcome(arm, 7, first, TOLERANCES["float32"], 4.0, seconds=[1.0, 1.1, 1.2]))
-    where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
+    where = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
     model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
     return Comparison(RaceSettings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, outcomes)
@@ -274,7 +234,7 @@ def test_models_without_a_loss_over_tokens_are_refused():
 @pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
-    rounds: list[int] = []
+    rounds = []
     settings = RaceSettings(batch_size=2, seconds=3)
     result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
     assert result.rounds >= 6
@@ -285,7 +245,7 @@ def test_the_time_decides_how_many_rounds_there_are():
 def test_sizes_hold_for_other_types_too():
     from autopack.bench.subjects import build, longest_document
 
-    def small(model_type: str) -> Any:
+    def small(model_type):
         return build(model_type, "small", "causal-lm", 3000, attn=None, dtype=torch.float32, device="cpu", seed=0)
 
     for model in map(small, ("llama", "gpt2", "mamba")):

@@ -1,7 +1,5 @@
 """Pages that show records of benchmarks say what the records say; a stale one is found."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,9 +1,6 @@
 """`benchmarks.paper --full`: a trial of the whole, goes on where it stopped, and refuses what is of other settings."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,20 +14,11 @@ TRIAL = ["--full", "--trial", "--data", "flan", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory) -> Path:
+def record(tmp_path_factory):
     """What a trial of the command wrote, begun by a call that had no time and ended by another one."""
     path = tmp_path_factory.mktemp("full") / "full.json"
     command(path, TRIAL)
     return path
-
-
-def test_the_defaults_are_the_papers():
-    full, trial = paper.parse(["--full"]), paper.parse(["--full", "--trial", "--documents", "20"])
-    assert (full.scale, full.max_length, full.batch_size, full.model, full.learning_rate) == (1, 4096, 4, "small", 1e-3)
-    assert full.data == ["flan", "orcamath"]
-    assert (trial.scale, trial.max_length, trial.model, trial.documents) == (16, 256, "tiny", 20)
-    with pytest.raises(SystemExit):
-        paper.parse(["--trial"])
 
 
 def test_everything_is_measured_and_checked(record):

@@ -1,7 +1,5 @@
 """`benchmarks.web_scale`: laws are found again, shards that are simulated are those of a plan, and a trial runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -30,13 +28,6 @@ def test_shards_are_planned_by_themselves():
     assert found["tokens"] == sum(int(part.sum()) for part in lengths) == sum(int(p.lengths.sum()) for p in plans)
     assert found["padding"] == pytest.approx(1 - found["tokens"] / (found["rows"] * options.max_length))
     assert len({tuple(part) for part in lengths}) == 5
-
-
-def test_lengths_have_the_mean_that_is_told():
-    options = web_scale.parse([])
-    assert web_scale.lengths_of(200_000, options).mean() == pytest.approx(1000, rel=0.02)
-    assert options.whole == web_laws.DOCUMENTS
-    assert options.mean * web_laws.DOCUMENTS == web_laws.TOKENS
 
 
 @pytest.mark.exhaustive

@@ -1,7 +1,5 @@
 """The model types and attention implementations of scenarios, and what these record for compat/scenarios.py."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m compat.alarms` runs every call under checks, and counts what they take for leaks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

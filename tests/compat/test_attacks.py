@@ -1,7 +1,5 @@
 """Attacks are counted by kind, and one that fails is named."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,7 +39,7 @@ def test_the_kinds_are_of_tests_that_are_there():
 @pytest.fixture
 def cases(monkeypatch):
     path = ROOT / "tests" / "attacks_of_a_test.py"
-    path.write_text(CASES, encoding="utf-8")
+    path.write_text(CASES)
     monkeypatch.setattr(attacks, "KINDS", {"all": (str(path.relative_to(ROOT)),)})
     yield path
     path.unlink()

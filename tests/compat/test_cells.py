@@ -1,7 +1,5 @@
 """Cells of the matrix are what the default call of `enable` gives, and say how it was proven and what is left out."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import LlamaForCausalLM
 
@@ -19,7 +17,7 @@ def of_class(cls):
 class Mixing(LlamaForCausalLM):
     """Adds to every token what stands before it in the row."""
 
-    def forward(self, input_ids, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, **kwargs):
         embedded = self.model.embed_tokens(input_ids)
         return super().forward(inputs_embeds=embedded + embedded.roll(1, 1), **kwargs)
 
@@ -27,14 +25,14 @@ class Mixing(LlamaForCausalLM):
 class Failing(LlamaForCausalLM):
     """Cannot run a single document."""
 
-    def forward(self, input_ids, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, **kwargs):
         raise RuntimeError("it never ran")
 
 
 class Deaf(LlamaForCausalLM):
     """Has a loss that reads no label."""
 
-    def forward(self, input_ids, labels=None, **kwargs):  # type: ignore[override]
+    def forward(self, input_ids, labels=None, **kwargs):
         output = super().forward(input_ids, **kwargs)
         output.loss = None if labels is None else output.logits.sum() * 0 + 1
         return output
@@ -46,71 +44,74 @@ def with_a_hook():
     return model
 
 
-class TestMeasuring:
-    def test_the_call_has_no_options(self, monkeypatch):
-        """One call, `autopack.enable(model)`: what is recorded is what users get."""
-        asked = []
-        enable = autopack.enable
+def test_the_call_has_no_options(monkeypatch):
+    """One call, `autopack.enable(model)`: what is recorded is what users get."""
+    asked = []
+    enable = autopack.enable
 
-        def noted(*args, **options):
-            asked.append((len(args), options))
-            return enable(*args, **options)
+    def noted(*args, **options):
+        asked.append((len(args), options))
+        return enable(*args, **options)
 
-        monkeypatch.setattr(autopack, "enable", noted)
-        assert cells.measured("causal-lm", "llama", "eager")["status"] == "exact"
-        assert asked == [(1, {})]
-
-    @pytest.mark.parametrize(
-        ("make", "status", "name", "said"),
-        [
-            (lambda: of_class(LlamaForCausalLM), "exact", None, None),
-            (lambda: of_class(Mixing), "refused", "reason", "of their standard deviation"),
-            (lambda: of_class(Failing), "upstream error", "reason", "RuntimeError: it never ran"),
-            (with_a_hook, "exact", "padded", "sees the padded form"),
-            (lambda: of_class(Deaf), "exact", "labels", "no labels were found"),
-        ],
-    )
-    def test_what_became_of_a_model_and_what_is_left_out(self, make, status, name, said):
-        found = cells.enabled_and_audited(make())
-        assert found["status"] == status
-        assert {"padded", "labels", "reason"} & found.keys() == {name} - {None}
-        assert name is None or said in found[name]
-        if status == "exact":
-            assert source_of(found) in set(SOURCES) - {"unproven"}
+    monkeypatch.setattr(autopack, "enable", noted)
+    assert cells.measured("causal-lm", "llama", "eager")["status"] == "exact"
+    assert asked == [(1, {})]
 
 
-class TestWords:
-    """A word says all of a cell but the sizes of errors and the time."""
+@pytest.mark.parametrize(
+    ("make", "status", "name", "said"),
+    [
+        (lambda: of_class(LlamaForCausalLM), "exact", None, None),
+        (lambda: of_class(Mixing), "refused", "reason", "of their standard deviation"),
+        (lambda: of_class(Failing), "upstream error", "reason", "RuntimeError: it never ran"),
+        (with_a_hook, "exact", "padded", "sees the padded form"),
+        (lambda: of_class(Deaf), "exact", "labels", "no labels were found"),
+    ],
+)
+def test_what_became_of_a_model_and_what_is_left_out(make, status, name, said):
+    found = cells.enabled_and_audited(make())
+    assert found["status"] == status
+    assert {"padded", "labels", "reason"} & found.keys() == {name} - {None}
+    assert name is None or said in found[name]
+    if status == "exact":
+        assert source_of(found) in set(SOURCES) - {"unproven"}
 
-    @pytest.mark.parametrize(
-        ("cell", "word"),
-        [
-            ({"status": "exact", "proof": "recorded"}, "exact"),
-            ({"status": "exact", "proof": "twin"}, "exact:twin"),
-            ({"status": "exact", "proof": ""}, "exact:unproven"),
-            ({"status": "exact", "proof": "recorded", "labels": "why"}, "exact labels="),
-            ({"status": "exact", "proof": "audit", "padded": "so", "labels": "why"}, "exact:audit padded="),
-            ({"status": "refused", "reason": "a law"}, "refused "),
-            ({"status": "LEAK", "proof": "audit", "reason": "off by 2"}, "LEAK:audit "),
-            ({"status": "upstream error", "reason": "stock raises"}, "upstream error "),
-            ({"status": "absent"}, "-"),
-        ],
-    )
-    def test_and_back(self, cell, word):
-        reasons: dict[str, str] = {}
-        found = word_of(cell, "recorded", reasons)
-        assert found.startswith(word)
-        assert cell_of(found, "recorded", reasons) == cell
-        assert status_of(found) == cell["status"]
 
-    def test_the_usual_source_is_that_of_most(self):
-        proofs = ["audit", "audit", "recorded"]
-        assert usual_source([{"status": "exact", "proof": each} for each in proofs]) == "audit"
-        assert usual_source([{"status": "exact", "proof": each} for each in proofs[1:]]) == "recorded"
+# A word says all of a cell but the sizes of errors and the time.
 
-    def test_older_records_do_not_say(self):
-        assert source_of(cell_of("exact", None, {})) is None
 
-    def test_a_typing_error_is_no_word(self):
-        with pytest.raises(ValueError, match=r"'exact!' is no word"):
-            status_of("exact!")
+@pytest.mark.parametrize(
+    ("cell", "word"),
+    [
+        ({"status": "exact", "proof": "recorded"}, "exact"),
+        ({"status": "exact", "proof": "twin"}, "exact:twin"),
+        ({"status": "exact", "proof": ""}, "exact:unproven"),
+        ({"status": "exact", "proof": "recorded", "labels": "why"}, "exact labels="),
+        ({"status": "exact", "proof": "audit", "padded": "so", "labels": "why"}, "exact:audit padded="),
+        ({"status": "refused", "reason": "a law"}, "refused "),
+        ({"status": "LEAK", "proof": "audit", "reason": "off by 2"}, "LEAK:audit "),
+        ({"status": "upstream error", "reason": "stock raises"}, "upstream error "),
+        ({"status": "absent"}, "-"),
+    ],
+)
+def test_and_back(cell, word):
+    reasons = {}
+    found = word_of(cell, "recorded", reasons)
+    assert found.startswith(word)
+    assert cell_of(found, "recorded", reasons) == cell
+    assert status_of(found) == cell["status"]
+
+
+def test_the_usual_source_is_that_of_most():
+    proofs = ["audit", "audit", "recorded"]
+    assert usual_source([{"status": "exact", "proof": each} for each in proofs]) == "audit"
+    assert usual_source([{"status": "exact", "proof": each} for each in proofs[1:]]) == "recorded"
+
+
+def test_older_records_do_not_say():
+    assert source_of(cell_of("exact", None, {})) is None
+
+
+def test_a_typing_error_is_no_word():
+    with pytest.raises(ValueError, match=r"'exact!' is no word"):
+        status_of("exact!")

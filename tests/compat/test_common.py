@@ -1,7 +1,5 @@
 """The types that most people train are refused by the default call in no release that is recorded."""
 
-from __future__ import annotations
-
 import pytest
 
 from compat.matrix import load_matrix

@@ -1,7 +1,5 @@
 """The fuzz: a sample of it, that it finds faults that are planted, and that its cases are what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -91,7 +89,14 @@ def raising(monkeypatch, error=KeyError, documents=None):
     monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=attend))
 
 
+def without_gradients(monkeypatch):
+    eager = choose.BACKENDS["eager"]
+    attend = lambda call: (eager.attend(call)[0].detach(), None)  # noqa: E731
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=attend))
+
+
 FAULTS = {
+    "gradients alone": (LLAMA, without_gradients, "positions", "silent", "gradients are off"),
     "no mask": (LLAMA, without_mask, "positions", "silent", "logits of document"),
     "labels at boundaries": (LLAMA, with_first_labels, "positions", "silent", "the loss is"),
     "positions that run on": (GPT2, without_restart, "segments", "silent", "logits of document"),
@@ -103,7 +108,8 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
     spec, plant, form, status, reason = FAULTS[name]
-    call = Arranged(ROWS, form, mask=form == "positions", labels=True, training=True, checkpointing="non-reentrant")
+    options = {"labels": True, "gradients": True, "training": True, "checkpointing": "non-reentrant"}
+    call = Arranged(ROWS, form, mask=form == "positions", **options)
     case = Case(spec, call)
     assert session.run_case(case).status == "exact"
     plant(monkeypatch)
@@ -116,17 +122,6 @@ def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
     assert sum(small.spec.lengths) < sum(spec.lengths)
     assert len(small.call.picks) <= 2
     assert session.run_case(of_json(small.to_json()), verify=False) == found
-
-
-def test_a_fault_of_gradients_alone_is_found(monkeypatch):
-    def detached(original):
-        return lambda call: (original(call)[0].detach(), None)
-
-    eager = choose.BACKENDS["eager"]
-    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=detached(eager.attend)))
-    call = Arranged(((0, 1),), gradients=True)
-    assert "gradients are off" in session.run_case(Case(LLAMA, call), verify=False).reason
-    assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify=False).status == "exact"
 
 
 def test_what_autopack_refuses_is_no_failure(monkeypatch):

@@ -1,7 +1,5 @@
 """README's numbers: they are those of the recorded results, and a stale one is found."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/reliability.md is what the records give; a short soak holds its bounds, and notices a leak."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

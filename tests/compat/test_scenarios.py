@@ -1,7 +1,5 @@
 """What people do with a model, in every release: a trainer, generation, checkpointing, the demo, taking it back."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,18 +1,15 @@
 """The seams: each is there, its break is put in place and taken back, and survivors are told."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 
 import pytest
 
 from compat import seams
 from compat.seam_breaks import Seam, never, result, returns, skipped, stale, unchanged
 from compat.seam_table import SEAMS
+from tests.support.processes import python
 
 SUMS = """import functools
 
@@ -80,9 +77,7 @@ def test_every_seam_is_there():
 def test_every_test_of_a_seam_is_collected():
     """With its parameters, at which `problems` does not look."""
     tests = dict.fromkeys(test for seam in SEAMS for test in seam.tests)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=seams.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests)
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
@@ -159,7 +154,7 @@ def test_the_tests_of_a_seam_notice(seam):
 @functools.cache
 def _mapped():
     table = seams.ROOT / "compat" / "results" / "mutants_to_seams.tsv"
-    return [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    return [line.split("\t") for line in table.read_text().splitlines()[1:]]
 
 
 def test_the_breaks_of_0_2_have_a_seam_or_a_reason():

@@ -1,116 +1,120 @@
 """How results are recorded, and the tables that are made of the records."""
 
-from __future__ import annotations
-
 from compat import scenarios, tables
 from tests.support.matrix import ABOUT, MATRIX, NEW, OLD, cell, result_of
 
+# From cells to what is recorded and shown.
 
-class TestTables:
-    """From cells to what is recorded and shown."""
 
-    def test_a_result_has_a_line_per_type_and_reasons_once(self, recorded):
-        refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
-        left = cell("gpt2", "eager", proof="audit", padded="stock reads padding", worst=3e-6)
-        result = result_of(NEW, left, *refusals, cell("bert", "eager", "absent", reason="not declared"))
-        (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
-        assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
-        assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
-        assert result["proven"] == {"audit": 1}
-        assert result["usual"] == "audit"
-        assert result["code"] == ["now"]
-        assert result["worst error"] == 3e-6
-        tables.record(NEW, result)
-        text = tables.path_of(NEW).read_text(encoding="utf-8")
-        assert f'"bert": ["-", "refused {number_of_refusal}"]' in text
-        assert tables.load_results(MATRIX) == {"5.0.0": result}
+def test_a_result_has_a_line_per_type_and_reasons_once(recorded):
+    refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
+    left = cell("gpt2", "eager", proof="audit", padded="stock reads padding", worst=3e-6)
+    result = result_of(NEW, left, *refusals, cell("bert", "eager", "absent", reason="not declared"))
+    (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
+    assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
+    assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
+    assert result["proven"] == {"audit": 1}
+    assert result["usual"] == "audit"
+    assert result["code"] == ["now"]
+    assert result["worst error"] == 3e-6
+    tables.record(NEW, result)
+    text = tables.path_of(NEW).read_text()
+    assert f'"bert": ["-", "refused {number_of_refusal}"]' in text
+    assert tables.load_results(MATRIX) == {"5.0.0": result}
 
-    def test_some_cells_are_merged(self, recorded):
-        """Types that were measured replace theirs; reasons that nobody names any more go; scenarios stay."""
-        first = result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("llama", "eager"))
-        tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
-        found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
-        assert found["cells"]["causal-lm"] == {"gpt2": ["exact"], "llama": ["exact"]}
-        assert found["code"] == ["now"]
-        assert found["reasons"] == {}
-        found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
-        assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
-        assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == ["exact", "refused"]
-        tables.record(NEW, result_of(NEW))
-        assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
-    def test_merged_cells_keep_their_proofs_and_the_code_of_both(self, recorded):
-        """What is usual may change with what is merged; every cell says what it said before."""
-        first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
-        tables.record(NEW, tables.compact(NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"))
-        more = [cell(name, "sdpa", proof="twin") for name in ("bert", "llama", "t5")]
-        found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
-        assert (found["usual"], found["code"]) == ("twin", ["one", "two"])
-        assert found["proven"] == {"recorded": 2, "twin": 3, "audit": 1}
-        said = {(c["type"], c["mode"]): (c["proof"], c.get("labels")) for c in tables.cells_of(found)}
-        assert said["llama", "eager"] == ("recorded", None)
-        assert said["t5", "eager"] == ("audit", "no")
-        assert said["t5", "sdpa"] == ("twin", None)
+def test_some_cells_are_merged(recorded):
+    """Types that were measured replace theirs; reasons that nobody names any more go; scenarios stay."""
+    first = result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("llama", "eager"))
+    tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
+    found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
+    assert found["cells"]["causal-lm"] == {"gpt2": ["exact"], "llama": ["exact"]}
+    assert found["code"] == ["now"]
+    assert found["reasons"] == {}
+    found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
+    assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
+    assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == ["exact", "refused"]
+    tables.record(NEW, result_of(NEW))
+    assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
-    def test_records_of_before_proofs_are_read_and_stand_apart(self, recorded):
-        """They say nothing of proofs, so they are none of what the default call gives, and have to be made anew."""
-        result = result_of(NEW)
-        older = {name: value for name, value in result.items() if name not in ("code", "usual", "proven")}
-        tables.record(NEW, {**older, "cells": {"causal-lm": {"llama": ["exact 1a2b", "-"]}}, "reasons": {"1a2b": "so"}})
-        (found,) = [c for c in tables.cells_of(tables.load_results(MATRIX)["5.0.0"]) if c["status"] == "exact"]
-        assert "proof" not in found
-        assert "5.0.0" in tables.stale(MATRIX)[1]
-        text = tables.markdown(MATRIX, tables.load_results(MATRIX))
-        assert "| 5.0.0 |" not in text
-        assert "`verify=False`" in text
 
-    def test_what_is_wrong_is_named(self):
-        leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
-        result = result_of(NEW, *leaks, cell("t5", "sdpa", "crash", reason="KeyError: 1"))
-        result["scenarios"] = {"passed": 0, "skipped": {}, "failed": {"demo": "AssertionError"}}
-        assert tables.bad(result) == [
-            "LEAK: gpt2/causal-lm/eager, t5/causal-lm/eager: off by 2",
-            "crash: t5/causal-lm/sdpa: KeyError: 1",
-            "scenario demo: AssertionError",
-        ]
+def test_merged_cells_keep_their_proofs_and_the_code_of_both(recorded):
+    """What is usual may change with what is merged; every cell says what it said before."""
+    first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
+    tables.record(NEW, tables.compact(NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"))
+    more = [cell(name, "sdpa", proof="twin") for name in ("bert", "llama", "t5")]
+    found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
+    assert (found["usual"], found["code"]) == ("twin", ["one", "two"])
+    assert found["proven"] == {"recorded": 2, "twin": 3, "audit": 1}
+    said = {(c["type"], c["mode"]): (c["proof"], c.get("labels")) for c in tables.cells_of(found)}
+    assert said["llama", "eager"] == ("recorded", None)
+    assert said["t5", "eager"] == ("audit", "no")
+    assert said["t5", "sdpa"] == ("twin", None)
 
-    def test_markdown(self):
-        text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
-        assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
-        assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
-        refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
-        assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
-    def test_stale_is_what_contradicts(self, recorded):
-        """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are failures."""
-        tables.write_table(MATRIX)
-        assert tables.stale(MATRIX) == ([], ["4.9.0", "5.0.0"])
-        tables.record(NEW, result_of(NEW))
-        assert any("README.md is not what" in line for line in tables.stale(MATRIX)[0])
-        tables.write_table(MATRIX)
-        assert tables.stale(MATRIX) == ([], ["4.9.0"])
-        tables.record(OLD, {**result_of(NEW), "transformers": "4.9.0"})
-        (recorded / "releases" / "1.0.0.json").write_text("{}", encoding="utf-8")
-        tables.record(NEW, result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("gpt2", "sdpa")))
-        tables.write_table(MATRIX)
-        wrong, missing = tables.stale(MATRIX)
-        assert missing == []
-        assert [next(w for w in ("other packages", "LEAK", "no listed") if w in line) for line in wrong] == [
-            "other packages",
-            "LEAK",
-            "no listed",
-        ]
+def test_records_of_before_proofs_are_read_and_stand_apart(recorded):
+    """They say nothing of proofs, so they are none of what the default call gives, and have to be made anew."""
+    result = result_of(NEW)
+    older = {name: value for name, value in result.items() if name not in ("code", "usual", "proven")}
+    tables.record(NEW, {**older, "cells": {"causal-lm": {"llama": ["exact 1a2b", "-"]}}, "reasons": {"1a2b": "so"}})
+    (found,) = [c for c in tables.cells_of(tables.load_results(MATRIX)["5.0.0"]) if c["status"] == "exact"]
+    assert "proof" not in found
+    assert "5.0.0" in tables.stale(MATRIX)[1]
+    text = tables.markdown(MATRIX, tables.load_results(MATRIX))
+    assert "| 5.0.0 |" not in text
+    assert "`verify=False`" in text
 
-    def test_scenarios_are_read_from_the_report(self):
-        def case(check, inside=""):
-            properties = f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
-            return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
 
-        cases = case("audit") + case("control", '<skipped message="exact upstream"/>')
-        cases += case("generate", '<failure message="AssertionError: 1&#10;more"/>')
-        cases += '<testcase name="test_exact"><error message="collection failure"/></testcase>'
-        assert scenarios.parse_report(f"<testsuite>{cases}</testsuite>") == {
-            "passed": 1,
-            "skipped": {"control llama": "exact upstream"},
-            "failed": {"generate llama": "AssertionError: 1", "test_exact": "collection failure"},
-        }
+def test_what_is_wrong_is_named():
+    leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
+    result = result_of(NEW, *leaks, cell("t5", "sdpa", "crash", reason="KeyError: 1"))
+    result["scenarios"] = {"passed": 0, "skipped": {}, "failed": {"demo": "AssertionError"}}
+    assert tables.bad(result) == [
+        "LEAK: gpt2/causal-lm/eager, t5/causal-lm/eager: off by 2",
+        "crash: t5/causal-lm/sdpa: KeyError: 1",
+        "scenario demo: AssertionError",
+    ]
+
+
+def test_markdown():
+    text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
+    assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
+    assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
+    refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
+    assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
+
+
+def test_stale_is_what_contradicts(recorded):
+    """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are failures."""
+    tables.write_table(MATRIX)
+    assert tables.stale(MATRIX) == ([], ["4.9.0", "5.0.0"])
+    tables.record(NEW, result_of(NEW))
+    assert any("README.md is not what" in line for line in tables.stale(MATRIX)[0])
+    tables.write_table(MATRIX)
+    assert tables.stale(MATRIX) == ([], ["4.9.0"])
+    tables.record(OLD, {**result_of(NEW), "transformers": "4.9.0"})
+    (recorded / "releases" / "1.0.0.json").write_text("{}")
+    tables.record(NEW, result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("gpt2", "sdpa")))
+    tables.write_table(MATRIX)
+    wrong, missing = tables.stale(MATRIX)
+    assert missing == []
+    assert [next(w for w in ("other packages", "LEAK", "no listed") if w in line) for line in wrong] == [
+        "other packages",
+        "LEAK",
+        "no listed",
+    ]
+
+
+def test_scenarios_are_read_from_the_report():
+    def case(check, inside=""):
+        properties = f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
+        return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
+
+    cases = case("audit") + case("control", '<skipped message="exact upstream"/>')
+    cases += case("generate", '<failure message="AssertionError: 1&#10;more"/>')
+    cases += '<testcase name="test_exact"><error message="collection failure"/></testcase>'
+    assert scenarios.parse_report(f"<testsuite>{cases}</testsuite>") == {
+        "passed": 1,
+        "skipped": {"control llama": "exact upstream"},
+        "failed": {"generate llama": "AssertionError: 1", "test_exact": "collection failure"},
+    }

@@ -1,7 +1,5 @@
 """Variants of tiny configurations: each changes the field that it names."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,26 +1,19 @@
 """The demo: its corpus, both ways of stacking the same documents, the small training, and its table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-import autopack
 from autopack import demo
 from autopack.cli import main
 from autopack.demo import (
     ENABLED,
     PADDED,
     STOCK,
-    DemoResult,
     DemoSettings,
     collect_documents,
     compare,
     draw_batches,
-    pad,
-    tokenize,
-    train_tokenizer,
     write_table,
 )
 from tests.support.refusals import refused
@@ -29,17 +22,12 @@ SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     return collect_documents()
 
 
 @pytest.fixture(scope="module")
-def examples(texts):
-    return tokenize(texts[:600], train_tokenizer(texts[:600], 512), longest=96)
-
-
-@pytest.fixture(scope="module")
-def result() -> DemoResult:
+def result():
     return compare(SMALL)
 
 
@@ -85,18 +73,7 @@ def test_batches_take_every_example_once_per_epoch_and_depend_on_the_seed():
     assert batches == again != other
 
 
-def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
-    collate = autopack.PackingCollator()
-    for batch in draw_batches(examples, size=7, steps=5, seed=0):
-        padded, packed = pad(batch), collate(batch)
-        real = padded["attention_mask"].bool()
-        assert padded["input_ids"][real].tolist() == packed["input_ids"].flatten().tolist()
-        assert packed["input_ids"].shape[0] == 1
-        targets = [made["labels"][:, 1:] for made in (padded, packed)]
-        assert len({tuple(each[each != -100].tolist()) for each in targets}) == 1
-
-
-def with_losses(result: DemoResult, losses: list[float], name: str = ENABLED) -> DemoResult:
+def with_losses(result, losses, name=ENABLED):
     return replace(result, arms={**result.arms, name: replace(result.arms[name], losses=losses)})
 
 
@@ -109,21 +86,12 @@ def test_losses_agree_and_only_the_stock_row_leaks(result):
     assert result.difference(STOCK) > 1e-3
 
 
-@pytest.mark.exhaustive
-def test_same_seed_gives_the_same_training(result):
-    again, other = (compare(settings).arms[PADDED].losses for settings in (SMALL, replace(SMALL, seed=1)))
-    assert again == pytest.approx(result.arms[PADDED].losses, rel=1e-6)
-    assert other != pytest.approx(result.arms[PADDED].losses, rel=1e-6)
-
-
 def test_table_says_what_was_measured(result):
     table = write_table(result)
     padded, _, packed = result.arms.values()
     assert f"{len(result.lengths):,} documents" in table
     assert f"{padded.tokens:,}" in table
     assert f"{packed.tokens:,}" in table
-    assert f"{1 - packed.tokens / padded.tokens:.1%}" in table
-    assert f"{padded.losses[0]:.6f}" in table
     assert f"{result.speed(ENABLED):.2f}x" in table
     cells = [line.split() for line in table.splitlines()]
     assert ["within", "float32", "rounding", "equal", "LEAKS", "equal"] in cells

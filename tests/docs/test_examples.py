@@ -1,12 +1,6 @@
 """The examples: they run, with the line and without it to the same results; notebooks are kept with their outputs."""
 
-from __future__ import annotations
-
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +10,14 @@ from packaging import version
 from compat.engines.start import launched
 from examples.pretrained.weights import MINILM, missing
 from tests.support import pages
+from tests.support.processes import ROOT, python
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
 pytest.importorskip("ipykernel")
 pytest.importorskip("matplotlib")
 pytest.importorskip("nbclient")
-nbformat: Any = pytest.importorskip("nbformat")
+nbformat = pytest.importorskip("nbformat")
 
-TREE = Path(__file__).parents[2]
 PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
 PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
@@ -31,51 +25,44 @@ STEPS = 4
 ROUNDING = 1e-4
 
 
-def run(program: str, *arguments: str) -> str:
-    command = [sys.executable, f"examples/{program}", *arguments]
-    finished = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=600)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+def plain_loop(*arguments):
+    return python("examples/plain_loop.py", "--steps", STEPS, "--threads", "1", *arguments).stdout
 
 
-def plain_loop(*arguments: str) -> str:
-    return run("plain_loop.py", "--steps", str(STEPS), "--threads", "1", *arguments)
-
-
-def losses(printed: str) -> list[float]:
+def losses(printed):
     return [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)$", printed, re.MULTILINE)]
 
 
-def text(notebook: Any, name: str) -> str:
+def text(notebook, name):
     """What the cell of this name put out, as plain text."""
     (cell,) = [cell for cell in notebook.cells if cell.id == name]
     return "".join(o.text if o.output_type == "stream" else o.data.get("text/plain", "") for o in cell.outputs)
 
 
-def numbers(notebook: Any, name: str, pattern: str) -> list[float]:
+def numbers(notebook, name, pattern):
     """What the pattern's group finds in what the cell put out."""
     return [float(found) for found in re.findall(pattern, text(notebook, name), re.MULTILINE)]
 
 
-def columns(notebook: Any, name: str) -> list[list[float]]:
+def columns(notebook, name):
     """The columns of a table of losses by step."""
     rows = re.findall(r"^ *\d+ (?: +\S+)+$", text(notebook, name), re.MULTILINE)
     return [list(map(float, column)) for column in zip(*(row.split()[1:] for row in rows), strict=True)]
 
 
-def of(name: str) -> Any:
+def of(name):
     """Give a test the notebook of this name, run; it fails where a cell does."""
     return pytest.mark.parametrize("executed", [pytest.param(name, marks=pytest.mark.exhaustive)], indirect=True)
 
 
 @pytest.fixture(name="executed")
-def _executed(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+def _executed(tmp_path, request):
     name = f"{request.param}.ipynb"
-    run("refresh.py", name, "--output", str(tmp_path))
+    python("examples/refresh.py", name, "--output", tmp_path)
     return nbformat.read(tmp_path / name, as_version=4)
 
 
-def same_losses(notebook: Any, name: str, steps: int) -> None:
+def same_losses(notebook, name, steps):
     """Want losses that fall in so many steps, and are the same with the line."""
     stock, enabled, *_ = columns(notebook, name)
     assert len(stock) == steps
@@ -83,7 +70,7 @@ def same_losses(notebook: Any, name: str, steps: int) -> None:
     assert stock[-1] < stock[0]
 
 
-def same_embeddings(notebook: Any, name: str, count: int, within: float) -> None:
+def same_embeddings(notebook, name, count, within):
     differences = numbers(notebook, name, r"^largest difference.*: +(\S+)$")
     assert len(differences) == count
     assert max(differences) < within
@@ -181,19 +168,17 @@ def test_rows_that_two_processes_share_have_the_losses_of_one():
 
 
 def test_every_notebook_is_listed():
-    assert sorted(path.stem for path in (TREE / "examples").glob("*.ipynb")) == sorted(PICTURES)
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb")) == sorted(PICTURES)
 
 
 def test_a_notebook_that_is_not_there_is_named():
-    command = [sys.executable, "examples/refresh.py", "trainr.ipynb"]
-    finished = subprocess.run(command, cwd=TREE, capture_output=True, text=True)
-    assert finished.returncode == 2
+    finished = python("examples/refresh.py", "trainr.ipynb", status=2)
     assert "trainr.ipynb" in finished.stderr
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_is_kept_with_its_outputs_and_little_else(name):
-    path = TREE / "examples" / f"{name}.ipynb"
+    path = ROOT / "examples" / f"{name}.ipynb"
     kept = nbformat.read(path, as_version=4)
     words = [cell.source for cell in kept.cells if cell.cell_type == "markdown"]
     assert re.search(r"\]\(\.\./", words[-1])

@@ -1,7 +1,5 @@
 """Links of the documentation, and names of files in it, lead somewhere."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The pictures of README are drawn from what the code does, and say what is so."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -48,5 +46,5 @@ def test_every_picture_is_there_in_light_and_dark(draw, name):
     for theme in draw.THEMES:
         assert (DOCS / "images" / f"{name}-{theme}.png").stat().st_size > 10_000
         if name != "prefixes":
-            assert f"docs/images/{name}-{theme}.png" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+            assert f"docs/images/{name}-{theme}.png" in (DOCS.parent / "README.md").read_text()
     assert len(getattr(draw, name)(draw.THEMES["light"]).axes) == (2 if name == "prefixes" else 3)

@@ -1,12 +1,8 @@
 """The code of docs/packing.md, run as it stands there: losses are those of the documents alone."""
 
-from __future__ import annotations
-
 import copy
 import os
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -17,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 import autopack
-from tests.packing.batches import arguments, in_training, logged, loss_alone, tokenizer
+from tests.packing.batches import arguments, documents_in, in_training, logged, loss_alone, tokenizer
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -37,7 +33,7 @@ ELSEWHERE = {
 BLOCKS = [block.code for block in pages.blocks("packing.md")]
 
 
-def recipe(*marks: str) -> str:
+def recipe(*marks):
     """The one block with these words, for rows of `CAPACITY` tokens."""
     (found,) = [block for block in BLOCKS if all(mark in block for mark in marks)]
     return found.replace("4096", str(CAPACITY))
@@ -70,7 +66,7 @@ def test_every_recipe_of_the_page_is_run():
 
 
 @pytest.fixture(name="there", params=TYPES)
-def _there(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+def _there(request, tmp_path):
     """What the recipes take for granted."""
     model = in_training(request.param)
     draw = np.random.default_rng(0)
@@ -93,7 +89,7 @@ def _there(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 only_llama = pytest.mark.parametrize("there", ["llama"], indirect=True)
 
 
-def run(there: dict[str, Any], *names: str, **instead: str) -> dict[str, Any]:
+def run(there, *names, **instead):
     """Run recipes, one after the other, with other words `instead` of some."""
     for name in names:
         code = recipe(*RECIPES[name])
@@ -103,19 +99,10 @@ def run(there: dict[str, Any], *names: str, **instead: str) -> dict[str, Any]:
     return there
 
 
-def alone(there: dict[str, Any], documents: list[list[int]], by_document: bool = False) -> Any:
+def alone(there, documents, by_document=False):
     """The mean loss over all targets of documents by themselves, or over documents of each one's mean."""
     weights = [1.0] * len(documents) if by_document else None
     return pytest.approx(loss_alone(there["stock"], documents, weights).item(), rel=ROUNDING)
-
-
-def documents_in(batch: dict[str, torch.Tensor]) -> list[list[int]]:
-    """The documents of a batch of the collator."""
-    starts = (batch["position_ids"] == 0).flatten().nonzero().flatten().tolist()
-    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).flatten().bool()
-    ids = batch["input_ids"].flatten()
-    parts = [ids[a:b][real[a:b]].tolist() for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
-    return [part for part in parts if part]
 
 
 @only_llama
@@ -143,7 +130,7 @@ def test_groups(there):
 def test_a_loop_over_a_loader(there):
     seen = []
 
-    def step(batch: Any) -> None:
+    def step(batch):
         if len(seen) < 3:
             assert there["model"](**batch).loss.item() == alone(there, documents_in(batch))
         seen.extend(documents_in(batch))
@@ -159,7 +146,7 @@ def test_accelerate(there):
     losses = []
 
     class Noting(Accelerator):
-        def backward(self, loss: Any, **options: Any) -> None:
+        def backward(self, loss, **options):
             losses.append(loss.item())
             super().backward(loss, **options)
 
@@ -187,7 +174,7 @@ def test_batches_of_one_shape(there):
     assert len(shapes) == 1
 
 
-def with_the_sampler(there: dict[str, Any]) -> Any:
+def with_the_sampler(there):
     run(there, "loop", "Trainer with a sampler")
     given = {"train_dataset": there["dataset"], "data_collator": there["collate"]}
     trainer = there["PackedTrainer"](there["model"], there["args"], **given)
@@ -195,11 +182,11 @@ def with_the_sampler(there: dict[str, Any]) -> Any:
     return trainer
 
 
-def of_packed_rows(there: dict[str, Any]) -> Any:
+def of_packed_rows(there):
     return run(there, "Trainer")["trainer"]
 
 
-def of_trl(there: dict[str, Any]) -> Any:
+def of_trl(there):
     trl = pytest.importorskip("trl")
     if there["model"].config.model_type not in ("llama", "gpt_neo"):
         pytest.skip("TRL trains those whose forward names positions")
@@ -208,7 +195,7 @@ def of_trl(there: dict[str, Any]) -> Any:
     return run(there | {"SFTTrainer": trl.SFTTrainer}, "SFTTrainer")["trainer"]
 
 
-def of_an_endless_stream(there: dict[str, Any]) -> Any:
+def of_an_endless_stream(there):
     there["dataset"] = there["dataset"].to_iterable_dataset()
     instead = {"...": "output_dir", "10_000)": "3)", "max_steps=10_000": "max_steps=3"}
     return run(there | {"TrainingArguments": arguments}, "endless stream", **instead)["trainer"]
@@ -254,7 +241,7 @@ def test_weights_in_a_loop(there, monkeypatch):
     losses = []
     weighted = autopack.packing.weighted_loss
 
-    def noting(*args: Any, **options: Any) -> Any:
+    def noting(*args, **options):
         losses.append(weighted(*args, **options))
         return losses[-1]
 

@@ -3,13 +3,11 @@
 tests/attention/test_torch_flash.py runs some of them on CPU stand-ins, which is why modules name their `DEVICE`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/gpu" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
@@ -18,5 +16,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+def dtype(request):
     return request.param

@@ -1,15 +1,12 @@
 """What a batch held on the host is used on a GPU without waiting for it, and stops it where it holds something else."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 import textwrap
 
 import torch
 
 from autopack.layout.host import recall
 from autopack.packing import HostBatch
+from tests.support.processes import python
 
 
 def test_what_was_moved_is_known_without_waiting_for_the_device_and_a_write_that_counts_is_seen():
@@ -34,6 +31,6 @@ def test_a_write_that_counts_no_version_up_stops_the_device():
         recall(moved)
         torch.cuda.synchronize()
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=600)
+    done = python("-c", textwrap.dedent(code), status=None)
     assert done.returncode != 0
     assert "assert" in done.stderr

@@ -4,12 +4,9 @@ They need a CUDA device; those with kernels also `causal-conv1d`, `mamba-ssm` an
 (`pip install causal-conv1d mamba-ssm flash-linear-attention --no-build-isolation`), each test only what it names.
 """
 
-from __future__ import annotations
-
 import importlib
 
 import pytest
-import torch
 
 import autopack
 from autopack import tiny
@@ -33,7 +30,7 @@ OPERATIONS = [name for name, operation in operations.OPERATIONS.items() if opera
 WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
 
 
-def _check(model_type: str, dtype: torch.dtype) -> None:
+def _check(model_type, dtype):
     model = tiny.build(model_type, dtype=dtype, device=DEVICE)
     autopack.enable(model, verify=False)
     check(model, LONG)

@@ -1,7 +1,5 @@
 """Enabled models on CUDA, in half precision, audited in every call mode."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 
@@ -42,7 +40,7 @@ CASES = [
 ]
 
 
-def _model(model_type: str, implementation: str, dtype: torch.dtype):
+def _model(model_type, implementation, dtype):
     # FlexAttention's kernels want heads of at least 16, and compile one kernel per head size.
     built = "eager" if implementation in ("flash_attention_2", "flex_attention") else implementation
     model = tiny.build(model_type, attn_implementation=built, dtype=dtype, device=DEVICE)
@@ -59,7 +57,7 @@ def test_packed_equals_alone(backend, implementation, model_type, dtype):
         check(model, LONG)
 
 
-def check(model: torch.nn.Module, lengths: tuple[int, ...]) -> None:
+def check(model, lengths):
     """Want an exact model.
 
     Routers of mixture models flip on half-precision ties, alone as packed, so those are held to influence only: that
@@ -77,7 +75,7 @@ def check(model: torch.nn.Module, lengths: tuple[int, ...]) -> None:
         assert report.exact, str(report)
 
 
-def packed(*lengths: int) -> dict[str, torch.Tensor]:
+def packed(*lengths):
     """A row of documents of these lengths, on the device."""
     return {"input_ids": ids(lengths=lengths).to(DEVICE), "position_ids": counted(lengths).to(DEVICE)}
 

@@ -1,7 +1,5 @@
 """torch's variable-length kernels against attention of each document alone, computed in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

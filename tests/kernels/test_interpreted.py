@@ -1,7 +1,5 @@
 """Through the packages' own kernels, interpreted on a CPU: packed rows get what their documents get alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from compat.kernels.__main__ import run

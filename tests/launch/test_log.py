@@ -1,7 +1,5 @@
 """What autopack logs is written once, by whoever writes logs in the program, and leaves progress bars whole."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,7 +10,7 @@ WARNING = "import autopack, logging; logging.getLogger('autopack.enabling').warn
 INFO = "import autopack, logging; logging.getLogger('autopack.enabling').info('something stays')"
 
 
-def ran(code: str, level: str | None = None) -> str:
+def ran(code, level=None):
     environment = {name: value for name, value in os.environ.items() if name != "AUTOPACK_LOG"}
     environment |= {} if level is None else {"AUTOPACK_LOG": level}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -1,18 +1,14 @@
 """Options of `autopack run` and the variables of the environment that say the same."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 
 import pytest
 
-from autopack.attention.choose import availability
 from autopack.commands import run as command
 from autopack.launch import settings
-from autopack.options import CHOICES
 
 
-def variables(*arguments: str, **given: str) -> settings.RunSettings:
+def variables(*arguments, **given):
     """The settings that a script would find, for options and for variables of the caller."""
     parser = ArgumentParser()
     command.add_arguments(parser)
@@ -37,7 +33,3 @@ def test_options_and_variables_agree_and_options_win():
             assert variables(*flags) == variables(**{option.variable: text.upper()})
             for other in words:
                 assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
-
-
-def test_backends_that_can_be_asked_for_are_those_there_are():
-    assert set(CHOICES["backend"]) == {"auto", *availability()}

@@ -1,12 +1,8 @@
 """Examples, and what is asked of every batch and every row, for the tests of packing."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,7 +18,7 @@ ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 
 WORDS = [f"w{number}" for number in range(78)]
 
 
-def refused(examples: Any, *parts: str, **options: Any) -> None:
+def refused(examples, *parts, **options):
     """Want the collator to refuse these examples, with all of these parts in its message."""
     with pytest.raises(InvalidPacking) as error:
         PackingCollator(**options)(examples)
@@ -33,20 +29,20 @@ def refused(examples: Any, *parts: str, **options: Any) -> None:
 class Documents(Dataset):
     """Documents of these lengths, each of which begins with its own index."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths):
         self.lengths = lengths
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
+    def __getitem__(self, index):
         return {"input_ids": list(range(index, index + self.lengths[index]))}
 
 
 KINDS = ("list", "Dataset", "stream")
 
 
-def of_kind(made: list[dict[str, Any]], kind: str) -> Any:
+def of_kind(made, kind):
     """These examples in a list, a dataset or a stream."""
     if kind == "list":
         return made
@@ -54,18 +50,34 @@ def of_kind(made: list[dict[str, Any]], kind: str) -> Any:
     return data.to_iterable_dataset() if kind == "stream" else data
 
 
-def pieces(row: dict[str, Any], name: str = "input_ids") -> list[list[Any]]:
+def pieces(row, name="input_ids"):
     """A column of a packed row, cut into its documents."""
     assert sum(row["seq_lengths"]) == len(row["input_ids"])
     return [list(row[name][a:b]) for a, b in pairwise(accumulate(row["seq_lengths"], initial=0))]
 
 
-def documents_of(rows: Any) -> list[list[int]]:
+def flan_like(count, seed=0):
+    """Lognormal lengths with the mean of FLAN_20k, 471, clipped at 4096."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1.0, count)
+    return np.clip(np.round(drawn), 1, 4096).astype(np.int64)
+
+
+def documents_of(rows):
     """The tokens of all documents of packed rows."""
     return [document for row in rows for document in pieces(row)]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def documents_in(batch):
+    """The documents of a packed or padded batch, as its positions and its mask tell them apart."""
+    ids = batch["input_ids"]
+    positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids)).flatten()
+    real = batch.get("attention_mask", torch.ones_like(ids)).flatten().bool()
+    starts = (positions == positions.min()).nonzero()[:, 0].tolist()
+    parts = [ids.flatten()[a:b][real[a:b]].tolist() for a, b in pairwise([*starts, ids.numel()])]
+    return [part for part in parts if part]
+
+
+def tokenizer():
     """Of padding, an end and `WORDS`."""
     numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
     made = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
@@ -73,19 +85,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
 
 
-def arguments(folder: Path, kind: Any = TrainingArguments, **options: Any) -> Any:
+def arguments(folder, kind=TrainingArguments, **options):
     """The defaults of a trainer, but on the CPU, in float32 and quiet; it logs each step."""
-    quiet: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    quiet = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
     quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
     return kind(**quiet | options)
 
 
-def logged(trainer: Any) -> list[float]:
+def logged(trainer):
     """The losses that a trainer has logged."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def in_training(model_type: str) -> Any:
+def in_training(model_type):
     """A tiny model that is trained, and draws no dropout."""
     model = tiny.build(model_type).train()
     for module in model.modules():
@@ -94,7 +106,7 @@ def in_training(model_type: str) -> Any:
     return model
 
 
-def loss_alone(model: Any, documents: Sequence[Any], weights: Sequence[float] | None = None) -> torch.Tensor:
+def loss_alone(model, documents, weights=None):
     """The mean loss over all targets of documents by themselves, or over documents with these weights."""
     losses, counts = [], []
     for document in documents:

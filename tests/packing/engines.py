@@ -1,40 +1,45 @@
 """Data of either engine that writes shards, and what is asked of the files."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
-Engine = Callable[..., Any]
 
 
-def dataset_of(made: list[dict[str, Any]], *cuts: int) -> Any:
+def dataset_of(made, *cuts):
     import datasets
 
     chunks = [made[a:b] for a, b in pairwise([0, *cuts, len(made)])]
     return datasets.concatenate_datasets([datasets.Dataset.from_list(chunk) for chunk in chunks if chunk])
 
 
-def blocks_of(ray: Any) -> Engine:
-    def blocks(made: list[dict[str, Any]], *cuts: int) -> Any:
+def ray_started():
+    """Ray, with two workers."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    options = {"log_to_driver": False, "logging_level": "warning", "object_store_memory": 200 << 20}
+    ray.init(num_cpus=2, include_dashboard=False, **options)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
+
+
+def blocks_of(ray):
+    def blocks(made, *cuts):
         table = dataset_of(made).data.table
         return ray.data.from_arrow([table.slice(a, b - a) for a, b in pairwise([0, *cuts, len(made)])])
 
     return blocks
 
 
-def load(files: Any) -> Any:
+def load(files):
     """Shards, one after the other, as a dataset."""
     import datasets
 
     return datasets.load_dataset("parquet", data_files=list(files), split="train")
 
 
-def visible(path: Path) -> list[str]:
+def visible(path):
     return sorted(name for name in os.listdir(path) if not name.startswith("."))

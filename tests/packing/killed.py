@@ -7,26 +7,24 @@ At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `
 again does not stop.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from tests.packing.engines import blocks_of, ray_started
 
 MAX_LENGTH = 32
 STAGES = ("within", "before", "whole", "named")
 """In the middle of a file; before it is opened; when it is whole and has no name yet; when it has its name."""
 
 
-def stopping(stage: str) -> type:
+def stopping(stage):
     """A folder that stops at a stage; made in a function, so that workers of Ray get the class and not its name."""
     from autopack.packing import parts
 
     class Stopping(parts.Folder):
-        def wait(self, name: str) -> None:
+        def wait(self, name):
             about = Path(self.base).parent
             flag = about / f"at-{name}"
             if not flag.exists():
@@ -36,8 +34,8 @@ def stopping(stage: str) -> type:
                 while not (about / "go").exists():
                     time.sleep(0.01)
 
-        def write(self, tables: Any, marked: str, name: str) -> Any:
-            def with_a_stop() -> Iterator[Any]:
+        def write(self, tables, marked, name):
+            def with_a_stop():
                 for number, table in enumerate(tables):
                     yield table
                     if number == 0:
@@ -47,7 +45,7 @@ def stopping(stage: str) -> type:
                 self.wait(name)
             return super().write(with_a_stop() if stage == "within" else tables, marked, name)
 
-        def publish(self, hidden: str, name: str) -> None:
+        def publish(self, hidden, name):
             if stage == "whole":
                 self.wait(name)
             super().publish(hidden, name)
@@ -57,7 +55,7 @@ def stopping(stage: str) -> type:
     return Stopping
 
 
-def job(shard: int, count: int, folder: str) -> None:
+def job(shard, count, folder):
     """A job as docs/scale.md has it: it writes its shard unless that is there."""
     import datasets
 
@@ -68,29 +66,25 @@ def job(shard: int, count: int, folder: str) -> None:
         autopack.packing.pack_shards(dataset, MAX_LENGTH, folder, num_shards=count, shard=shard)
 
 
-def drive(plan: Any, count: int, folder: str) -> None:
+def drive(plan, count, folder):
     """A program that packs with two workers of Ray."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import datasets
-    import ray
 
     import autopack
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    table = datasets.load_from_disk(Path(folder).parent / "corpus").data.table.combine_chunks()
-    half = table.num_rows // 2
-    data = ray.data.from_arrow([table.slice(0, half), table.slice(half)])
+    ray = ray_started()
+    made = datasets.load_from_disk(Path(folder).parent / "corpus").to_list()
+    data = blocks_of(ray)(made, len(made) // 2)
     autopack.packing.pack_shards(data, MAX_LENGTH, folder, plan=plan, num_shards=count)
     ray.shutdown()
 
 
-def main(kind: str, *arguments: str) -> None:
+def main(kind, *arguments):
     """Run a program, its folder one that stops where a stage is named."""
     from autopack.packing import parts, rows
 
     if len(arguments) > 3:
-        parts.Folder = stopping(arguments[3])  # type: ignore[misc]
+        parts.Folder = stopping(arguments[3])
     rows.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
     if kind == "job":
         job(int(arguments[0]), int(arguments[1]), arguments[2])

@@ -1,10 +1,5 @@
 """Pairs for tests of preference data: a tokenizer, trainers of TRL, and every pair alone as the reference."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import datasets
 import numpy as np
 import torch
@@ -18,11 +13,11 @@ BETA = 0.1
 """That of DPOConfig."""
 
 
-def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
+def pairs(count=12, seed=0):
     """Text of 2 to 7 words, and two answers of 2 to 19."""
     draw = np.random.default_rng(seed)
 
-    def text(least: int, most: int) -> str:
+    def text(least, most):
         return " ".join(draw.choice(WORDS, size=int(draw.integers(least, most))))
 
     return datasets.Dataset.from_list([
@@ -31,7 +26,7 @@ def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
     ])  # fmt: skip
 
 
-def moved(model: Any, by: float = 0.02) -> Any:
+def moved(model, by=0.02):
     """The model with other parameters: a policy that its reference is not."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -40,7 +35,7 @@ def moved(model: Any, by: float = 0.02) -> Any:
     return model
 
 
-def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **options: Any) -> Any:
+def dpo(folder, model_type="llama", kind=trl.DPOTrainer, **options):
     """A trainer with a reference of its own."""
     given = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
     given = {"train_dataset": pairs(), **given}
@@ -51,7 +46,7 @@ def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **o
     )
 
 
-def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
+def steps(trainer):
     """Loss, metrics and gradients of every batch of an epoch; parameters stay as they are."""
     found = []
     trainer.model.train()
@@ -66,27 +61,22 @@ def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor
     return found
 
 
-def alone(model: Any, example: dict[str, Any], answer: str, most: int | None = None) -> tuple[float, int]:
-    """Sum of the log-probabilities of an answer's tokens, its sequence alone, and how many they are."""
-    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])[:, :most]
+def score(model, example, answer):
+    """Sum of the log-probabilities of an answer's tokens, its sequence alone."""
+    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-    chosen = logits.log_softmax(-1).gather(1, ids[0, prompt:, None])
-    return float(chosen.sum()), len(chosen)
+    return float(logits.log_softmax(-1).gather(1, ids[0, prompt:, None]).sum())
 
 
-def losses_alone(policy: Any, reference: Any, data: Any, most: int | None = None) -> dict[str, np.ndarray]:
-    """By the name of a loss, that of each pair, of its four sequences each run alone by stock models."""
-    scores, counts = np.zeros((2, len(data))), np.zeros((2, len(data)))
-    for number, example in enumerate(data):
-        for place, answer in enumerate(("chosen_ids", "rejected_ids")):
-            of_policy, counts[place, number] = alone(policy, example, answer, most)
-            scores[place, number] = of_policy - alone(reference, example, answer, most)[0]
-    delta = torch.tensor(BETA * (scores[0] - scores[1]))
-    means = scores / counts
-    return {
-        "sigmoid": -logsigmoid(delta).numpy(),
-        "hinge": torch.relu(1 - delta).numpy(),
-        "ipo": (means[0] - means[1] - 1 / (2 * BETA)) ** 2,
-        "robust": ((0.1 * logsigmoid(-delta) - 0.9 * logsigmoid(delta)) / 0.8).numpy(),
-    }
+def losses_alone(policy, reference, data):
+    """DPO's loss of each pair, of its four sequences each run alone by stock models."""
+    scores = [
+        [
+            score(policy, example, answer) - score(reference, example, answer)
+            for answer in ("chosen_ids", "rejected_ids")
+        ]
+        for example in data
+    ]
+    chosen, rejected = torch.tensor(scores, dtype=torch.float64).T
+    return -logsigmoid(BETA * (chosen - rejected)).numpy()

@@ -1,14 +1,9 @@
 """The collator: what goes in comes out, once, with its boundaries; whatever cannot is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,24 +32,8 @@ CONTAINERS = {
 # What comes out
 
 
-def test_one_row_with_restarting_positions_and_first_labels_ignored():
-    batch = PackingCollator()(ABC)
-    assert list(batch) == ["input_ids", "position_ids", "labels"]
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7, 8, 9]]
-    assert {v.dtype for v in batch.values()} == {torch.int64}
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        assert type(ours[key]) is type(value), key
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(ours[key], value), key
-            assert ours[key].dtype == value.dtype, key
-        else:
-            assert ours[key] == value, key
+def same(ours, theirs):
+    torch.testing.assert_close(dict(ours), dict(theirs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("with_labels", [False, True])
@@ -66,12 +45,10 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
     examples = [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
     theirs = transformers.DataCollatorWithFlattening(**wanted)(copy.deepcopy(examples))
     ours = PackingCollator(declare=("attention_mask", "cu_seq_lens", "seq_idx"))(examples)
-    same(dict(ours), theirs)
+    same(ours, theirs)
 
 
-def test_numpy_out():
-    batch = PackingCollator()(ABC, return_tensors="np")
-    assert all(isinstance(v, np.ndarray) for v in batch.values())
+def test_other_tensors_are_refused():
     with pytest.raises(ValueError, match="return_tensors='tf'"):
         PackingCollator()(ABC, return_tensors="tf")
 
@@ -93,9 +70,6 @@ def test_any_container(kind):
 def test_batch_encodings_of_a_tokenizer():
     examples = [transformers.BatchEncoding({**e, "attention_mask": [1] * len(e["input_ids"])}) for e in ABC]
     same(PackingCollator()(examples), PackingCollator()(ABC))
-    as_rows = [transformers.BatchEncoding(e, tensor_type="pt", prepend_batch_axis=True) for e in examples]
-    assert as_rows[0]["input_ids"].shape == (1, 3)
-    same(PackingCollator()(as_rows), PackingCollator()(ABC))
 
 
 def test_examples_are_not_changed():
@@ -121,22 +95,19 @@ def test_examples_are_not_changed():
 def test_nothing_is_lost_and_every_boundary_is_declared(
     documents, max_length, multiple, align, rows, limit, first, data
 ):
-    def padded(tokens: list[Any], value: Any, left: int, right: int) -> list[Any]:
-        return [value] * left + tokens + [value] * right
-
     examples = []
     for tokens in documents:
-        sides = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+        left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
         columns = {
             "input_ids": (tokens, 5),
             "labels": ([t + 1 for t in tokens], -100),
             "attention_mask": ([1] * len(tokens), 0),
             "weight": ([0.5] * len(tokens), 9.0),
         }
-        examples.append({name: padded(values, value, *sides) for name, (values, value) in columns.items()})
+        examples.append({name: [pad] * left + values + [pad] * right for name, (values, pad) in columns.items()})
     if max_length is None:
         rows = limit = None
-    options: dict[str, Any] = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, "rows": rows}
+    options = {"max_length": max_length, "pad_to_multiple_of": multiple, "align": align, "rows": rows}
     declare = ("attention_mask", "cu_seq_lens", "seq_idx")
     collator = PackingCollator(**options, max_documents=limit, first_position=first, declare=declare)
     batch = collator(examples, "np")
@@ -146,7 +117,7 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
     longest = width if fixed else max(-(-len(tokens) // align) * align for tokens in documents)
 
     # Rows are filled in the order of documents, each padded behind to a multiple.
-    filled: list[list[list[int]]] = [[]]
+    filled = [[]]
     ends = [0]
     for tokens in documents:
         size = -(-len(tokens) // align) * align
@@ -183,17 +154,6 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
 # Rows and padding
 
 
-def test_overlong_examples():
-    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'", max_length=3)
-    batch = PackingCollator(max_length=3, overflow="truncate")(ABC)
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0], [6, 7, 8]]
-    packed = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2], "labels": [7, 8]}
-    batch = PackingCollator(max_length=3, overflow="truncate")([packed])
-    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[1, 2, 3]], [7])
-    padded = {"input_ids": [1, 2, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
-    assert PackingCollator(max_length=3)([padded])["input_ids"].tolist() == [[1, 2, 3]]
-
-
 # Labels
 
 
@@ -202,11 +162,8 @@ def test_overlong_examples():
     ("values", "dtype"),
     [
         ([1, 0, 2], torch.int64),
-        ([np.int32(1), np.int64(0), np.uint8(2)], torch.int64),
         ([torch.tensor(1), torch.tensor(0), torch.tensor(2)], torch.int64),
-        ([True, False, True], torch.int64),
         ([1.5, 0.0, -2.0], torch.float32),
-        ([np.float64(1.5), 0, -2], torch.float32),
         ([[1.0, 0.0], [0.0, 0.5], (1.0, 1.0)], torch.float32),
         ([np.ones(3), np.zeros(3, np.float32), torch.ones(3, dtype=torch.bfloat16)], torch.float32),
     ],
@@ -217,32 +174,6 @@ def test_labels_per_document(key, values, dtype):
     assert batch["labels"].dtype == dtype
     assert batch["labels"].tolist() == [np.asarray(torch.as_tensor(v).float()).tolist() for v in values]
     assert key == "labels" or key not in batch
-
-
-@pytest.mark.parametrize(
-    ("labels", "examples", "wanted"),
-    [
-        ("auto", [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)], [3, 4]),
-        ("auto", [{"input_ids": [1, 2, 3], "label_ids": np.array([7, -100, 9])}], [[-100, -100, 9]]),
-        ("auto", [{"input_ids": [1, 2], "labels": None}], [[-100, 2]]),
-        ("unshifted", [{"input_ids": [1, 2], "labels": [5, 6]}], [[5, 6]]),
-        ("none", ABC, None),
-        ("none", [{"input_ids": [1], "labels": [1], "label": 3}], None),
-    ],
-)
-def test_labels_are_read_made_or_left_out(labels, examples, wanted):
-    """Losses that do not shift keep the first label."""
-    found = PackingCollator(labels=labels)(examples).get("labels")
-    assert found is wanted is None or found.tolist() == wanted
-
-
-@pytest.mark.parametrize("key", ["completion_mask", "assistant_masks"])
-def test_made_labels_keep_to_the_completion(key):
-    example = {"input_ids": [1, 2, 3, 4], key: [0, 0, 1, 1]}
-    for one, wanted in ((example, [-100, -100, 3, 4]), (example | {"labels": [1, 2, 3, 4]}, [-100, 2, 3, 4])):
-        batch = PackingCollator()([one])
-        assert batch["labels"].tolist() == [wanted]
-        assert batch[key].tolist() == [[0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -267,13 +198,6 @@ def test_refused_labels_name_the_example_and_the_key(first, second, found):
     refused(examples, "example 1, 'labels'", found)
 
 
-def test_no_labels_or_two_names_for_them_are_refused():
-    refused(ABC, "example 0, 'labels': not found", "labels='none'", labels="unshifted")
-    refused([{"input_ids": [1], "label": 1, "labels": [1]}], "example 0: found ['label', 'labels']", "drop_keys")
-    batch = PackingCollator(drop_keys=("label",))([{"input_ids": [1, 2], "label": 1, "labels": [1, 2]}])
-    assert batch["labels"].tolist() == [[-100, 2]]
-
-
 # The object
 
 
@@ -288,15 +212,5 @@ def test_repr_pickle_and_copy():
 def test_collate_fn_of_a_dataloader_whose_worker_is_spawned():
     collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
-    first, second = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
-    assert first["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
-    assert second["position_ids"].tolist() == [[0, 1, 2, 3, 0]]
-    assert second["max_length_q"] == 4
-
-
-def test_importing_needs_neither_torch_nor_transformers():
-    code = (
-        "import sys, autopack.packing as p; c = p.PackingCollator(); c([{'input_ids': [1]}], 'np');"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    batches = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
+    assert [batch["position_ids"].tolist() for batch in batches] == [[[0, 1, 2, 0, 1]], [[0, 1, 2, 3, 0]]]

@@ -1,16 +1,14 @@
 """What the collator reads in an example: masks, documents inside it, keys of any other name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from tests.packing.batches import ABC, refused
+from tests.packing.test_collator import same
 
 # Examples that are packed already
 
@@ -22,73 +20,159 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("keys", [[k] for k in PACKED] + [list(PACKED)])
-def test_inner_documents_are_kept_apart(keys):
-    batch = PackingCollator(declare=("attention_mask", "cu_seq_lens"))(
-        [{"input_ids": [1, 2, 3, 4, 5]} | {k: PACKED[k] for k in keys}, {"input_ids": [6, 7]}]
-    )
-    assert list(batch)[:3] == ["input_ids", "position_ids", "labels"]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 7]
-    assert not {"seq_idx", "attention_mask", "seq_lengths"} & batch.keys()
+ROW = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2]}
+OWN = {"input_ids": [1, 2], "position_ids": [0, 1]}
+CUT = {"max_length": 3, "overflow": "truncate"}
+MASK = [0, 0, 1, 1]
+TEXT = {"text": "a b", "tokens": ["a", "b"], "messages": [{"role": "user"}], "meta": {"a": 1}}
+TOKENS = {"weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])}
+ONE_PATCH = {"pixel_values": np.zeros((1, 4, 3), np.float32)}
+PATCHES = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
+COLLATED = [
+    # Documents inside of examples.
+    *(
+        (
+            {"declare": ("attention_mask", "cu_seq_lens")},
+            [{"input_ids": [1, 2, 3, 4, 5]} | declared, {"input_ids": [6, 7]}],
+            {
+                "position_ids": [[0, 1, 2, 0, 1, 0, 1]],
+                "labels": [[-100, 2, 3, -100, 5, -100, 7]],
+                "cu_seq_lens_q": [0, 3, 5, 7],
+                **dict.fromkeys(("seq_idx", "attention_mask", "seq_lengths")),
+            },
+        )
+        for declared in (PACKED, *({key: value} for key, value in PACKED.items()))
+    ),
+    (
+        {},
+        [{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}],
+        {"position_ids": [[5, 6, 7, 0, 1, 0, 1]], "labels": [[-100, 2, 3, -100, 5, -100, 7]]},
+    ),
+    ({"align": 4}, [ABC[0], OWN], {"position_ids": [[0, 1, 2, 3, 0, 1, 2, 3]]}),
+    # Labels per document, of other names, left out.
+    ({}, [ROW | {"labels": [7, 8]}, OWN | {"labels": 9}], {"labels": [7, 8, 9]}),
+    (
+        {},
+        [ROW | {"labels": [[0.5, 1.0], [1.5, 2.0]]}, OWN | {"labels": [3.0, 4.0]}],
+        {"labels": [[0.5, 1.0], [1.5, 2.0], [3.0, 4.0]]},
+    ),
+    ({}, [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)], {"labels": [3, 4]}),
+    ({}, [ABC[0] | {"label_ids": np.array([7, -100, 9])}], {"labels": [[-100, -100, 9]]}),
+    ({}, [OWN | {"labels": None}], {"labels": [[-100, 2]]}),
+    ({"labels": "unshifted"}, [OWN | {"labels": [5, 6]}], {"labels": [[5, 6]]}),
+    ({"labels": "none"}, [OWN | {"labels": [1, 2], "label": 3}], {"labels": None}),
+    ({"drop_keys": ("label",)}, [OWN | {"label": 1, "labels": [1, 2]}], {"labels": [[-100, 2]]}),
+    *(
+        ({}, [ABC[2] | {key: MASK} | more], {"labels": [wanted], key: [MASK]})
+        for key in ("completion_mask", "assistant_masks")
+        for more, wanted in (({}, [-100, -100, 8, 9]), ({"labels": [1, 2, 3, 4]}, [-100, 2, 3, 4]))
+    ),
+    # What is too long.
+    (CUT, ABC, {"input_ids": [[1, 2, 3], [4, 5, 0], [6, 7, 8]]}),
+    (CUT, [ROW | {"labels": [7, 8]}], {"input_ids": [[1, 2, 3]], "labels": [7]}),
+    (
+        {"max_length": 3},
+        [{"input_ids": [1, 2, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}],
+        {"input_ids": [[1, 2, 3]]},
+    ),
+    # Keys per token, and text.
+    (
+        {"pad_to_multiple_of": 4},
+        [
+            {**TOKENS, "input_ids": [1, 2], "special_tokens_mask": [1, 0], "shift_labels": [1, 0]},
+            {"input_ids": [3], "weight": [2], "box": [[5, 6]], "flag": np.array([True])}
+            | {"special_tokens_mask": [0], "shift_labels": [0]},
+        ],
+        {
+            "weight": [[0.5, 1.5, 2.0, 0.0]],
+            "box": [[[1, 2], [3, 4], [5, 6], [0, 0]]],
+            "flag": [[True, False, True, False]],
+            "special_tokens_mask": [[1, 0, 0, 1]],  # padding is special
+            "shift_labels": [[1, 0, 0, -100]],  # and no target
+        },
+    ),
+    ({}, [OWN | TEXT], dict.fromkeys(TEXT)),
+    # What only has the name of an image.
+    (
+        {},
+        [OWN | {"image": "cat.png", "image_path": ["a", "b", "c"], "image_mask": [0, 1]}] * 2,
+        {"image_mask": [[0, 1, 0, 1]], "image": None, "image_path": None},
+    ),
+    ({}, [{"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}], {"image_mask": [[0, 1, 0]]}),
+    # Numbers of patches (Molmo2's, counted over all images of a processor's call) go on; less than 0 is none.
+    (
+        {},
+        [ABC[1] | PATCHES, {"input_ids": [3]}, ABC[1] | ONE_PATCH | {"image_token_pooling": [[2, 3], [0, -1]]}],
+        {"image_token_pooling": [[0, 1], [7, -1], [10, 11], [8, -1]]},
+    ),
+    ({}, [ABC[1] | PATCHES], {"image_token_pooling": [[0, 1], [7, -1]]}),  # as many numbers as tokens
+]
 
 
-@pytest.mark.parametrize(("first", "second"), [(k, o) for k in PACKED for o in PACKED if k < o])
-def test_declarations_that_disagree_are_refused(first, second):
-    other = {
-        "position_ids": [0, 1, 0, 1, 2],
-        "seq_idx": [3, 3, 4, 4, 4],
-        "attention_mask": [1, 1, 2, 2, 2],
-        "seq_lengths": [2, 3],
-    }
-    example = {"input_ids": [1, 2, 3, 4, 5], first: PACKED[first], second: other[second]}
-    refused([ABC[0], example], "example 1", first, second, "[0, 3]", "[0, 2]")
+@pytest.mark.parametrize(("options", "examples", "wanted"), COLLATED)
+def test_batches_hold_what_examples_say(options, examples, wanted):
+    """In numbers of the same kind; `None` stands for what a batch does not have."""
+    batch = PackingCollator(**options)(examples)
+    found = {name: batch[name].tolist() if name in batch else None for name in wanted}
+    assert repr(found) == repr(wanted)
 
 
-def test_labels_per_document_of_packed_examples():
-    packed = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2]}
-    batch = PackingCollator()([packed | {"labels": [7, 8]}, {"input_ids": [6, 7], "labels": 9}])
-    assert batch["labels"].tolist() == [7, 8, 9]
-    batch = PackingCollator()([packed | {"labels": [[0.5, 1.0], [1.5, 2.0]]}, {"input_ids": [6], "labels": [3.0, 4.0]}])
-    assert batch["labels"].tolist() == [[0.5, 1.0], [1.5, 2.0], [3.0, 4.0]]
-    refused([packed | {"label": 7}], "example 0, 'label'", "2 document(s)")
+OTHER = {
+    "position_ids": [0, 1, 0, 1, 2],
+    "seq_idx": [3, 3, 4, 4, 4],
+    "attention_mask": [1, 1, 2, 2, 2],
+    "seq_lengths": [2, 3],
+}
+WEIGHED = OWN | {"weight": [1.0, 1.0]}
+REFUSED = [
+    *(
+        ({}, [ABC[0], {"input_ids": [1, 2, 3, 4, 5], first: PACKED[first], second: OTHER[second]}],
+         ["example 1", first, second, "[0, 3]", "[0, 2]"])
+        for first in PACKED for second in PACKED if first < second
+    ),
+    ({}, [ROW | {"label": 7}], ["example 0, 'label'", "2 document(s)"]),
+    ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut to 4 tokens? TRL's SFTConfig"]),
+    # Positions that run on into the next document.
+    ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
+    ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", "starts at 2"]),
+    ({"align": 4}, [ABC[0], {"input_ids": [4, 5], "position_ids": [4, 5]}], ["end at 2", "starts at 4"]),
+    # Keys that only some examples have.
+    ({}, [WEIGHED, OWN], ["example 1, 'weight'", "example 0 has it"]),
+    ({}, [OWN, WEIGHED], ["example 0, 'weight'", "example 1 has it"]),
+    ({}, [WEIGHED, {"input_ids": [1], "position_ids": [0], "weight": [[1.0, 2.0]]}], ["1, 'weight'", "(2,)", "()"]),
+    # Weights of losses.
+    *(
+        ({"loss_weights": "document"}, [{"input_ids": [1, 2, 3], **change}], [words])
+        for change, words in (
+            ({"document_weight": -1.0}, "at least 0"), ({"document_weight": float("nan")}, "finite"),
+            ({"document_weight": [1.0, 2.0]}, "document"), ({"loss_weights": [1.0] * 3}, "beside"),
+            ({"labels": 1}, "labels"),
+        )
+    ),
+    ({"loss_weights": "document"}, [OWN | {"document_weight": 1.0}, OWN], ["not found, but example 0 has it"]),
+    ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
+    ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0", "'label'", "'labels'", "drop_keys"]),
+    ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
+    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
+    ({}, [OWN | {"image_id": 7}], ["'image_id': found shape ()"]),
+    ({}, [ABC[1] | PATCHES, {"input_ids": [3], "image_token_pooling": [[0, 1]]}],
+     ["example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"]),
+    # What is no batch.
+    ({}, [], ["empty batch"]),
+    ({}, {"input_ids": [[1]]}, ["found dict", "list of dicts"]),
+    ({}, 3, ["found int"]),
+    ({}, [ABC[0], [1, 2]], ["example 1", "found list"]),
+    ({}, [ABC[0], {"text": "a", "ids": [1]}], ["example 1", "'input_ids'", "['ids', 'text']", "tokenize"]),
+    ({}, [{"input_ids": None}], ["example 0", "'input_ids'"]),
+]  # fmt: skip
 
 
-def test_own_positions_are_kept():
-    batch = PackingCollator()([{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}])
-    assert batch["position_ids"].tolist() == [[5, 6, 7, 0, 1, 0, 1]]
-    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
-
-
-def test_positions_that_run_on_into_the_next_document_are_refused():
-    own = {"input_ids": [1, 2], "position_ids": [3, 4]}
-    refused([ABC[0], own], "example 0, 'position_ids'", "end at 2", "drop_keys")
-    own = {"input_ids": [1, 2], "position_ids": [0, 1]}
-    refused([own], "example 0", "end at 1", "starts at 2", first_position=2, pad_to_multiple_of=4)
+@pytest.mark.parametrize(("options", "examples", "parts"), REFUSED)
+def test_batches_that_are_refused(options, examples, parts):
+    refused(examples, *parts, **options)
 
 
 # Other keys
-
-
-def test_other_keys_per_token():
-    one = {"input_ids": [1, 2], "weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])}
-    two = {"input_ids": [3], "weight": [2], "box": [[5, 6]], "flag": np.array([True])}
-    for example, special in ((one, [1, 0]), (two, [0])):
-        example |= {"special_tokens_mask": special, "shift_labels": special}
-    batch = PackingCollator(pad_to_multiple_of=4)([one, two])
-    assert batch["weight"].tolist() == [[0.5, 1.5, 2.0, 0.0]]
-    assert batch["weight"].dtype == torch.float32
-    assert batch["box"].tolist() == [[[1, 2], [3, 4], [5, 6], [0, 0]]]
-    assert batch["flag"].tolist() == [[True, False, True, False]]
-    assert batch["flag"].dtype == torch.bool
-    assert batch["special_tokens_mask"].tolist() == [[1, 0, 0, 1]], "padding is special"
-    assert batch["shift_labels"].tolist() == [[1, 0, 0, -100]], "and no target"
-
-
-def test_text_is_left_out():
-    text = {"text": "a b", "tokens": ["a", "b"], "messages": [{"role": "user"}], "meta": {"a": 1}}
-    assert list(PackingCollator()([{"input_ids": [1, 2], **text}])) == ["input_ids", "position_ids", "labels"]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +191,6 @@ def test_what_is_not_per_token_is_refused_unless_dropped(key, value, part):
     examples = [ABC[1], {"input_ids": [1, 2], key: value}]
     refused(examples, f"example 1, {key!r}", part, "drop_keys")
     assert list(PackingCollator(drop_keys=(key,))(examples)) == ["input_ids", "position_ids", "labels"]
-
-
-def test_keys_that_only_some_examples_have_are_refused():
-    one, two = {"input_ids": [1, 2]}, {"input_ids": [1, 2], "weight": [1.0, 1.0]}
-    refused([two, one], "example 1, 'weight'", "example 0 has it")
-    refused([one, two], "example 0, 'weight'", "example 1 has it")
-    wide = {"input_ids": [1], "weight": [[1.0, 2.0]]}
-    refused([two, wide], "example 1, 'weight'", "(2,)", "()")
 
 
 @pytest.mark.parametrize(
@@ -145,30 +221,6 @@ def test_refused_values_name_the_example_and_the_key(key, value, found):
     refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", found)
 
 
-def test_refused_batches():
-    refused([], "empty batch")
-    refused({"input_ids": [[1]]}, "found dict", "list of dicts")
-    refused(3, "found int")
-    refused([ABC[0], [1, 2]], "example 1", "found list")
-    refused([ABC[0], {"text": "a", "ids": [1]}], "example 1", "'input_ids'", "['ids', 'text']", "tokenize")
-    refused([{"input_ids": None}], "example 0", "'input_ids'")
-
-
-def read_twice(examples, **options):
-    """What becomes of examples that are read at once, and of the same that are read one by one."""
-
-    def outcome():
-        try:
-            return {key: (value.dtype, value.tolist()) for key, value in PackingCollator(**options)(examples).items()}
-        except (InvalidPacking, OverflowError) as error:
-            return str(error)
-
-    found = outcome()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
-        return found, outcome()
-
-
 @given(
     st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=9), min_size=1, max_size=8),
     st.sampled_from([list, np.array, torch.tensor, lambda ids: np.array(ids, np.int32), tuple]),
@@ -180,30 +232,8 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, column
     for ids in documents:
         example = {"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [1] * len(ids)}
         examples.append({name: kind(example[name]) for name in ("input_ids", *columns)})
-    found, expected = read_twice(examples, labels=labels, declare=("attention_mask", "seq_idx"))
-    assert found == expected
-    assert isinstance(found, dict)
-
-
-ODD = {
-    "a float": {"input_ids": [1, 2], "labels": [1.0, 2.0]},
-    "a class": {"input_ids": [1, 2], "labels": 1},
-    "a list of one class": {"input_ids": [1, 2], "labels": [1]},
-    "padding": {"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 0]},
-    "a column more": {"input_ids": [1, 2], "labels": [1, 2], "weights": [0.5, 0.5]},
-    "None": {"input_ids": [1, 2], "labels": None},
-    "a vector per token": {"input_ids": [1, 2], "labels": [[1, 2], [3, 4]]},
-    "a row": {"input_ids": [[1, 2]], "labels": [[1, 2]]},
-    "negative": {"input_ids": [1, -2], "labels": [1, 2]},
-    "no tokens": {"input_ids": [], "labels": []},
-    "bools": {"input_ids": [True, False], "labels": [1, 2]},
-    "text": {"input_ids": ["a", "b"], "labels": [1, 2]},
-    "large": {"input_ids": [1 << 63, 2], "labels": [1, 2]},
-}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
-def test_anything_else_is_read_or_refused_one_by_one(odd, order):
-    found, expected = read_twice([odd, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}][::order])
-    assert found == expected
+    collate = PackingCollator(labels=labels, declare=("attention_mask", "seq_idx"))
+    found = collate(examples)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
+        same(found, collate(examples))

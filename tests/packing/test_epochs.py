@@ -1,7 +1,5 @@
 """Epochs of the sampler: all of the same length, and no document repeated or left out without a word."""
 
-from __future__ import annotations
-
 import json
 import logging
 from itertools import chain, islice
@@ -12,7 +10,6 @@ import pytest
 from autopack import PackedBatchSampler, PackingCollator
 from autopack.packing import plan
 from tests.packing.batches import Documents
-from tests.support.refusals import refused
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
 
@@ -33,11 +30,6 @@ def test_documents_that_are_left_out_are_told_once(caplog):
         sampler.set_epoch(1)
     assert [r.getMessage() for r in caplog.records] == ["2 documents of 4 are longer than 64 tokens and are left out"]
     assert sorted(chain.from_iterable(sampler)) == [0, 2]
-
-
-def test_where_no_document_is_left_there_is_no_sampler():
-    with refused("does-not-fit", match=r"all 2 documents are longer than max_length=64, and overflow='drop'"):
-        PackedBatchSampler([90, 70], 64, overflow="drop", num_replicas=1, rank=0)
 
 
 def test_options_of_numpy_make_the_state_of_those_of_python():

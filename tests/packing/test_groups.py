@@ -1,10 +1,7 @@
 """Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +12,17 @@ from transformers import Trainer
 
 import autopack
 from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes, plan
+from autopack.packing import CostModel, pack, pair_lengths, pair_prefixes, plan
 from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
 from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 WHOLE = ("best_fit", "sequential")
 
 
-def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:
+def grouped(count=120, seed=0):
     """Lengths of documents in groups of many sizes, some in none, and how much each group begins with in common."""
     draw = np.random.default_rng(seed)
     groups = draw.integers(-1, 12, count)
@@ -36,7 +31,7 @@ def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:
     return {"lengths": prefixes + draw.integers(1, 60, count), "groups": groups, "prefixes": prefixes}
 
 
-def computed(made: Plan, row: int, groups: np.ndarray, prefixes: np.ndarray) -> int:
+def computed(made, row, groups, prefixes):
     """Tokens of a row, with what a group begins with counted once."""
     pieces = made.pieces(row)
     documents, lengths = made.documents[pieces], made.lengths[pieces]
@@ -108,29 +103,15 @@ class TestSamplers:
                 sampler.set_epoch(epoch)
             assert sorted(chain(*chain(*samplers))) == list(range(120))
 
-    def test_a_state_is_of_its_groups(self):
-        given = grouped() | {"max_length": 400}
-        state = PackedBatchSampler(**given).state_dict(2)
-        again = PackedBatchSampler(**given)
-        again.load_state_dict(state)
-        assert list(again) == list(PackedBatchSampler(**given))[2:]
-        given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
-        with refused("other-data", match="the state is of another sampler"):
-            PackedBatchSampler(**given).load_state_dict(state)
 
-    def test_fewer_documents_than_ranks(self):
-        sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
-        assert len(list(sampler)) == 1
-
-
-def completions(prompts: int = 6) -> list[dict[str, Any]]:
+def completions(prompts=6):
     """Completions of prompts, in random order, and documents by themselves."""
     draw = np.random.default_rng(0)
 
-    def tokens(least: int, most: int) -> list[int]:
+    def tokens(least, most):
         return draw.integers(2, 100, int(draw.integers(least, most))).tolist()
 
-    found: list[dict[str, Any]] = []
+    found = []
     for number in range(prompts):
         prompt = tokens(20, 60)
         for _ in range(int(draw.integers(1, 7))):
@@ -163,19 +144,6 @@ class TestRows:
 
 
 class TestPackedData:
-    def test_a_cache_is_of_its_groups(self, tmp_path):
-        datasets.Dataset.from_list(completions()).save_to_disk(tmp_path)
-        data = datasets.load_from_disk(str(tmp_path))
-        apart, together = pack(data, 200), pack(data, 200, groups="prompt")
-        assert together._fingerprint != apart._fingerprint
-        assert together._fingerprint == pack(data, 200, groups="prompt")._fingerprint
-
-    def test_what_is_refused(self):
-        with refused("numbers-per-document", match="groups: found no column 'other'"):
-            pack(completions(), 200, groups="other")
-        with refused("numbers-per-document", match="groups: column 'labels' holds list"):
-            pack(completions(), 200, groups="labels")
-
     def test_a_model_computes_as_many_as_planned(self):
         stock, model = twins(build("llama").eval())
         rows = pack(completions(12), 200, groups="prompt", drop_columns=())

@@ -1,7 +1,5 @@
 """Files and states from elsewhere: what is broken or hostile is an `InvalidPacking`, and nothing in it is run."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

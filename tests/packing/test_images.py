@@ -1,9 +1,5 @@
 """Documents with pictures in packed rows: planned, packed, collated and trained on as alone."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import datasets
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ import autopack
 from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
-from tests.engine import in_rows
+from tests.engine import in_rows, mean_loss
 from tests.multimodal.models import twins_with_images, with_images
 from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
@@ -30,13 +26,13 @@ PICTURED = ((1,), (), (2, 3), (4,), (), (5,))
 """The pictures of each document, by number."""
 
 
-def picture(number: int) -> Image.Image:
+def picture(number):
     width, height = 16 * (1 + number % 3), 16 * (1 + number % 2)
     pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(pixels)
 
 
-def example(model: Any, number: int) -> dict[str, Any]:
+def example(model, number):
     """A document as a processor leaves it, with its pictures beside the tokens."""
     text = tiny.tokens(model.config, 4 + number, seed=number).tolist()
     pictures = [picture(n) for n in PICTURED[number]]
@@ -50,35 +46,35 @@ def example(model: Any, number: int) -> dict[str, Any]:
     return {"input_ids": ids, "mm_token_type_ids": types, "labels": labels, "images": pictures}
 
 
-def alone(model: Any, given: dict[str, Any]) -> Any:
+def alone(model, given):
     """The output for one document by itself, with what the processor makes of its pictures."""
     pixels = dict(PROCESSOR(images=given["images"], return_tensors="pt")) if given["images"] else {}
     tokens = {n: torch.tensor([given[n]]) for n in ("input_ids", "mm_token_type_ids", "labels")}
     return model(**tokens, **pixels, attention_mask=torch.ones_like(tokens["input_ids"]), use_cache=False)
 
 
-def alone_loss(model: Any, examples: list[dict[str, Any]]) -> torch.Tensor:
+def alone_loss(model, examples):
     """The mean loss over all targets, of documents by themselves."""
     counts = [sum(label != -100 for label in e["labels"][1:]) for e in examples]
-    return sum(alone(model, e).loss * n for e, n in zip(examples, counts, strict=True)) / sum(counts)
+    return mean_loss([alone(model, e).loss for e in examples], counts)
 
 
 @pytest.fixture(name="twins")
-def _twins() -> tuple[Any, Any]:
+def _twins():
     return twins_with_images("qwen2_vl")
 
 
-def pictured(model: Any) -> list[dict[str, Any]]:
+def pictured(model):
     """All examples."""
     return [example(model, n) for n in range(len(PICTURED))]
 
 
-def with_pictures(examples: list[dict[str, Any]]) -> Any:
+def with_pictures(examples):
     """The examples in a dataset, whose pictures are features."""
     return datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
+def close(found, expected, **options):
     torch.testing.assert_close(found, expected, **{"rtol": TOLERANCE, "atol": TOLERANCE, **options})
 
 
@@ -129,7 +125,7 @@ def test_packed_rows_keep_the_pictures_of_their_documents(twins, form):
     assert not by_ids
 
 
-def trainer_of(model: Any, folder: Any, data: Any, collate: Any = None, **options: Any) -> Trainer:
+def trainer_of(model, folder, data, collate=None, **options):
     collate = collate or PackingCollator.for_model(model, image_processor=PROCESSOR)
     args = arguments(folder, max_steps=1, learning_rate=0.0, **options)
     return Trainer(model, args, train_dataset=data, data_collator=collate)
@@ -157,7 +153,7 @@ def test_a_collator_that_reads_no_pictures_is_not_asked_about_them(twins, tmp_pa
     _, model = twins
     asked = []
 
-    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def collate(rows):
         asked.append(len(rows))
         batch = in_rows([torch.tensor(row["input_ids"]) for row in rows])
         return {"input_ids": batch, "attention_mask": (batch != 0).long(), "labels": batch}
@@ -195,20 +191,6 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_numbers_of_patches_go_on_from_document_to_document():
-    """Molmo2's, which its processor counts over all images that it is given at once; less than 0 is none."""
-    one = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
-    other = {"pixel_values": np.zeros((1, 4, 3), np.float32), "image_token_pooling": [[2, 3], [0, -1]]}
-    batch = PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3]}, {"input_ids": [4, 5], **other}])
-    assert batch["image_token_pooling"].tolist() == [[0, 1], [7, -1], [10, 11], [8, -1]]
-    with refused("unusable-data", match="example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"):
-        PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3], "image_token_pooling": [[0, 1]]}])
-    as_many = {**one, "input_ids": [1, 2, 3, 4], "image_token_pooling": [[0, 1], [2, 3]]}  # numbers as tokens
-    assert PackingCollator()([as_many])["image_token_pooling"].shape == (2, 2)
-    by_token = {"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}
-    assert PackingCollator()([by_token])["image_mask"].tolist() == [[0, 1, 0]]
-
-
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
     documents = [{"input_ids": [1], "pixel_values": one}, {"input_ids": [2]}, {"input_ids": [3], "pixel_values": other}]
@@ -241,15 +223,6 @@ def test_pictures_without_what_reads_them_are_refused():
             PackingCollator()([{"input_ids": [1, 2], "images": given}])
     found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
     assert "images" not in found
-
-
-def test_what_only_has_the_name_of_an_image_is_what_it_was():
-    given = {"input_ids": [1, 2, 3], "image": "cat.png", "image_path": ["a", "b"], "image_mask": [0, 1, 0]}
-    batch = PackingCollator()([given, given])
-    assert batch["image_mask"].tolist() == [[0, 1, 0, 0, 1, 0]]
-    assert not {"image", "image_path"} & {*batch}
-    with refused("unusable-data", match="'image_id': found shape \\(\\)"):
-        PackingCollator()([{"input_ids": [1, 2], "image_id": 7}])
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate"])

@@ -4,8 +4,6 @@ Real processes: jobs of an array on one folder, and Ray with two workers. A proc
 known place for its end; others are killed wherever they happen to be.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -13,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -25,19 +22,16 @@ from autopack.packing import shard_files
 from tests.packing.batches import documents_of
 from tests.packing.engines import load, visible
 from tests.packing.killed import MAX_LENGTH, STAGES
+from tests.support.processes import ROOT
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
-
-TREE = Path(__file__).parents[2]
 COUNT = 4
 PATIENCE = 600
 """Seconds after which a process that does not come is an error; nothing is timed."""
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Any:
+def corpus(tmp_path):
     """Documents on disk, each of tokens that no other has."""
     lengths = np.random.default_rng(0).integers(1, 30, 120).tolist()
     made = datasets.Dataset.from_list([{"input_ids": [1000 * i + t for t in range(n)]} for i, n in enumerate(lengths)])
@@ -46,16 +40,16 @@ def corpus(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+def start(tmp_path):
     """Starts a program of killed.py in a session of its own; what is left of it ends with the test."""
-    started: list[subprocess.Popen] = []
-    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1"}
+    started = []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
-    def run(*arguments: Any) -> subprocess.Popen:
+    def run(*arguments):
         command = [sys.executable, "-m", "tests.packing.killed", *map(str, arguments)]
         with (tmp_path / f"said-{len(started)}").open("w") as said:
             started.append(
-                subprocess.Popen(command, cwd=TREE, env=environment, stdout=said, stderr=said, start_new_session=True)
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
             )
         return started[-1]
 
@@ -66,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
             process.wait()
 
 
-def until(holds: Callable[[], Any], *processes: subprocess.Popen) -> None:
+def until(holds, *processes):
     """Wait for what processes do; an error where one of them ends before."""
     end = time.monotonic() + PATIENCE
     while not holds():
@@ -75,28 +69,28 @@ def until(holds: Callable[[], Any], *processes: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def finish(*processes: subprocess.Popen) -> None:
+def finish(*processes):
     assert [process.wait(PATIENCE) for process in processes] == [0] * len(processes)
 
 
-def kill(process: subprocess.Popen) -> None:
+def kill(process):
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
-def pid_at(flag: Path) -> int:
+def pid_at(flag):
     return int(flag.read_text())
 
 
-def name_of(shard: int) -> str:
+def name_of(shard):
     return f"rows-{shard:05d}-of-{COUNT:05d}.parquet"
 
 
-def bytes_of(folder: Path) -> dict[str, bytes]:
+def bytes_of(folder):
     return {Path(file).name: Path(file).read_bytes() for file in shard_files(folder)}
 
 
-def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
+def undisturbed(corpus, folder):
     """What one process writes that nobody disturbs; it has the same groups of rows as killed.py makes."""
     from autopack.packing import rows
 
@@ -108,7 +102,7 @@ def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
     return bytes_of(folder)
 
 
-def check(folder: Path, corpus: Any, alone: dict[str, bytes], plan: str = "all") -> None:
+def check(folder, corpus, alone, plan="all"):
     """All shards are those that nobody disturbed, and have every document once, in the rows of `pack`."""
     assert bytes_of(folder) == alone
     rows = load(shard_files(folder))
@@ -150,32 +144,14 @@ def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_
     assert bytes_of(folder) == before
 
 
-@pytest.mark.exhaustive
-def test_jobs_are_killed_wherever_they_are(corpus, start, tmp_path):
-    folder, draw = tmp_path / "rows", np.random.default_rng(0)
-    killed = 0
-    for _ in range(4):
-        jobs = [start("job", shard, COUNT, folder) for shard in range(COUNT)]
-        time.sleep(float(draw.uniform(0, 6)))
-        for process in jobs[:: int(draw.integers(1, 3))]:
-            if process.poll() is None:
-                kill(process)
-                killed += 1
-        for process in jobs:
-            assert process.wait(PATIENCE) in (0, -signal.SIGKILL)
-    assert killed
-    finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))
-    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
-
-
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 
 @pytest.fixture
-def of_ray(corpus, start, tmp_path) -> Callable[[str], dict[str, bytes]]:
+def of_ray(corpus, start, tmp_path):
     """The files that Ray writes when nobody disturbs it."""
 
-    def run(plan: str) -> dict[str, bytes]:
+    def run(plan):
         folder = tmp_path / "alone" / "rows"
         folder.parent.mkdir()
         shutil.copytree(tmp_path / "corpus", folder.parent / "corpus")

@@ -1,31 +1,27 @@
 """Packed data sets: every document once and whole, its columns with it; and rows that train as documents do alone."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from tests.conftest import FLOAT64, LEAK, error, gradient_error, gradients, llama
-from tests.packing.batches import KINDS, arguments, documents_of, logged, loss_alone, of_kind, pieces, tokenizer
+from tests.conftest import gradient_error, gradients, llama
+from tests.packing.batches import KINDS, arguments, logged, loss_alone, of_kind, pieces, tokenizer
 from tests.support.refusals import refused
-
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
 
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
 
 
-def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
+def examples(lengths=LENGTHS):
     """Documents whose every token is known: number * 100 + place."""
     return [
         {
@@ -39,31 +35,6 @@ def examples(lengths: Any = LENGTHS) -> list[dict[str, Any]]:
         }
         for i, n in enumerate(lengths)
     ]
-
-
-def as_examples(rows: Any) -> list[dict[str, Any]]:
-    """The documents of packed rows, each as it was, in the order of the rows; checks what rows add."""
-    found = []
-    for row in rows:
-        assert row["position_ids"] == [t for n in row["seq_lengths"] for t in range(n)]
-        columns = {name: pieces(row, name) for name in ("input_ids", "labels", "score", "word", "pair")}
-        columns |= {name: row[name] for name in ("source", "kind")}
-        found += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return found
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
-@pytest.mark.parametrize("kind", ["list", "Dataset"])
-def test_every_document_is_in_one_row_with_all_of_its_columns(kind, strategy):
-    made = examples()
-    dataset = of_kind(made, kind)
-    rows = autopack.pack(dataset, 10, strategy, mask_first_label=False)
-    assert isinstance(rows, type(dataset))
-    assert all(len(row["input_ids"]) <= 10 for row in rows)
-    found = as_examples(rows)
-    assert (found if strategy == "sequential" else sorted(found, key=lambda d: d["input_ids"])) == made
-    masked = as_examples(autopack.pack(dataset, 10, strategy))
-    assert [each["labels"] for each in masked] == [[-100, *each["labels"][1:]] for each in found]
 
 
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
@@ -85,6 +56,8 @@ def test_columns_are_chosen_and_named_options_are_kept():
     rows = autopack.pack(examples(), 10, first_position=2)
     assert all(row["position_ids"] == [t + 2 for n in row["seq_lengths"] for t in range(n)] for row in rows)
     assert {len(row["seq_lengths"]) for row in autopack.pack(examples(), 10, max_documents=1)} == {1}
+    rows = autopack.pack(examples(), 10, "sequential", mask_first_label=False)
+    assert [part for row in rows for part in pieces(row, "labels")] == [each["labels"] for each in examples()]
     split = datasets.DatasetDict({n: datasets.Dataset.from_list(examples()) for n in ("train", "test")})
     packed = autopack.pack(split, 10)
     assert isinstance(packed, datasets.DatasetDict)
@@ -93,7 +66,7 @@ def test_columns_are_chosen_and_named_options_are_kept():
         autopack.pack(split, 8)
 
 
-def featured() -> Any:
+def featured():
     """Documents with classes, of themselves and of their tokens, and pictures as red as their number."""
     made = {"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "tags": [[0, 1], [1], [0]]}
     made["image"] = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(3)]
@@ -143,7 +116,7 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
-    plain: dict[str, Any] = {"input_ids": [1, 2, 3]}
+    plain = {"input_ids": [1, 2, 3]}
     for name, value in change.items():
         if name != "input_ids":
             same = [1, 2, 3] if name in ("labels", "position_ids") else [1, 1, 1]
@@ -187,7 +160,7 @@ def test_what_is_cut_off_is_logged(caplog):
     assert "truncated 1" in caplog.text
 
 
-def written(packed: Any) -> set[str]:
+def written(packed):
     return {file["filename"] for file in packed.cache_files}
 
 
@@ -202,7 +175,7 @@ def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path
     changed = os.stat(path).st_mtime_ns
     assert written(autopack.pack(dataset, 10)) == {path}
     assert os.stat(path).st_mtime_ns == changed
-    others = [{"seed": 1}, {"max_length": 12}, {"first_position": 2}, {"drop_columns": ("pair",)}]
+    others = [{"seed": 1}, {"max_length": 12}, {"first_position": 2}, {"drop_columns": ("pair",)}, {"groups": "kind"}]
     assert all(written(autopack.pack(dataset, **{"max_length": 10, **o})) != {path} for o in others)
     assert written(autopack.pack(dataset.select(range(50)), 10)) != {path}
 
@@ -221,7 +194,7 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
 
 
-def answered(count: int) -> list[dict[str, list[int]]]:
+def answered(count):
     """Documents of random tokens, whose labels are those behind the first third."""
     draw = np.random.default_rng(0)
     made = []
@@ -231,26 +204,7 @@ def answered(count: int) -> list[dict[str, list[int]]]:
     return made
 
 
-def test_logits_of_packed_rows_are_those_of_the_documents_alone():
-    made = answered(24)
-    rows = autopack.pack(datasets.Dataset.from_list(made), 512)
-    assert len(rows) <= 12
-    alone = {tuple(d["input_ids"]): llama()(torch.tensor([d["input_ids"]]), use_cache=False).logits[0] for d in made}
-    model = llama()
-    autopack.enable(model)
-    for first in range(0, len(rows), 2):
-        of_batch = [rows[number] for number in range(first, min(first + 2, len(rows)))]
-        logits = model(**PackingCollator()(of_batch), use_cache=False).logits[0]
-        documents = documents_of(of_batch)
-        for ids, part in zip(documents, logits.split([*map(len, documents)]), strict=True):
-            assert error(part, alone[tuple(ids)]) < FLOAT64
-    # As one document, without what tells documents apart, the same row leaks.
-    one, two, *_ = pieces(rows[0])
-    leaked = llama()(torch.tensor([one + two]), use_cache=False).logits[0, len(one) :]
-    assert error(leaked, alone[tuple(two)]) > LEAK
-
-
-def sft_trainer(folder: Path, **given: Any) -> Any:
+def sft_trainer(folder, **given):
     """TRL's trainer, which takes rows that are tokenized and packed as they are."""
     trl = pytest.importorskip("trl")
     options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}
@@ -258,10 +212,8 @@ def sft_trainer(folder: Path, **given: Any) -> Any:
     return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
 
 
-@pytest.mark.parametrize("columns", ["all", "those of the model", "those of TRL"])
+@pytest.mark.parametrize("columns", ["all", "those of the model"])
 def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(columns, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     made = answered(8)
     rows = autopack.pack(datasets.Dataset.from_list(made), 512)
     stock, model = llama(), llama()
@@ -278,11 +230,8 @@ def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(co
         "max_grad_norm": 0.0,
     }
     given = {"model": model, "train_dataset": rows, "data_collator": PackingCollator()}
-    if columns == "those of TRL":
-        trainer = sft_trainer(tmp_path, **given, **options)
-    else:
-        args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
-        trainer = transformers.Trainer(args=args, **given)
+    args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
+    trainer = transformers.Trainer(args=args, **given)
     autopack.enable(trainer)
     trainer.train()
     found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
@@ -302,10 +251,7 @@ def test_classes_of_documents_come_out_one_per_document_in_every_row():
     assert batch["labels"].shape == (4,)
 
 
-@pytest.mark.parametrize(("weight", "kind"), [(None, "document"), (2.5, "document"), (None, "token")])
-def test_weights_of_rows_are_those_of_their_documents(weight, kind):
-    made = answered(12)
-    rows = autopack.pack(made if weight is None else [{**d, "document_weight": weight} for d in made], 512)
-    found = PackingCollator(loss_weights=kind)(rows)["loss_weights"].sum().item()
-    targets = sum(label != -100 for document in made for label in document["labels"][1:])
-    assert found == pytest.approx(12 * (weight or 1) if kind == "document" else targets, rel=1e-6)  # float32
+def test_weights_of_rows_are_those_of_their_documents():
+    rows = autopack.pack([{**d, "document_weight": 2.5} for d in answered(12)], 512)
+    weights = PackingCollator(loss_weights="document")(rows)["loss_weights"]
+    assert weights.sum().item() == pytest.approx(12 * 2.5, rel=1e-6)  # float32

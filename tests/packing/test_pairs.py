@@ -1,24 +1,18 @@
 """Pairs before they are trained: planned by the cost of both sequences, measured as their collator cuts them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autopack
-from autopack import PackedBatchSampler
 from autopack.packing import CostModel, PackingCollator, pair_lengths, plan
 from benchmarks.planning import imbalance
+from tests.packing.batches import KINDS, of_kind
+from tests.packing.preference import dpo, pairs
+from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-from tests.packing.batches import KINDS, of_kind  # noqa: E402
-from tests.packing.preference import dpo, pairs  # noqa: E402
-from tests.support.refusals import refused  # noqa: E402
-
-datasets.disable_progress_bars()
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
 
 
@@ -45,18 +39,12 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
     cost = CostModel(0, 1)
     squares = (LENGTHS**2).sum(axis=1)
 
-    def slowest(lengths: np.ndarray) -> float:
+    def slowest(lengths):
         rows = plan(lengths, 8192, cost=cost, ranks=8)
         return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
 
     assert slowest(LENGTHS) < 1.02
     assert slowest(LENGTHS.sum(axis=1)) > 1.05, "control: a pair taken for one document"
-
-
-def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():
-    documents = LENGTHS[:4].ravel()
-    with refused("other-data", match="lengths was"):
-        PackedBatchSampler(LENGTHS[:4], 4096).load_state_dict(PackedBatchSampler(documents, 4096).state_dict())
 
 
 # Lengths

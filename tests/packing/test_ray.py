@@ -1,13 +1,8 @@
 """Shards that Ray writes, where it is otherwise than datasets: blocks, tensors, workers that die."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,10 +11,10 @@ import autopack
 from autopack.packing import pack_shards, parts, shard_files
 from tests.packing.engines import LENGTHS, dataset_of, load
 from tests.packing.test_pack import examples
+from tests.support.processes import python
 from tests.support.refusals import refused
 
-datasets = pytest.importorskip("datasets")
-on_ray: Any = pytest.importorskip("autopack.packing.on_ray")
+on_ray = pytest.importorskip("autopack.packing.on_ray")
 pytestmark = pytest.mark.exhaustive
 
 
@@ -37,7 +32,7 @@ def test_what_ray_made_of_arrays_is_packed_as_lists_are(ray, tmp_path):
     ids = [[1, 2, 3], [4, 5], [6]]
     plain = [{"input_ids": i, "pair": [[t, t] for t in i], "text": str(i)} for i in ids]
 
-    def tokenize(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    def tokenize(batch):
         found = [plain[i] for i in batch["id"]]
         arrays = {name: [np.array(each[name]) for each in found] for name in ("input_ids", "pair")}
         vectors = np.ones((len(found), 2)) * batch["id"][:, None]
@@ -67,7 +62,7 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
 
 
 def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
-    def fail(batch: Any) -> Any:
+    def fail(batch):
         raise AssertionError("read")
 
     data = ray.data.range(3).map_batches(fail)
@@ -111,10 +106,6 @@ def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
 
 
 def test_the_example_runs(tmp_path):
-    command = [sys.executable, "examples/pack_with_ray.py", "--documents", "2000", "--path", str(tmp_path / "rows")]
-    tree = Path(__file__).parents[2]
-    found = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=tree, env=found, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = python("examples/pack_with_ray.py", "--documents", "2000", "--path", tmp_path / "rows")
     assert "the same rows as one process gives" in done.stdout
     assert len(shard_files(tmp_path / "rows")) == 8

@@ -1,11 +1,8 @@
 """The sampler: every document once over all ranks, as many steps on each, the same after a stop, by any launcher."""
 
-from __future__ import annotations
-
 import json
 import logging
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,16 +22,16 @@ STRATEGIES = ("best_fit", "sequential")
 LENGTHS = np.random.default_rng(0).integers(1, 30, 150)
 
 
-def samplers(ranks: int, lengths: Any = LENGTHS, max_length: int = 30, **options: Any) -> list[PackedBatchSampler]:
+def samplers(ranks, lengths=LENGTHS, max_length=30, **options):
     return [PackedBatchSampler(lengths, max_length, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
 
 
-def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
+def in_steps(batches_of_ranks):
     """All batches, step by step."""
     return list(chain.from_iterable(zip(*batches_of_ranks, strict=True)))
 
 
-def tokens_per_row(lengths: Any, batch: list[int], max_length: int) -> list[int]:
+def tokens_per_row(lengths, batch, max_length):
     """What the collator makes of a batch."""
     examples = [{"input_ids": [1] * int(lengths[i])} for i in batch]
     made = PackingCollator(max_length=max_length)(examples, "np")
@@ -113,7 +110,6 @@ def test_rows_are_repeated_only_where_nothing_can_be_divided(caplog):
     every = [i for s in of_ranks for batch in s for i in batch]
     assert (len(every), set(every), of_ranks[0].repeated) == (8, set(range(6)), 2)
     assert "the last step repeats 2 documents" in caplog.text
-    caplog.clear()
     assert sum(len(b) for s in samplers(4, [9, 9, 9, 9, 9, 1, 1, 1, 1], 10) for b in s) == 9
     assert [len(list(s)) for s in samplers(4, [3], 10)] == [1, 1, 1, 1]
     assert "repeats 3 documents" in caplog.text
@@ -158,24 +154,33 @@ def test_a_loader_that_asks_ahead_is_resumed_by_the_steps_trained():
     assert list(again) == batches[trained:]
 
 
-def test_the_state_of_another_sampler_is_refused():
-    state = PackedBatchSampler(LENGTHS, 30, num_replicas=2, rank=1).state_dict()
-    samplers(2)[0].load_state_dict(state)
-    others = {
-        "lengths": PackedBatchSampler(LENGTHS[::-1], 30, num_replicas=2, rank=0),
-        "num_replicas was 2 and is 3": samplers(3)[0],
-        "seed was 0 and is 1": samplers(2, seed=1)[0],
-        "strategy was 'best_fit' and is 'sequential'": samplers(2, strategy="sequential")[0],
-        "cost": samplers(2, cost=None)[0],
-    }
-    for message, other in others.items():
-        with refused("other-data", match=message):
-            other.load_state_dict(state)
+GROUPS = {"groups": np.arange(150) % 9, "max_length": 90}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({}, {"lengths": LENGTHS[::-1]}, "lengths was"),
+        ({}, {"lengths": LENGTHS.reshape(-1, 2)}, "lengths was"),
+        ({}, {"num_replicas": 3}, "num_replicas was 2 and is 3"),
+        ({}, {"seed": 1}, "seed was 0 and is 1"),
+        ({}, {"strategy": "sequential"}, "strategy was 'best_fit' and is 'sequential'"),
+        ({}, {"cost": None}, "cost was"),
+        ({"align": 8}, {}, "align was 8 and is 'absent'"),  # as in states of before there was one
+        (GROUPS | {"prefixes": [1] * 150}, GROUPS | {"prefixes": [0] * 150}, ""),
+    ],
+)
+def test_the_state_of_another_sampler_is_refused(one, other, message):
+    usual = {"lengths": LENGTHS, "max_length": 64, "num_replicas": 2, "rank": 1}
+    state = PackedBatchSampler(**usual | one).state_dict()
+    PackedBatchSampler(**usual | one | {"rank": 0}).load_state_dict(state)
+    with refused("other-data", match=f"the state is of another sampler: .*{message}"):
+        PackedBatchSampler(**usual | other).load_state_dict(state)
     with refused("other-data", match="is at step 999 of an epoch of"):
-        samplers(2)[0].load_state_dict({**state, "step": 999})
+        PackedBatchSampler(**usual | one).load_state_dict({**state, "step": 999})
     state["made_of"].pop("rows")
     with refused("other-data", match="rows was 'absent' and is 'of 0.3'"):
-        samplers(2)[0].load_state_dict(state)
+        PackedBatchSampler(**usual | one).load_state_dict(state)
 
 
 def test_leaving_a_loaded_state_is_said(caplog):
@@ -192,16 +197,16 @@ def test_leaving_a_loaded_state_is_said(caplog):
 # Loaders and launchers
 
 
-def seen(loader: Any) -> list[list[int]]:
+def seen(loader):
     """First tokens of the documents of each batch: `Documents` begins each with its own index."""
     return [[int(d["input_ids"][0]) for d in batch] for batch in loader]
 
 
-def loader_of(sampler: PackedBatchSampler) -> DataLoader:
+def loader_of(sampler):
     return DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list)
 
 
-def prepared(sampler: PackedBatchSampler, ranks: int, rank: int) -> Any:
+def prepared(sampler, ranks, rank):
     return prepare_data_loader(loader_of(sampler), num_processes=ranks, process_index=rank)
 
 
@@ -231,14 +236,6 @@ def test_accelerate_gives_each_process_its_own_batches_and_goes_on_in_a_later_ep
         loader = prepared(resumed, ranks, rank)
         loader.set_epoch(2)
         assert seen(loader) == batches[2:]
-
-
-def test_without_following_the_loader_epoch_0_would_come_again(monkeypatch):
-    monkeypatch.setattr(PackedBatchSampler, "_follow_epoch", lambda self: None)
-    sampler, expected = samplers(2)[1], samplers(2)[1]
-    resumed = skip_first_batches(prepared(sampler, 2, 1), 2)
-    resumed.set_epoch(1)
-    assert seen(resumed) == list(expected)[2:]  # of epoch 0
 
 
 def test_accelerate_that_skips_before_it_shares_out_is_seen_through():
@@ -301,7 +298,6 @@ def test_overlong_documents_are_truncated_by_the_collator():
     assert sum(b["input_ids"].numel() for b in batches) == 3 + 30 + 9 + 20
 
 
-def test_repr():
-    assert repr(samplers(2, rows_per_batch=2)[1]).startswith("PackedBatchSampler(best_fit, epoch 0: ")
+def test_epochs_are_counted_from_0():
     with pytest.raises(ValueError, match="epoch=-1"):
         samplers(1)[0].set_epoch(-1)

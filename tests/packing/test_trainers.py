@@ -1,7 +1,5 @@
 """Packed rows on their way through a trainer, which drops what its model does not name, and documents with it."""
 
-from __future__ import annotations
-
 import copy
 import random
 
@@ -197,12 +195,6 @@ def test_data_of_any_form_are_left_to_whoever_loads_them(rows, tmp_path):
     trainer = _trainer(in_training("llama"), tmp_path, None)
     trainer.train_dataset = rows
     assert what_is_lost(trainer) is None
-
-
-def test_rows_that_trl_has_cut_are_named_so():
-    rows = _rows()
-    with refused("unusable-data", match=r"was the row cut to 20 tokens\? TRL's SFTConfig"):
-        PackingCollator()([{**rows[0], **{k: rows[0][k][:20] for k in ("input_ids", "position_ids")}}])
 
 
 def _last_two(ids):

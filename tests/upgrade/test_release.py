@@ -1,21 +1,17 @@
 """What names the version agrees: the package, the changelog, and how to cite it."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from packaging.version import Version
 
 from autopack.version import __version__
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import ROOT
 
 
 def test_the_changelog_and_the_citation_are_of_this_version():
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
     releases = re.findall(r"^## (\d\S*) - (\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE)
-    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text()
     assert releases[0] == (
         re.search(r"^version: (\S+)$", citation, re.MULTILINE)[1],
         re.search(r"^date-released: (\S+)$", citation, re.MULTILINE)[1],

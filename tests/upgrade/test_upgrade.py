@@ -4,25 +4,21 @@
 (transformers 5.23.0, torch 2.13.0).
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "script_of_0_2.py"
-THEN = json.loads((HERE / "printed.json").read_text(encoding="utf-8"))
+THEN = json.loads((HERE / "printed.json").read_text())
 
 
-def run(folder: Path, does: str) -> dict:
-    command = [sys.executable, "-W", "error::FutureWarning:__main__", str(SCRIPT), str(folder), does]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+def run(folder, does):
+    done = python("-W", "error::FutureWarning:__main__", SCRIPT, folder, does)
     return json.loads(done.stdout.splitlines()[-1])
 
 
