@@ -77,14 +77,14 @@ _LAYOUT = (
         "layout.packed:rows_as_documents",
         result(as_one),
         "calls/test_unpadding.py",
-        "TestAgreement::test_any_number_of_rows[2-llama]",
+        "TestAgreement::test_logits_loss_and_gradients[llama-causal LM-right]",
     ),
     seam(
         "padding: a token comes back in the column before",
         "layout.token_map:TokenMap.back",
         result(lambda places: places.roll(1)),
         "calls/test_unpadding.py",
-        "TestAgreement::test_any_number_of_rows[1-llama]",
+        "TestAgreement::test_logits_loss_and_gradients[llama-causal LM-left]",
     ),
     seam(
         "padding: tokens behind padding keep their labels",

@@ -27,6 +27,7 @@ from tests.conftest import (
     positions,
     token_ids,
 )
+from tests.support.padded import loss_error
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -83,7 +84,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=[*CALLS])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
     (logits,) = call(model)[:]  # and no cache
     assert error(logits, alone(stock, IDS, LENGTHS)) <= FLOAT64
@@ -101,13 +102,6 @@ def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
 def test_rows_may_have_different_documents(model, stock, rows, said):
     ids = token_ids(rows=2)
     assert error(model(input_ids=ids, **said).logits, alone(stock, ids, *rows)) <= FLOAT64
-
-
-def test_a_row_may_start_in_the_middle_of_a_document(model, stock):
-    where = torch.cat([torch.arange(5, 12), torch.arange(12), torch.arange(14)])[None]
-    found = model(input_ids=IDS, position_ids=where).logits[:, :7]
-    expected = stock(input_ids=IDS[:, :7], position_ids=where[:, :7]).logits
-    assert error(found, expected) <= FLOAT64
 
 
 RUNS, NUMBERS = (3, 7, 2, 12, 5, 4), (0, 1, 0, 2, 3, 0)
@@ -129,12 +123,6 @@ def test_padding_may_stand_left_right_and_between(model, stock, said):
         assert not number or error(logits, stock(input_ids=document).logits) <= FLOAT64
 
 
-def test_tokens_under_padding_change_nothing(model):
-    mask = torch.ones_like(IDS).index_fill(1, torch.arange(COLUMNS - 9, COLUMNS), 0)
-    rows = (IDS, IDS.masked_fill(mask == 0, 50))
-    assert torch.equal(*(model(input_ids=i, position_ids=WHERE, attention_mask=mask).logits[:, :-9] for i in rows))
-
-
 @settings(max_examples=25)
 @given(st.data())
 def test_any_packed_rows_equal_their_documents_alone(stock, data):
@@ -151,21 +139,17 @@ def test_any_packed_rows_equal_their_documents_alone(stock, data):
     assert error(packed, alone(stock, ids, *rows)) <= FLOAT64
 
 
-def _loss_error(found, expected):
-    return float(((found - expected).abs() / expected.abs()).detach())
-
-
 class TestLosses:
     """The loss of packed rows is the mean over all tokens that the documents predict alone."""
 
-    @pytest.mark.parametrize("said", DECLARATIONS.values(), ids=[*DECLARATIONS])
+    @pytest.mark.parametrize("said", DECLARATIONS.values(), ids=DECLARATIONS)
     def test_no_document_predicts_the_first_token_of_the_next(self, model, stock, said):
         expected, labels = alone_loss(stock, IDS, LENGTHS), IDS.clone()
         found = model(input_ids=IDS, labels=labels, **said)
-        assert _loss_error(found.loss, expected) <= FLOAT32_LOSS
+        assert loss_error(found.loss, expected) <= FLOAT32_LOSS
         assert torch.equal(labels, IDS)  # the caller's stay as they are
         unmasked = stock.loss_function(logits=found.logits, labels=IDS, vocab_size=stock.config.vocab_size)
-        assert _loss_error(unmasked, expected) > LEAK / 10
+        assert loss_error(unmasked, expected) > LEAK / 10
 
     @pytest.mark.parametrize(
         "labels",
@@ -175,12 +159,6 @@ class TestLosses:
     def test_labels_in_other_forms_give_the_same_loss(self, model, labels):
         plain, other = (model(input_ids=IDS, position_ids=WHERE, **each).loss for each in ({"labels": IDS}, labels))
         assert torch.equal(other, plain)
-
-    def test_the_item_count_of_a_trainer_is_kept(self, model, stock):
-        ids, rows = token_ids(rows=2), (LENGTHS, OTHER_LENGTHS)
-        items = sum(n - 1 for row in rows for n in row)
-        found = model(input_ids=ids, position_ids=positions(*rows), labels=ids, num_items_in_batch=items).loss
-        assert _loss_error(found, alone_loss(stock, ids, *rows)) <= FLOAT32_LOSS
 
 
 class TestUnpackedCalls:
@@ -214,6 +192,8 @@ REFUSED = {
     "a cache is wanted": ({"use_cache": True}, "cache-given"),
     "a four-dimensional mask": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS)}, "prepared-mask"),
     "a mask of another width": ({"attention_mask": torch.ones(1, 40)}, "prepared-mask"),
+    "one of four dimensions": ({"attention_mask": torch.ones(1, 1, COLUMNS, 40)}, "prepared-mask"),
+    "one of whole numbers": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS).long()}, "prepared-mask"),
     "a dict of masks": ({"attention_mask": {"full_attention": None}}, "prepared-mask"),
     "encoder states": ({"encoder_hidden_states": torch.zeros(1, 4, 64)}, "argument-of-no-document"),
     "declarations that disagree": ({"seq_idx": torch.zeros_like(IDS)}, "documents-unclear"),
@@ -222,7 +202,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "code"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("arguments", "code"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_packed_is_refused_before_any_token_is_computed(arguments, code):
     model, computed = llama(), []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
@@ -263,7 +243,7 @@ def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model,
     assert error(found.logits[:, :COLUMNS], expected) < FLOAT64
     assert error(stock(input_ids=ids, attention_mask=mask).logits[:, :COLUMNS], expected) > LEAK
     loss = alone_loss(stock, IDS, LENGTHS)
-    assert _loss_error(found.loss, loss) <= FLOAT32_LOSS
+    assert loss_error(found.loss, loss) <= FLOAT32_LOSS
     found.loss.backward()
     loss.backward()
     assert gradient_error(gradients(model), gradients(stock)) < FLOAT64

@@ -84,15 +84,12 @@ AS_IT_CAME = {
 }  # fmt: skip
 
 
-def _made(make, *given):
-    return make(*given) if callable(make) else build(make, *given)
-
-
 class TestLeftAsItCame:
     @pytest.mark.parametrize("case", AS_IT_CAME.values(), ids=[*AS_IT_CAME])
     def test_and_the_handle_says_why(self, case):
         of, inputs, reason, options, enabled = (*case, {}, {})[:5]
-        stock, model = twins(_made(*[of] if isinstance(of, str) else of))
+        make, *given = (build, of) if isinstance(of, str) else of
+        stock, model = twins(make(*given) if callable(make) else build(make, *given))
         with autopack.enable(model, **enabled) as handle:
             assert torch.equal(model(**inputs, **options)[0], stock(**inputs, **options)[0])
             assert reason in repr(handle)
@@ -129,15 +126,6 @@ class TestLeftAsItCame:
         stock, model = (which.eval()(**TOKENS).logits for which in pair)
         assert logit_error(model, stock, MASK) < FLOAT32
         assert tally_of(pair[1]).batches == 1
-
-    @pytest.mark.parametrize("use_cache", [True, False])
-    @pytest.mark.parametrize("pair", [("llama", "causal LM", name) for name in ("sdpa", "eager")], indirect=True)
-    def test_generation(self, pair, use_cache):
-        inputs = batch("causal LM", mask_of((8, 4, 7), "left"))
-        inputs.pop("labels")
-        options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache, "eos_token_id": None}
-        assert torch.equal(*(which.eval().generate(**inputs, **options) for which in pair))
-        assert tally_of(pair[1]).batches == 0
 
 
 class TestFurtherIn:

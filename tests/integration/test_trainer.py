@@ -135,7 +135,7 @@ def _flattening(**options):
 
 
 PADDED: dict[str, dict[str, Any]] = {
-    **{name: SETTINGS[name] for name in ("plain", "accumulation", "checkpointing")},
+    **SETTINGS,
     "label smoothing": {"label_smoothing_factor": 0.1},
     "a loss function of one's own": {"compute_loss_func": _own_loss},
     "metrics of predictions": {"compute_metrics": _accuracy},
