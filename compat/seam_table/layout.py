@@ -173,14 +173,14 @@ _RUNTIME = (
         "runtime.scope:_running",
         returns(True),
         "runtime/test_delivery.py",
-        "TestInterruptedForwards::test_the_next_call_has_its_own_layout[KeyboardInterrupt-model.embed_tokens]",
+        "test_what_an_interrupted_forward_leaves_behind_is_never_used[model.embed_tokens-KeyboardInterrupt]",
     ),
     seam(
         "scope: the layout of another model is read",
         "runtime.scope:site_scope",
         never(_scope_of_anyone),
         "runtime/test_delivery.py",
-        "TestOutsideForward::test_calling_a_layer_inside_the_forward_of_another_model",
+        "test_calling_a_layer_inside_the_forward_of_another_model",
     ),
     seam(
         "arrival: a module goes past its site",

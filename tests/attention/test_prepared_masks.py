@@ -7,7 +7,6 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.layout import prepared
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import Agreement, agreement
 from tests.conftest import (
@@ -57,19 +56,11 @@ NUMBERS = {"minus infinity": -torch.inf, "-1e9": -1e9, "-65504": -65504.0, "-1e4
 FORMS = {"bool": lambda seen: seen, "added": added, **{name: hiding_by(number) for name, number in NUMBERS.items()}}
 
 
-every_form = pytest.mark.parametrize("form", FORMS.values(), ids=[*FORMS])
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def test_a_bias_is_more_than_a_mask():
     assert agreement(added(together().tril()) - 0.5, LAYOUT) is Agreement.APART
-
-
-def test_what_cannot_be_read():
-    shape = (2, sum(LENGTHS))
-    assert not prepared.is_readable(torch.ones(2, 33), shape)
-    assert not prepared.is_readable(torch.ones(2, 1, 33, 40), shape)
-    assert not prepared.is_readable(torch.ones(2, 1, 33, 33, dtype=torch.long), shape)
-    assert not prepared.is_readable({"full_attention": None}, shape)
 
 
 @every_form

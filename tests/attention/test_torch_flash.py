@@ -5,16 +5,12 @@ The kernels are stood in for on a CPU below torch's dispatcher; see `compat.torc
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
-from autopack import tiny
 from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection import torches
 from compat import torch_flash
-from compat.standins import set_implementation
 from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
 from tests.gpu import test_models, test_varlen
 
@@ -36,68 +32,6 @@ def test_arguments_pass_torchs_own_dispatcher(sizes, sinks):
     for f, w in zip((found, *gradients), (expected, *wanted), strict=True):
         # Roundings to 11 bits of inputs and outputs, in values of order 1 to 10.
         torch.testing.assert_close(f.float(), w.float(), atol=2e-2, rtol=2e-2)
-
-
-def test_varlen_attn_is_given_what_its_signature_and_kernel_take(monkeypatch):
-    real, calls = torches.varlen_attn, []
-
-    def spy(*args, **kwargs):
-        calls.append(inspect.signature(real).bind(*args, **kwargs).arguments)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(torches, "varlen_attn", spy)
-    with torch_flash.aten_on_cpu():
-        attend_varlen(LAYOUT, *states(12, 10, torch.float16), PATTERNS["causal"], None)
-        package = torch_flash._module()["flash_attn"]
-        q, k, v = (t.transpose(1, 2).flatten(0, 1).detach() for t in states(12, dtype=torch.float16))
-        bounds = LAYOUT.cu_seqlens
-        package.flash_attn_varlen_func(q, k, v, bounds, bounds, 9, 9, causal=True, window_size=(3, 3))
-        package.flash_attn_func(*(t.unflatten(0, (2, 15)) for t in (q, k, v)))
-    windows = [(-1, 0), (3, 0), (-1, -1)]
-    assert len(calls) == 3
-    for call, window in zip(calls, windows, strict=True):
-        assert call["cu_seq_q"].dtype == call["cu_seq_k"].dtype == torch.int32
-        assert type(call["max_q"]) is type(call["max_k"]) is int
-        assert {call[name].shape[-1] for name in ("query", "key", "value")} == {16}, "a multiple of 8, the same for all"
-        assert all(call[name].dim() == 3 and call[name].stride(-1) == 1 for name in ("query", "key", "value"))
-        if "window_size" in call:
-            wide = torches.VARLEN_MAY_BE_CUDNN
-            assert call["window_size"] == tuple(torches._BEYOND if wide and each == -1 else each for each in window)
-            assert call.get("enable_gqa", True) is True
-            assert call["scale"] == pytest.approx(12**-0.5), "that of heads before they are padded"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": torch.float32}, "fp16 and bf16"),
-        ({"bounds": torch.tensor([0, 5, 15])}, "int32"),
-        ({"bounds": torch.tensor([0, 5, 14], dtype=torch.int32)}, "are not 15 tokens"),
-        ({"longest": 4}, "a maximum of 4"),
-        ({"size": 12}, "multiples of 8"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_stand_ins_refuse_what_kernels_refuse(change, message):
-    given = {"dtype": torch.float16, "bounds": torch.tensor([0, 5, 15], dtype=torch.int32), "longest": 10, "size": 16}
-    given |= change
-    states = torch.randn(15, 2, given["size"]).to(given["dtype"])
-    with torch_flash.aten_on_cpu(), pytest.raises(RuntimeError, match=message):
-        torches.attend_varlen(states, states, states, given["bounds"], given["longest"], 0.3, (-1, 0))
-
-
-def test_torchs_kernels_serve_stock_flash_on_padded_batches():
-    """What the audits of `flash` compare padded batches with."""
-    model = tiny.build("mistral", attn_implementation="sdpa", dtype=torch.float16)
-    ids = tiny.tokens(model.config, 2, 12)
-    mask = torch.ones_like(ids)
-    mask[1, 7:] = 0
-    expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    set_implementation(model, "flash_attention_2")
-    with torch_flash.aten_on_cpu(), torch_flash.torch_kernels_as_flash_attn():
-        found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(found[0], expected[0], atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(found[1, :7], expected[1, :7], atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(

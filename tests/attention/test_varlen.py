@@ -27,6 +27,8 @@ def _varlen_of(monkeypatch, release):
         bound.apply_defaults()
         given = bound.arguments
         query, key = given["query"], given["key"]
+        assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
+        assert type(given["max_q"]) is type(given["max_k"]) is int
         assert query.is_contiguous()
         assert query.shape[-1] % 8 == 0
         tells_groups = "enable_gqa" in signature.parameters
@@ -53,8 +55,10 @@ def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
         monkeypatch.setattr(varlen, "refused_device", lambda device: None)
         assert "no windows" in varlen.refusal(call)
         return
-    found = varlen.attend_varlen(LAYOUT, *given, pattern, 0.3)
-    torch.testing.assert_close(found, attended(*given, pattern, 0.3), atol=1e-12, rtol=1e-10)
+    scale = sizes[0] ** -0.5  # that of heads before they are padded
+    for asked in (scale, None):
+        found = varlen.attend_varlen(LAYOUT, *given, pattern, asked)
+        torch.testing.assert_close(found, attended(*given, pattern, scale), atol=1e-12, rtol=1e-10)
 
 
 def test_says_why_it_cannot_serve():

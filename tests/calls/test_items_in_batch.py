@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ def test_the_loss_is_what_documents_alone_have_with_it(model_type, as_tensor):
     ids = tiny.tokens(model.config, 2, 25)
     parts = [part for row, lengths in zip(ids, ROWS, strict=True) for part in row[None].split(lengths, dim=1)]
     counts = [part.shape[1] - 1 for part in parts]
-    number: Any = torch.tensor(3 * sum(counts)) if as_tensor else 3 * sum(counts)  # as with three micro-batches
+    number = torch.tensor(3 * sum(counts)) if as_tensor else 3 * sum(counts)  # as with three micro-batches
     means, told = _losses(stock, parts), _losses(stock, parts, num_items_in_batch=number)
     mean = mean_loss(means, counts)
     assert (told == means) == (model_type in UNHEEDING)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +21,11 @@ from tests.integration.ranks import SHARES, padded
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
 
 
-def _share(rank: int, model: Any) -> list[torch.Tensor]:
+def _share(rank, model):
     return documents(model.config, DOCUMENTS)[SHARES[rank]]
 
 
-def sharded(kind: str, mesh=None, by_linear_layer: bool = False, **options):
+def sharded(kind, mesh=None, by_linear_layer=False, **options):
     """An enabled model of a type, by fully_shard."""
     model = tiny.build(kind, **options)
     autopack.enable(model)
@@ -42,12 +39,12 @@ def sharded(kind: str, mesh=None, by_linear_layer: bool = False, **options):
     return fully_shard(model, mesh=mesh)
 
 
-def _without_idle_runs(rank: int) -> str:
+def _without_idle_runs(rank):
     """The error of a rank where those with fewer documents end their call at once. The last of all: some still wait."""
     dist.barrier()  # a twin that one rank alone has made takes longer than that
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
-    Steps.idle = lambda *_: iter(())  # type: ignore[method-assign]
+    Steps.idle = lambda *_: iter(())
     try:
         model(**packed(_share(rank, model))).loss.backward()
     except RuntimeError as error:
@@ -55,7 +52,7 @@ def _without_idle_runs(rank: int) -> str:
     return ""
 
 
-def _evaluated(rank: int) -> float:
+def _evaluated(rank):
     """The error of logits without gradients."""
     model, plain = sharded("xlnet"), tiny.build("xlnet")
     mine = _share(rank, model)
@@ -65,7 +62,7 @@ def _evaluated(rank: int) -> float:
     return float((found - alone).abs().max() / alone.std())
 
 
-def _by_one_half(rank: int, kind: str) -> float:
+def _by_one_half(rank, kind):
     """The error of the gradients of an encoder-decoder of which one half runs on documents alone."""
     model, plain = (tiny.build(kind, task="seq2seq").train() for _ in range(2))
     autopack.enable(model)
@@ -83,7 +80,7 @@ def _by_one_half(rank: int, kind: str) -> float:
     return max(float((found[n] - w).abs().max()) / max(float(w.abs().max()), least) for n, w in wanted.items())
 
 
-def _loss_of_tuple(rank: int) -> float:
+def _loss_of_tuple(rank):
     """The difference of the loss that is the first of a tuple, and that of an output by name."""
     model = sharded("xlnet").train()
     given = packed(_share(rank, model))
@@ -92,7 +89,7 @@ def _loss_of_tuple(rank: int) -> float:
     return abs(float(loss.detach()) - float(model(**given).loss.detach()))
 
 
-def _left_behind(rank: int, **options) -> list[str]:
+def _left_behind(rank, **options):
     """What a call with dropout leaves otherwise than where nobody waits for it: random state, counts."""
     left = []
     for made in (sharded("xlnet", dropout=0.2, **options), tiny.build("xlnet", dropout=0.2, **options)):
@@ -106,7 +103,7 @@ def _left_behind(rank: int, **options) -> list[str]:
     return [name for name, found in left[0].items() if found != left[1][name]]
 
 
-def _with_a_cache(rank: int) -> None:
+def _with_a_cache(rank):
     """One rank brings packed rows, the other a call with a cache."""
     model = sharded("bloom", by_linear_layer=True)
     mine = _share(rank, model)
@@ -114,7 +111,7 @@ def _with_a_cache(rank: int) -> None:
         model(**({"input_ids": mine[0], "use_cache": True} if rank else packed(mine)))
 
 
-def _padded_beside_packed(rank: int) -> float:
+def _padded_beside_packed(rank):
     """One rank brings packed rows, the other a batch with padding; the error of the loss against stock's."""
     kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
     model, plain = sharded(kind).train(), tiny.build(kind).train()
@@ -122,14 +119,14 @@ def _padded_beside_packed(rank: int) -> float:
     return _error_of_loss(model, plain, mine, padded(mine) if rank else packed(mine))
 
 
-def _error_of_loss(model, plain, mine: list[torch.Tensor], given: dict[str, torch.Tensor]) -> float:
+def _error_of_loss(model, plain, mine, given):
     wanted = run_alone(plain, mine).loss
     loss = model(**given).loss
     loss.backward()
     return abs(float(loss.detach()) - wanted) / wanted
 
 
-def _hooked_on_one_rank(rank: int) -> float:
+def _hooked_on_one_rank(rank):
     """A hook that looks at a layer of the first rank alone; the error of the loss against stock's.
 
     It is proven on that rank by itself: a run of the model there would wait for the other one.
@@ -142,11 +139,11 @@ def _hooked_on_one_rank(rank: int) -> float:
     return _error_of_loss(model, plain, mine, packed(mine))
 
 
-def _look(module, args, output) -> None:
+def _look(module, args, output):
     """What people log on the main process."""
 
 
-def _within_context_parallel(rank: int) -> None:
+def _within_context_parallel(rank):
     model = tiny.build("llama", attn_implementation="sdpa")
     autopack.enable(model)
     ids, positions = tiny.tokens(model.config, 1, 24), torch.arange(12).repeat(2)[None].clone()
@@ -155,7 +152,7 @@ def _within_context_parallel(rank: int) -> None:
         model(input_ids=ids, position_ids=positions, use_cache=False)
 
 
-def _attention_across_ranks(rank: int, function) -> None:
+def _attention_across_ranks(rank, function):
     """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
     ALL_ATTENTION_FUNCTIONS[function.__name__] = function
     model = tiny.build("llama", attn_implementation="eager")
@@ -166,17 +163,17 @@ def _attention_across_ranks(rank: int, function) -> None:
         model(input_ids=ids, position_ids=torch.arange(12)[None], use_cache=False)
 
 
-def across(module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_, **__):
+def across(module, query, key, value, *_, **__):
     """Attention to the keys of all ranks."""
     parts = [torch.empty_like(key) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, key.contiguous())
     raise AssertionError("it has been reached")
 
 
-def across_further_in(module, query: torch.Tensor, key: torch.Tensor, *_, **__):
+def across_further_in(module, query, key, *_, **__):
     """The same by a function of its own."""
 
-    def gather(states: torch.Tensor) -> None:
+    def gather(states):
         dist.all_gather([torch.empty_like(states) for _ in range(dist.get_world_size())], states.contiguous())
 
     gather(key)
@@ -184,7 +181,7 @@ def across_further_in(module, query: torch.Tensor, key: torch.Tensor, *_, **__):
 
 
 PART = "holds a part of every row"
-CASES: dict[str, tuple[Callable[[int], Any], Any]] = {
+CASES = {
     "evaluated": (_evaluated, 1e-5),
     "tuple": (_loss_of_tuple, 1e-5),
     "a whole encoder": (lambda rank: _by_one_half(rank, "led"), GRADIENTS),
@@ -205,13 +202,13 @@ CASES: dict[str, tuple[Callable[[int], Any], Any]] = {
 """What a rank finds: below a number, equal to a list, or an error with these words. The last one is the control."""
 
 
-def all_findings(rank: int, _: Path) -> dict[str, Any]:
+def all_findings(rank, _):
     """Everything that one group of processes can find after another."""
     dist.barrier()
     return {name: _found(call, rank) for name, (call, _) in CASES.items()}
 
 
-def _found(call: Callable[[int], Any], rank: int) -> Any:
+def _found(call, rank):
     try:
         return call(rank)
     except (autopack.AutopackError, AssertionError) as error:

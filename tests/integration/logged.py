@@ -24,7 +24,7 @@ PROMPT = 24
 NAMES = ("stock", "enabled")
 
 
-def train(logger: str, folder: Path, name: str) -> None:
+def train(logger, folder, name):
     model = tiny.build("llama")
     prompts = [d[0].tolist() for d in documents(model.config, (PROMPT,) * (len(LENGTHS) // 2), seed=3)]
     rests = [d[0].tolist() for d in documents(model.config, LENGTHS, seed=4)]

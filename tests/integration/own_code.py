@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 
 from tests.integration.row_parts import model_of
 
 
-def _with_forward(kind: str, forward: Callable[..., Any]):
+def _with_forward(kind, forward):
     model = model_of(kind)
     base = type(model)
     model.__class__ = type(base.__name__, (base,), {"forward": forward, "original": base.forward})
@@ -38,13 +35,13 @@ def scaled_loss():
 
 
 class _Gated(nn.Module):
-    def __init__(self, inner: nn.Module, width: int):
+    def __init__(self, inner, width):
         super().__init__()
         torch.manual_seed(3)
         self.inner, self.gate = inner, nn.Linear(width, width)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.inner(states) * self.gate(states).sigmoid()
+    def forward(self, states):
+        made = self.inner(states) * self.gate(states).sigmoid()
         return made
 
 
@@ -56,12 +53,12 @@ def replaced_layer():
     return model
 
 
-def _from_before(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _from_before(states, positions):
     before = states.roll(1, dims=1) * (positions > 0)[..., None]
     return torch.cat([torch.zeros_like(before[:, :1]), before[:, 1:]], dim=1)
 
 
-def shifted_tokens(in_evaluation: bool = True):
+def shifted_tokens(in_evaluation=True):
     """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
 
     Packed rows of it are exact on one process.
@@ -98,7 +95,7 @@ def other_positions():
 def hooked(model):
     """The model with a hook on its first layer that does the same."""
 
-    def hook(layer: nn.Module, args, kwargs: dict[str, Any]):
+    def hook(layer, args, kwargs):
         positions = kwargs.get("position_ids")
         positions = torch.arange(args[0].shape[1])[None] if positions is None else positions
         return (args[0] + _from_before(args[0], positions), *args[1:]), kwargs
@@ -108,7 +105,7 @@ def hooked(model):
 
 
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REFUSED = {
     "replaced layer": (replaced_layer, "it has no _Gated"),
     "tokens of before": (shifted_tokens, "its twin gives another loss"),
     "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "its twin gives another loss"),

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-Work = Callable[[int, Path], Any]
-"""Takes the rank and a folder that all ranks share; returns what `torch.save` can write."""
 
+def run(work, folder, world=2, timeout=600.0):
+    """What `work` returns on each rank; one that waits `timeout` seconds for others raises.
 
-def run(work: Work, folder: Path, world: int = 2, timeout: float = 600.0) -> list[Any]:
-    """What `work`, a function of a module, returns on each rank; one that waits `timeout` seconds for others raises."""
+    It is a function of a module, which takes the rank and a folder that all share; `torch.save` has to write what it returns.
+    """
     torch.multiprocessing.spawn(_rank, args=(work, folder, world, timeout), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
-def _rank(rank: int, work: Work, folder: Path, world: int, timeout: float) -> None:
+def _rank(rank, work, folder, world, timeout):
     torch.set_num_threads(1)
     # accelerate reads these; the group itself meets in a file.
     os.environ.update(

@@ -5,9 +5,6 @@ One rank enables alone while the other waits: a proof that asked for the other's
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,24 +13,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopack
 from tests.conftest import LENGTHS, alone, error, positions, token_ids
-from tests.integration.ranks import SHARDED, WORLD, Wrap, fsdp2
+from tests.integration.ranks import SHARDED, WORLD, fsdp2
 from tests.proving.untouched import Doubled, Touched, built, collectives, left_alone
 
 
 def _tensor_parallel(model):
     mesh = init_device_mesh("cpu", (WORLD,))
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
+    plan = {name: ColwiseParallel() for name in columns}
     plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
     for layer in model.model.layers:
         parallelize_module(layer, mesh, plan)
     return model
 
 
-WRAPS: dict[str, Wrap] = {**SHARDED, "DDP": DistributedDataParallel, "tensor parallel": _tensor_parallel}
+WRAPS = {**SHARDED, "DDP": DistributedDataParallel, "tensor parallel": _tensor_parallel}
 
 
-def all_cases(rank: int, folder: Path) -> dict[str, Any]:
+def all_cases(rank, folder):
     """By how a model is shared out: what proved it, and its error on packed rows, on this rank."""
     return {name: _case(wrap, rank) for name, wrap in WRAPS.items()} | {
         "own layer": _with_an_own_layer(rank),
@@ -41,7 +38,7 @@ def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _case(wrap: Wrap, rank: int) -> tuple[str, float, int]:
+def _case(wrap, rank):
     model = built()
     ids = token_ids()
     with torch.no_grad():
@@ -60,7 +57,7 @@ def _case(wrap: Wrap, rank: int) -> tuple[str, float, int]:
     return source, error(found, expected), collectives() - before
 
 
-def _with_an_own_layer(rank: int) -> str:
+def _with_an_own_layer(rank):
     """All ranks together, with a layer that the twin has none of: the model is not run all the same."""
     model = built()
     model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
@@ -69,7 +66,7 @@ def _with_an_own_layer(rank: int) -> str:
         return autopack.enable(wrapped).enabled.proof.source
 
 
-def _control(rank: int) -> str:
+def _control(rank):
     """All ranks together run the model, which gathers its weights."""
     wrapped = fsdp2(built())
     try:

@@ -7,10 +7,7 @@ be those of all documents of all ranks, each run alone.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,16 +34,14 @@ DOCUMENTS = (7, 12, 5, 9, 11, 3)
 SHARES = (slice(0, 4), slice(4, 6))
 """Which documents each rank gets: four in a row of 33 tokens, and two in a row of 14."""
 
-Wrap = Callable[[Any], Any]
 
-
-def run(directory: Path) -> list[dict[str, Any]]:
+def run(directory):
     """Run all cases; returns, for each rank, the result of each case: an error, or the text of an exception."""
     return processes.run(_all_cases, directory, WORLD)
 
 
-def _all_cases(rank: int, _: Path) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def _all_cases(rank, _):
+    results = {}
     for name, case in CASES.items():
         try:
             results[name] = case(rank)
@@ -107,10 +102,10 @@ def _lora(model):
     )
 
 
-def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap | None = None) -> Wrap:
+def _case(wrap, order, checkpointing=None, build=None):
     """`order` is before, after or never: when the model is enabled. `checkpointing` says whether it is reentrant."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = build(None) if build else _llama()
         if order == "before":
             autopack.enable(model)
@@ -126,7 +121,7 @@ def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap
     return run_case
 
 
-def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
+def _error_of_gradients(model, texts, rows):
     wanted = _reference(model, texts)
     count = targets(texts)
     for row in rows:
@@ -137,11 +132,11 @@ def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, t
     return _largest_error(found, wanted)
 
 
-def _largest_error(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+def _largest_error(found, wanted):
     return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
 
 
-def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def _reference(model, texts):
     """Gradients of a plain model with the same parameters, all documents alone."""
     base = unwrap(model)
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
@@ -150,7 +145,7 @@ def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
 
 
-def _gradients(model) -> dict[str, torch.Tensor]:
+def _gradients(model):
     """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
     whole = isinstance(model, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():
@@ -161,16 +156,16 @@ def _gradients(model) -> dict[str, torch.Tensor]:
         }
 
 
-def _plain(name: str) -> str:
+def _plain(name):
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(part, "")
     return name.removeprefix("module.")
 
 
-def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wrap:
+def _watched(wrap, order, noise=0.0, plain=-1):
     """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor padded."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         if order == "before":
             autopack.enable(model, check_every=1)
@@ -194,10 +189,10 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
     return run_case
 
 
-def _watched_leak(wrap: Wrap) -> Wrap:
+def _watched_leak(wrap):
     """A layer of the user's leaks, which both ranks find in the same call; the error of a rank that does not is 1."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         model.model.layers[0].mlp.register_forward_pre_hook(
             lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
@@ -218,14 +213,14 @@ def _watched_leak(wrap: Wrap) -> Wrap:
 class OwnLayer(LlamaMLP):
     """A layer of the user's, so that calls which go beyond those before are checked."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return super().forward(states)
 
 
-def _checked(wrap: Wrap) -> Wrap:
+def _checked(wrap):
     """Ranks have other calls beyond what was checked, packed, padded and plain ones; none waits for another."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         for layer in model.model.layers:
             mine = OwnLayer(model.config)
@@ -252,20 +247,20 @@ def _checked(wrap: Wrap) -> Wrap:
     return run_case
 
 
-def _enabled_in_ddp() -> tuple[Any, list[torch.Tensor]]:
+def _enabled_in_ddp():
     model = _ddp(_llama())
     autopack.enable(model)
     return model, documents(model.module.config, DOCUMENTS)
 
 
-def _packed_beside_padded(rank: int) -> float:
+def _packed_beside_padded(rank):
     """One rank's batch is packed, the other's is an ordinary padded one."""
     model, texts = _enabled_in_ddp()
     batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
 
-def _uneven(rank: int) -> float:
+def _uneven(rank):
     """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
     model, texts = _enabled_in_ddp()
     wanted, count = _reference(model, texts), targets(texts)
@@ -282,7 +277,7 @@ def _uneven(rank: int) -> float:
     return _largest_error(found, wanted)
 
 
-def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def padded(texts):
     width = max(text.shape[1] for text in texts)
     return {
         name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
@@ -294,13 +289,13 @@ def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
+def _unpadded(wrap, order, read):
     """Padded batches on both ranks; with `read`, the loss is made of the logits, and the model's own is not used.
 
     Such a batch keeps its padding the first time, which tells that nobody reads it, and the second, not the third.
     """
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         if order == "before":
             autopack.enable(model)
@@ -322,7 +317,7 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
     return run_case
 
 
-def _accumulated(rank: int) -> float:
+def _accumulated(rank):
     """Two packed rows before the gradients are averaged."""
     model, texts = _enabled_in_ddp()
     mine = texts[SHARES[rank]]
@@ -331,12 +326,12 @@ def _accumulated(rank: int) -> float:
     return _error_of_gradients(model, texts, [packed(mine[1:])])
 
 
-SHARDED: dict[str, Wrap] = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
+SHARDED = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
 SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
-WRAPS: dict[str, Wrap] = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
+WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
 ORDERS = ("before", "after")
 CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
-CASES: dict[str, Wrap] = {
+CASES = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
     for name, wrap in {**WRAPS, "LoRA in DDP": _lora}.items()
     for order in ORDERS

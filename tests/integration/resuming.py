@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import datasets
 import numpy as np
 import torch
@@ -18,22 +15,22 @@ from tests.integration import processes
 WORLD = 2
 DOCUMENTS = 203
 CAPACITY = 60
-QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+QUIET = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
 QUIET |= {"remove_unused_columns": False, "logging_strategy": "no"}
 
 
-class Documents(Dataset):  # type: ignore[type-arg]
+class Documents(Dataset):
     """Random documents, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         draw = np.random.default_rng(0)
         self.tokens = [draw.integers(3, 90, size=int(n)) for n in draw.integers(3, 25, size=DOCUMENTS)]
         self.lengths = [len(tokens) for tokens in self.tokens]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.tokens)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         return {"input_ids": self.tokens[index], "number": [index] * self.lengths[index]}
 
 
@@ -42,7 +39,7 @@ class Streams(Trainer):
 
     seen: list[list[int]]
 
-    def training_step(self, model, inputs: dict[str, Any], *args):
+    def training_step(self, model, inputs, *args):
         self.seen.append(sorted(set(inputs.pop("number").flatten().tolist())))
         return super().training_step(model, inputs, *args)
 
@@ -57,19 +54,19 @@ class PackedTrainer(Streams):
 
 
 class _Stops(TrainerCallback):
-    def __init__(self, at: int):
+    def __init__(self, at):
         self.at = at
 
-    def on_step_end(self, args, state, control, **_) -> None:
+    def on_step_end(self, args, state, control, **_):
         control.should_training_stop = control.should_save = state.global_step == self.at
 
 
-def run(directory: Path) -> list[dict[str, Any]]:
+def run(directory):
     """For each rank what it saw in a whole run and in one that was resumed, and the parameters at the end."""
     return processes.run(_rank, directory, WORLD)
 
 
-def _run(kind: type, rows: Any, arguments: TrainingArguments, stops: int | None, resume: str | None) -> Streams:
+def _run(kind, rows, arguments, stops, resume):
     model = tiny.build("llama", attn_implementation="sdpa").train()
     trainer = kind(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
     trainer.seen = []
@@ -80,13 +77,13 @@ def _run(kind: type, rows: Any, arguments: TrainingArguments, stops: int | None,
     return trainer
 
 
-def _train(directory: str, stops: int | None = None, resume: str | None = None) -> Streams:
+def _train(directory, stops=None, resume=None):
     accumulated = {"num_train_epochs": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
     arguments = TrainingArguments(output_dir=directory, **accumulated, **QUIET)
     return _run(PackedTrainer, Documents(), arguments, stops, resume)
 
 
-def _stream(directory: str, endless: bool = False, stops: int | None = None, resume: str | None = None) -> Streams:
+def _stream(directory, endless=False, stops=None, resume=None):
     """A stream whose processes get unequally many rows of each epoch.
 
     An endless one begins again where it ends, in another order.
@@ -101,13 +98,13 @@ def _stream(directory: str, endless: bool = False, stops: int | None = None, res
     return _run(Streams, rows, TrainingArguments(output_dir=directory, **apart, **QUIET), stops, resume)
 
 
-def _rank(rank: int, directory: Path) -> dict[str, Any]:
+def _rank(rank, directory):
     whole = _train(f"{directory}/whole")
     steps = whole.state.max_steps
     at = steps // 2 + steps // 4  # half of the second epoch
     first = _train(f"{directory}/stopped", stops=at)
     second = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
-    result: dict[str, Any] = {"whole": whole.seen, "first": first.seen, "second": second.seen}
+    result = {"whole": whole.seen, "first": first.seen, "second": second.seen}
     stream = _stream(f"{directory}/stream")
     result["stream"] = {"epoch": stream.state.epoch, "seen": stream.seen}
     if hasattr(datasets.IterableDataset, "repeat"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +13,7 @@ WORDS = [f"word{number}" for number in range(100)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def folder(path: Path, model_type: str, task: str, backbone: bool = False, **overrides) -> str:
+def folder(path, model_type, task, backbone=False, **overrides):
     """A tiny model, or its backbone, and a tokenizer of words, as a folder that sentence-transformers loads."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -28,6 +27,6 @@ def folder(path: Path, model_type: str, task: str, backbone: bool = False, **ove
     return str(path)
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
+def sentences(count, seed=0):
     chosen = random.Random(seed)
     return [" ".join(chosen.choices(WORDS, k=chosen.randint(1, 20))) for _ in range(count)]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss",
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-def _share_out(model: Any) -> None:
+def _share_out(model):
     autopack.enable(model, sequence_parallel=dist.group.WORLD)
 
 
@@ -39,7 +36,7 @@ def _of_any_length(config):
     return rows_of(config, ((7, 12, 5), (3, 19, 2)))
 
 
-def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
+def _checkpointed(reentrant):
     def change(model):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
@@ -54,7 +51,7 @@ def _compiled(model):
     return model
 
 
-def _adapted(kind: str):
+def _adapted(kind):
     """A model with LoRA."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -83,7 +80,7 @@ def _whole_rows(config):
     return texts, batch
 
 
-def _random_layouts() -> float:
+def _random_layouts():
     """The worst error over layouts drawn at random."""
     draw, worst = random.Random(0), 0.0
     for seed in range(8):
@@ -94,7 +91,7 @@ def _random_layouts() -> float:
     return worst
 
 
-def _perturbed() -> float:
+def _perturbed():
     """How far the logits of other documents move when all tokens of one change."""
     model = model_of("llama")
     _share_out(model)
@@ -107,7 +104,7 @@ def _perturbed() -> float:
     return float(torch.cat([moved[:7], moved[19:]]).max())
 
 
-def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
+def _by_deepspeed(order, kind="llama"):
     """What comes of rows that DeepSpeed shares out, registered before or after the model is enabled."""
     model, plain = model_of(kind), model_of(kind)
     texts, batch = rows_of(model.config)
@@ -141,20 +138,20 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
     return {"error": max(errors), "restored": restored}
 
 
-def run_packed_rows(model, batch: dict[str, Any]) -> torch.Tensor:
+def run_packed_rows(model, batch):
     """The logits of whole rows on this process alone: (tokens, vocabulary)."""
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+        found = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
     return found.flatten(0, 1)
 
 
-def _trained_beside_data_parallel() -> float:
+def _trained_beside_data_parallel():
     """A model in a group of its own rank's alone shares nothing, and trains as ever."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     return error("llama", lambda config: rows_of(config, ((7, 12, 5),)), group=alone)
 
 
-def _error_of(call: Callable[[], Any]) -> str:
+def _error_of(call):
     try:
         call()
     except (autopack.AutopackError, ValueError) as error:
@@ -162,12 +159,10 @@ def _error_of(call: Callable[[], Any]) -> str:
     return "none"
 
 
-def _called(
-    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options
-) -> Callable[[], None]:
+def _called(make, part=lambda part: part, **options):
     """A call of a model, or of one of a kind; `part` changes what this rank hands in."""
 
-    def call() -> None:
+    def call():
         model = model_of(make, **options) if isinstance(make, str) else make()
         _share_out(model)
         _call(model, part)
@@ -175,20 +170,20 @@ def _called(
     return call
 
 
-def _call(model, part: Callable[[dict[str, Any]], Any] = lambda part: part):
+def _call(model, part=lambda part: part):
     _, batch = rows_of(model.config)
     given = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     found = part(given)
     return model(**(given if found is None else found))
 
 
-def _after_a_hooked_one() -> float:
+def _after_a_hooked_one():
     """What a twin has said of a model with hooks is not kept for one without them."""
     _error_of(_called(lambda: own_code.hooked(model_of("llama"))))
     return error("llama")
 
 
-def _hooked_later() -> None:
+def _hooked_later():
     """A hook that comes before rows of which no part says that it holds several documents."""
     model = model_of("llama")
     _share_out(model)
@@ -199,7 +194,7 @@ def _hooked_later() -> None:
     model(**part)
 
 
-def _pooled() -> None:
+def _pooled():
     model = type(model_of("bert:masked-lm").bert)(model_of("bert:masked-lm").config)
     _share_out(model)
     _, batch = rows_of(model.config)
@@ -207,32 +202,32 @@ def _pooled() -> None:
     model(**autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
 
 
-def _pickled() -> None:
+def _pickled():
     model = model_of("llama")
     _share_out(model)
     _call(pickle.loads(pickle.dumps(model)))
 
 
-def _otherwise_enabled() -> None:
+def _otherwise_enabled():
     model = model_of("llama")
     autopack.enable(model)
     _share_out(model)
 
 
-def _on_one_rank(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+def _on_one_rank(change):
     return lambda part: change(part) if dist.get_rank() == 1 else None
 
 
-def _shorter(part: dict[str, Any]) -> None:
+def _shorter(part):
     for name in ("input_ids", "position_ids", "labels", "shift_labels"):
         part[name] = part[name][:, :-2]
 
 
-def _counting_boundaries(part: dict[str, Any]) -> None:
+def _counting_boundaries(part):
     part["shift_labels"] = part["shift_labels"].where(part["shift_labels"] != -100, 1)
 
 
-def _watched() -> tuple[int, dict[str, int]]:
+def _watched():
     """Checks made and skipped."""
     model = model_of("llama")
     handle = autopack.enable(model, check_every=1, sequence_parallel=dist.group.WORLD)
@@ -250,10 +245,10 @@ def _padded_on_the_left(config):
     return texts, with_mask(ids, mask)
 
 
-def all_findings(rank: int, _: Path) -> dict[str, Any]:
+def all_findings(rank, _):
     """Everything that one group of processes can find after another."""
     dist.barrier()
-    found: dict[str, Any] = {f"exact {kind}": error(kind) for kind in KINDS}
+    found = {f"exact {kind}": error(kind) for kind in KINDS}
     found |= {f"exact {kind}": error(kind, _of_any_length, attention="eager") for kind in TOGETHER}
     found["exact dynamic rope"] = error("llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16)
     found["exact heads that ranks cannot share"] = error("llama", _of_any_length, num_key_value_heads=1)
@@ -280,7 +275,7 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     return found | {f"refused {name}": _error_of(call) for name, (call, _) in REFUSED.items()}
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REFUSED = {
     "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
     "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
     "whole model": (_called("reformer", attention="eager"), "documents are run alone"),

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,8 +32,6 @@ from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
-Door = Callable[[Path], tuple[Any, Callable[[], Any]]]
-"""What makes a thing that people hold, and a call of it."""
 
 
 def numbers(found):
@@ -134,7 +129,7 @@ ENCODERS = [
     ("t5", "seq2seq", "mean"),
     ("qwen3", "causal-lm", "lasttoken", True),
 ]
-DOORS: dict[str, Door] = {
+DOORS = {
     "texts, bert": classifying("text-classification", "bert", "sequence-classification"),
     "texts, qwen3": classifying("text-classification", "qwen3", "sequence-classification"),
     "tokens, bert": classifying("token-classification", "bert", "masked-lm"),
@@ -198,7 +193,7 @@ def test_text_is_generated_as_ever(tmp_path):
 def test_a_lightning_module_and_its_trainer():
     lightning = pytest.importorskip("lightning")
 
-    class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    class Module(lightning.LightningModule):
         def __init__(self, model):
             super().__init__()
             self.model, self.losses = model, []

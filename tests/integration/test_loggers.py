@@ -104,7 +104,7 @@ def run(logger, folder, **environment):
     own = {name: str(folder / below) for name, below in folders.items()}
     offline = {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.integration.logged", logger, str(folder)]
-    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(command, env={**os.environ, **own, **offline, **environment}, **options)
     assert done.returncode == 0, done.stderr
 

@@ -146,13 +146,13 @@ def made(folder, case):
         head = {"auto": "AutoModelForSequenceClassification", "num_labels": 1}
     if not model.exists():
         save_model(model, case.model_type, **head)
-    more: dict[str, Any] = {"reward_funcs": even_words} if case.rows is prompts else {}
+    more = {"reward_funcs": even_words} if case.rows is prompts else {}
     if case.lora:
         more["peft_config"] = pytest.importorskip("peft").LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
     rows = datasets.Dataset.from_list(case.rows())
     if case.rows is not prompts:
         more["eval_dataset"] = rows.select(range(8))
-    known: Any = trl
+    known = trl
     if case.kind == "OnlineDPO":
         known = pytest.importorskip("trl.experimental.online_dpo")
         more["processing_class"] = transformers.AutoTokenizer.from_pretrained(model, padding_side="left")

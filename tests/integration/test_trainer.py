@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -22,8 +19,7 @@ transformers = pytest.importorskip("transformers")
 
 STEPS = 5
 
-Collate = Callable[[list[dict[str, Any]]], dict[str, Any]]
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
@@ -134,13 +130,13 @@ def _flattening(**options):
         pytest.skip("this transformers has no such option")
 
 
-PADDED: dict[str, dict[str, Any]] = {
+PADDED = {
     **SETTINGS,
     "label smoothing": {"label_smoothing_factor": 0.1},
     "a loss function of one's own": {"compute_loss_func": _own_loss},
     "metrics of predictions": {"compute_metrics": _accuracy},
 }
-COLLATORS: dict[str, Callable[[], Collate]] = {
+COLLATORS = {
     "packed": autopack.PackingCollator,
     "flattened": _flattening,
     "flattened, flash kwargs": lambda: _flattening(return_flash_attn_kwargs=True),
@@ -148,7 +144,7 @@ COLLATORS: dict[str, Callable[[], Collate]] = {
     "padded": lambda: _pad,
     "padded, with classes": lambda: _with_classes,
 }
-CASES: list[tuple[str, str, str, dict[str, Any], Callable[[str], Any]]] = [
+CASES = [
     *((kind, "packed", name, SETTINGS[name], _build) for kind in ("llama", "gpt_oss") for name in SETTINGS),
     *(("gpt_oss", name, "plain", {}, _build) for name in COLLATORS if name.startswith("flattened")),
     *(("llama", "padded", name, settings, _build) for name, settings in PADDED.items()),

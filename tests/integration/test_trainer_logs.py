@@ -50,7 +50,7 @@ def share_of_padding(lengths, size):
 def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings):
     """A Trainer of documents that are padded; `given` are arguments of its own, and settings those of its arguments."""
     model = model or tiny.build("llama")
-    options: dict[str, Any] = {
+    options = {
         "output_dir": str(path),
         "max_steps": 4,
         "per_device_train_batch_size": 2,

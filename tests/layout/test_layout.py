@@ -139,11 +139,6 @@ def test_what_belongs_to_documents_is_what_stands_there(rows, between, one_row, 
     columns = sum(rows[0])
     shape = (1 if one_row else len(rows), *between, columns, columns + more)
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=wanted)
-    number = 0
-    for row, lengths in enumerate(rows):
-        first = 0
-        for length in lengths:
-            found = square(TokenMap.of_documents(layout, np.array([number])), mask)
-            own = mask[0 if one_row else row, ..., first : first + length, first : first + length]
-            assert torch.equal(found[0], own)
-            number, first = number + 1, first + length
+    for number, (row, first, end) in enumerate(layout.spans):
+        found = square(TokenMap.of_documents(layout, np.array([number])), mask)
+        assert torch.equal(found[0], mask[0 if one_row else row, ..., first:end, first:end])

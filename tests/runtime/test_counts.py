@@ -91,7 +91,7 @@ def test_a_batch_that_has_to_run_again_as_it_came():
 
 
 def test_documents_that_are_declared_further_in_are_counted_there():
-    class Declares(type(tiny.build("llama"))):  # type: ignore[misc]
+    class Declares(type(tiny.build("llama"))):
         def forward(self, input_ids=None, **others):
             if input_ids.shape == (1, 8):
                 others["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
@@ -143,7 +143,7 @@ def test_compiled_calls_are_counted_and_break_no_graph():
 
 
 def test_audits_and_checks_of_training_calls_are_not_counted():
-    class Own(type(tiny.build("llama"))):  # type: ignore[misc]
+    class Own(type(tiny.build("llama"))):
         def __init__(self, config, own=None):  # of which there is no twin
             super().__init__(config)
 
