@@ -12,7 +12,7 @@ import torch.distributed as dist
 def run(work, folder, world=2, timeout=600.0):
     """What `work` returns on each rank; one that waits `timeout` seconds for others raises.
 
-    It is a function of a module, which takes the rank and a folder that all share; `torch.save` has to write what it returns.
+    It is a function of a module, which takes the rank and a folder that all share, and returns what can be saved.
     """
     torch.multiprocessing.spawn(_rank, args=(work, folder, world, timeout), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]

@@ -155,6 +155,7 @@ CASES = [
     ("gpt2", "padded", "a thin subclass with a loss function", {"compute_loss_func": _own_loss}, _thin),
     ("bloom", "padded", "a thin subclass with a loss of each row", {"kind": _PerSequence}, _thin),
     ("llama", "padded", "a thin subclass with a penalty", {"kind": _Penalised}, _thin),
+    ("llama", "packed", "compiled", {"torch_compile": True, "torch_compile_backend": "eager"}, _build),
     ("llama", "packed", "LoRA", {"learning_rate": 1.0, **SETTINGS["accumulation"]}, _adapted),
 ]
 
@@ -191,37 +192,3 @@ def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
     found = _train(model, collate, tmp_path)
     found[1][:] = wanted[1]
     _assert_same_training(found, wanted)
-
-
-def test_enabling_leaves_what_trainer_reads_from_the_signature_as_it_is(tmp_path):
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    model, trainers = _build("llama"), []
-    for enables in (False, True):
-        if enables:
-            autopack.enable(model)
-        trainers.append(transformers.Trainer(model=model, args=arguments))
-        trainers[-1]._set_signature_columns_if_needed()
-    before, after = trainers
-    assert after._signature_columns == before._signature_columns
-    assert "position_ids" in after._signature_columns
-    assert after.model_accepts_loss_kwargs == before.model_accepts_loss_kwargs
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("model_type", "half"), [("llama", "bf16"), ("olmo2", "fp16"), ("gpt2", "bf16")])
-def test_half_precision_and_compiled_as_uncompiled(model_type, half, tmp_path):
-    """Autocast over weights in float32, compiled by the Trainer's own defaults."""
-    enabled, half = [tiny.build(model_type, attn_implementation="sdpa") for _ in range(3)], {half: True}
-    for model in enabled:
-        autopack.enable(model)
-    torch._dynamo.reset()
-    found = _train(enabled[0], autopack.PackingCollator(), tmp_path, torch_compile=True, **half)
-    others = [
-        _train(enabled[1], autopack.PackingCollator(), tmp_path, **half),
-        _train(enabled[2], _pad, tmp_path, **half),
-    ]
-    stock = tiny.build(model_type, attn_implementation="sdpa")
-    for other in (*others, _train(stock, _pad, tmp_path, **half)):
-        # Roundings to 8 bits of each state, which differ by the order of sums and are averaged in a loss.
-        assert found[0] == pytest.approx(other[0], rel=2e-3)
-        assert found[1] == pytest.approx(other[1], rel=2e-3)
