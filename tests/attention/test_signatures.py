@@ -9,8 +9,6 @@ torch's.
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -56,43 +54,25 @@ def test_operators_are_called_with_what_their_schemas_take(monkeypatch, release)
 
 @pytest.mark.skipif(torches.without_flex_attention() is not None, reason="this torch has no flex_attention")
 @pytest.mark.parametrize("release", signatures.TORCHES)
-def test_flex_is_called_with_what_its_signatures_take(monkeypatch, release):
-    """`create_block_mask` by autopack and by transformers, `flex_attention` by transformers alone."""
+def test_block_masks_are_asked_for_with_what_their_signature_takes(monkeypatch, release):
+    """By autopack; `flex_attention` is called by transformers alone."""
     from torch.nn.attention import flex_attention as flex
 
     called, makes_mask = [], flex.create_block_mask
 
-    def bound(name, *args, **kwargs):
-        signatures.signature(f"torch {release}", name).bind(*args, **kwargs)
-        called.append(name)
-
     def create_block_mask(*args, **kwargs):
-        caller = inspect.getmodule(inspect.stack()[1].frame).__name__
-        if not caller.startswith("torch."):  # by which it calls itself, compiled
-            bound("create_block_mask", *args, **kwargs)
+        if inspect.getmodule(inspect.stack()[1].frame).__name__.startswith("autopack."):
+            called.append(signatures.signature(f"torch {release}", "create_block_mask").bind(*args, **kwargs))
         return makes_mask(*args, **kwargs)
 
-    for site in (flex.__name__, "transformers.masking_utils", "transformers.integrations.flex_attention"):
-        if find_spec(site) is not None and hasattr(import_module(site), "create_block_mask"):
-            monkeypatch.setattr(f"{site}.create_block_mask", create_block_mask)
+    monkeypatch.setattr(flex, "create_block_mask", create_block_mask)
     model = tiny.build("llama")
     standins.set_implementation(model, "flex_attention")
-    integration = import_module("transformers.integrations.flex_attention")
-    site = "compile_friendly_flex_attention"
-    if not hasattr(integration, site):
-        pytest.skip("transformers before 4.50 calls the function itself")
     with standins.flex_standin():
-        attends = vars(integration)[site]
-
-        def flex_attention(*args, training=False, **kwargs):
-            bound("flex_attention", *args, **kwargs)
-            return attends(*args, training=training, **kwargs)
-
-        monkeypatch.setattr(integration, site, flex_attention)
         autopack.enable(model, verify=False)
         model(input_ids=tiny.tokens(model.config, 1, 15), position_ids=positions((5, 1, 9)))
         monkeypatch.undo()
-    assert {*called} == {"create_block_mask", "flex_attention"}
+    assert called
 
 
 def test_the_installed_torch_has_the_recorded_signatures():

@@ -12,22 +12,23 @@ from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection import torches
 from compat import torch_flash
 from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
-from tests.gpu import test_models, test_varlen
+from tests.gpu import test_models
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 
 
+@pytest.mark.parametrize("pattern", ["causal", "window", "bidirectional"])
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
 @pytest.mark.parametrize("sizes", [(16, 16), (12, 10)], ids=str)
-def test_arguments_pass_torchs_own_dispatcher(sizes, sinks):
+def test_arguments_pass_torchs_own_dispatcher(sizes, sinks, pattern):
     """Through `varlen_attn` and the aten operators as they are; only what they compute on a GPU is stood in for."""
     given = states(*sizes, torch.float16)
     sink = torch.linspace(-1, 2, 4).half().requires_grad_() if sinks else None
     inputs = [*given, sink] if sinks else given
     with torch_flash.aten_on_cpu():
-        found = attend_varlen(LAYOUT, *given, PATTERNS["window"], 0.3, sink)
+        found = attend_varlen(LAYOUT, *given, PATTERNS[pattern], 0.3, sink)
         gradients = torch.autograd.grad(found.float().square().sum(), inputs)
-    expected = attended(*(each.float() for each in given), PATTERNS["window"], 0.3, sink)
+    expected = attended(*(each.float() for each in given), PATTERNS[pattern], 0.3, sink)
     wanted = torch.autograd.grad(expected.square().sum(), inputs)
     for f, w in zip((found, *gradients), (expected, *wanted), strict=True):
         # Roundings to 11 bits of inputs and outputs, in values of order 1 to 10.
@@ -45,16 +46,3 @@ def test_tests_of_models_pass_on_stand_ins(monkeypatch, case):
         test_models.test_packed_equals_alone(*case, torch.float16)
 
 
-def test_tests_of_kernels_pass_on_stand_ins(monkeypatch):
-    monkeypatch.setattr(test_varlen, "DEVICE", "cpu")
-    monkeypatch.setattr(test_varlen, "ROWS", [[7, 60, 1, 12, 30], [50, 40, 20]])
-    patterns = test_varlen.PATTERNS
-    with torch_flash.aten_on_cpu():
-        for pattern in patterns.values():
-            test_varlen.test_equals_each_document_alone(pattern, torch.float16)
-        test_varlen.test_equals_each_document_alone(patterns["causal"], torch.bfloat16)
-        test_varlen.test_head_sizes_of_query_and_value_may_differ((16, 12), torch.float16)
-        for name in ("causal", "window"):
-            test_varlen.test_sinks_take_part_in_output_and_gradients(patterns[name], torch.float16)
-        test_varlen.test_without_the_sinks_the_same_test_fails(torch.float16)
-        test_varlen.test_one_document_does_not_move_another(torch.float16)

@@ -21,8 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
+from tests.engine import in_rows
 from tests.integration import processes
-from tests.integration.documents import documents, packed, run_alone, targets
+from tests.integration.documents import documents, packed, run_alone, targets, with_mask
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -60,21 +61,21 @@ def _ddp(model):
     return DistributedDataParallel(model)
 
 
-def fsdp2(model):
+def _layers(model):
+    return model.model.layers
+
+
+def fsdp2(model, parts=_layers):
     mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
+    for part in parts(model):
+        fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
 def _fsdp_attention(model):
     """fully_shard gives what it shards a class of its own, `FSDP...`."""
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model.model.layers:
-        fully_shard(layer.self_attn, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+    return fsdp2(model, lambda model: [layer.self_attn for layer in model.model.layers])
 
 
 def fsdp1(model):
@@ -102,20 +103,25 @@ def _lora(model):
     )
 
 
-def _case(wrap, order, checkpointing=None, build=None):
-    """`order` is before, after or never: when the model is enabled. `checkpointing` says whether it is reentrant."""
+def _prepared(wrap, order, model=None, **options):
+    """A model that is enabled `before` it is wrapped, `after` that or never; its handle, and the texts of all ranks."""
+    model = model or _llama()
+    if order == "before":
+        autopack.enable(model, **options)
+    wrapped = wrap(model)
+    handle = None if order == "never" else autopack.enable(wrapped, **options)
+    return wrapped, handle, documents(model.config, DOCUMENTS)
+
+
+def _case(wrap, order, checkpointing=None, build=_llama):
+    """`checkpointing` says whether it is reentrant."""
 
     def run_case(rank):
-        model = build(None) if build else _llama()
-        if order == "before":
-            autopack.enable(model)
+        model = build()
         if checkpointing is not None:
             model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
             model.enable_input_require_grads()
-        wrapped = wrap(model)
-        if order == "after":
-            autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, _, texts = _prepared(wrap, order, model)
         return _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
 
     return run_case
@@ -166,17 +172,12 @@ def _watched(wrap, order, noise=0.0, plain=-1):
     """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor padded."""
 
     def run_case(rank):
-        model = _llama()
-        if order == "before":
-            autopack.enable(model, check_every=1)
-        wrapped = wrap(model)
-        handle = autopack.enable(wrapped, check_every=1)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, handle, texts = _prepared(wrap, order, check_every=1)
         mine = texts[SHARES[rank]]
         row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
         before = 2 if noise or plain >= 0 else 0
         for rate, calls in ((noise, before), (0.0, 0)):
-            for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
+            for layer in (layer for layer in wrapped.modules() if noise and hasattr(layer, "attention_dropout")):
                 layer.attention_dropout = rate
             for _ in range(calls):
                 wrapped(**row).loss.backward()
@@ -197,9 +198,7 @@ def _watched_leak(wrap):
         model.model.layers[0].mlp.register_forward_pre_hook(
             lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
         )
-        handle = autopack.enable(model, check_every=1, verify=False)
-        wrapped = wrap(model)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, handle, texts = _prepared(wrap, "before", model, check_every=1, verify=False)
         try:
             wrapped(**packed(texts[SHARES[rank]]))
         except autopack.LeakDetected as found:
@@ -227,11 +226,8 @@ def _checked(wrap):
             mine.load_state_dict(layer.mlp.state_dict())
             layer.mlp = mine
         # FSDP1 leaves no layer of the user's by itself that could be proven.
-        before = wrap in (fsdp1, fsdp1_by_layer)
-        handle = autopack.enable(model) if before else None
-        wrapped = wrap(model)
-        handle = handle or autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+        order = "before" if wrap in (fsdp1, fsdp1_by_layer) else "after"
+        wrapped, handle, texts = _prepared(wrap, order, model)
         one = {"input_ids": texts[0], "labels": texts[0]}
         batches = [packed(texts[:2]), packed(texts[:4]), padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
         others = [packed(texts[2:4]), one, packed(texts), padded(texts), packed(texts[4:])]
@@ -247,22 +243,16 @@ def _checked(wrap):
     return run_case
 
 
-def _enabled_in_ddp():
-    model = _ddp(_llama())
-    autopack.enable(model)
-    return model, documents(model.module.config, DOCUMENTS)
-
-
 def _packed_beside_padded(rank):
     """One rank's batch is packed, the other's is an ordinary padded one."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
 
 def _uneven(rank):
     """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     wanted, count = _reference(model, texts), targets(texts)
     rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
     found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
@@ -278,15 +268,8 @@ def _uneven(rank):
 
 
 def padded(texts):
-    width = max(text.shape[1] for text in texts)
-    return {
-        name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
-        for name, tensors, pad in (
-            ("input_ids", texts, 0),
-            ("attention_mask", [torch.ones_like(text) for text in texts], 0),
-            ("labels", texts, -100),
-        )
-    }
+    texts = [text[0] for text in texts]
+    return with_mask(in_rows(texts), in_rows([torch.ones_like(text) for text in texts]))
 
 
 def _unpadded(wrap, order, read):
@@ -296,12 +279,7 @@ def _unpadded(wrap, order, read):
     """
 
     def run_case(rank):
-        model = _llama()
-        if order == "before":
-            autopack.enable(model)
-        wrapped = wrap(model)
-        handle = autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, handle, texts = _prepared(wrap, order)
         batch = padded(texts[SHARES[rank]])
         labels = batch.pop("labels") if read else None
         for _ in range(3 if read else 0):
@@ -319,7 +297,7 @@ def _unpadded(wrap, order, read):
 
 def _accumulated(rank):
     """Two packed rows before the gradients are averaged."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     mine = texts[SHARES[rank]]
     with model.no_sync():
         (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()
@@ -370,5 +348,5 @@ CASES |= {
 }
 if fully_shard:
     CASES["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
-        _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
+        _fsdp_attention, "before", build=lambda: tiny.build("llama4_text", attn_implementation="sdpa").train()
     )

@@ -111,12 +111,6 @@ CASES = {
 }
 USUAL = {"GRPO", "DPO", "KTO"}
 """Those that run by default."""
-WITH_KL = {"GRPO, reference, two iterations", "RLOO", "KTO"}
-"""Those that log a KL other than 0; where KTO's would be below 0, it is 0."""
-
-
-REWARDS = {"DPO": "rewards/margins", "KTO": "rewards/margins", "Reward": "margin", "SFT": "mean_token_accuracy"}
-"""What is logged of rewards, or of how good answers are, other than `reward`."""
 
 
 class Run(NamedTuple):
@@ -126,10 +120,6 @@ class Run(NamedTuple):
     before: torch.Tensor
     after: torch.Tensor
     handles: dict[str, Any]
-
-    def series(self, name):
-        """A number by steps."""
-        return [entry[name] for entry in self.logs if name in entry]
 
     @property
     def shared(self):
@@ -176,28 +166,27 @@ def trained(folder, case, **options):
     trainer = made(folder, case)
     before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
     handle = autopack.enable(trainer, **options) if options else None
-    try:
-        trainer.train()
-        if trainer.eval_dataset is not None:
-            trainer.evaluate()
-    finally:
-        autopack.disable(trainer) if handle is not None else None
+    trainer.train()
+    if trainer.eval_dataset is not None:
+        trainer.evaluate()
+    autopack.disable(trainer)
     after = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
     return Run(trainer.state.log_history, before, after, {} if handle is None else dict(handle.handles))
 
 
 def numbers(run):
-    """Whatever is logged that is a number and no time, with the number of its entry."""
-    for number, entry in enumerate(run.logs):
-        for name, value in entry.items():
-            if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED):
-                yield number, name, value
+    """Whatever is logged that is a number and no time, by the number of its entry and its name."""
+    return {
+        (number, name): value
+        for number, entry in enumerate(run.logs)
+        for name, value in entry.items()
+        if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED)
+    }
 
 
 def largest_difference(found, expected):
     """Of all logged numbers; relative, where they are larger than 1."""
-    wanted = {(number, name): value for number, name, value in numbers(expected)}
-    got = {(number, name): value for number, name, value in numbers(found)}
+    wanted, got = numbers(expected), numbers(found)
     assert got.keys() == wanted.keys()
     return max(abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items())
 
@@ -222,21 +211,15 @@ def drift(found, expected):
 def test_a_script_of_trl(tmp_path, name):
     case = CASES[name]
     expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
-    losses = expected.series("loss")
-    assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
-    assert len(losses) == STEPS
+    logged = [entry for entry in found.logs if "loss" in entry]
+    assert len(logged) == STEPS
     assert drift(found, expected) < DRIFT
-    rewards = REWARDS.get(case.kind, "reward")
-    assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
-    assert any(expected.series(rewards))
-    assert any(expected.series("kl")) == (name in WITH_KL)
     assert largest_difference(found, expected) < NEAR
     assert found.shared.keys() == case.shared.keys()
     for model, (least, most) in case.shared.items():
         assert least <= found.shared[model] <= most, model
         assert not found.handles[model].tally.left
         assert found.handles[model].tally.padding > 0
-    logged = [entry for entry in found.logs if "loss" in entry]
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
 
 

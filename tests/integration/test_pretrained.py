@@ -208,20 +208,6 @@ def test_gradients_of_stock_leak_in_the_packed_row(name):
     assert relative(found, alone) > LEAK
 
 
-def test_sentence_transformers_encodes_as_alone():
-    stock("minilm")  # or skipped
-    from sentence_transformers import SentenceTransformer
-
-    encoder = SentenceTransformer(str(checked_folder(MINILM)), device="cpu", local_files_only=True)
-    texts = collect_documents(Path(email.__file__).parent)[:24]
-    alone = torch.stack([encoder.encode(text, convert_to_tensor=True) for text in texts])
-    with autopack.enable(encoder) as handle:
-        found = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
-        assert handle.enabled.tally.padding > 0
-    assert (found - alone).abs().max() <= NEAR
-    assert (alone[1:] - alone[:-1]).norm(dim=1).min() > LEAK
-
-
 def test_the_demo_of_sentences():
     stock("minilm")
     result = sentences.compare_sentences(sentences.SentenceSettings(steps=2, batch_size=4, held_out=12, longest=64))

@@ -96,27 +96,18 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
-@pytest.mark.parametrize("model_type", ["llama", "bert", "mamba"])
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "mamba"])
 def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
-    autopack.enable(model, verify=False)
-    kept: dict = {}
-
-    def keep(module, args, kwargs):
-        kept.update(
-            args=args, kwargs={n: v for n, v in kwargs.items() if n in ("position_embeddings", "attention_mask")}
-        )
-
-    first_layer(stock).register_forward_pre_hook(keep, with_kwargs=True)
-    stock(input_ids=IDS[:, :5], use_cache=False)
-    layer = duplicate(first_layer(model))
-    with refused("copied-part", match="copy of a part"):
-        layer(*kept["args"], **kept["kwargs"])
-    autopack.disable(layer)
-    found, wanted = (each(*kept["args"], **kept["kwargs"]) for each in (layer, first_layer(stock)))
-    assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
-    autopack.disable(model)
+    states = stock.base_model.get_input_embeddings()(IDS)
+    with autopack.enable(model, verify=False):
+        layer = duplicate(first_layer(model))
+        with refused("copied-part"):
+            layer(states)
+        autopack.disable(layer)
+        found, wanted = (each(states) for each in (layer, first_layer(stock)))
+        assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
