@@ -133,7 +133,7 @@ _ATTENTION = (
         "attention.call:AttentionCall.refuse_two_directions",
         skipped,
         "attention/test_directions.py",
-        "test_it_is_refused[llama]",
+        "test_it_is_refused[llama-before]",
     ),
     seam(
         "images: tokens see those of other documents",

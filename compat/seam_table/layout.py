@@ -218,8 +218,8 @@ _RUNTIME = (
         "shared rows: parts of rows in another order",
         "runtime.row_group:RowGroup.gather",
         result(lambda found: found.flip(0)),
-        "integration/test_sequence_parallel.py",
-        "test_shared_rows_are_exact",
+        "integration/test_processes.py",
+        "test_every_rank_finds_what_it_has_to[shared_rows-llama]",
     ),
     seam(
         "sites: what was replaced stays",

@@ -1,7 +1,5 @@
 """torch.compile of an enabled model: one graph without a break for all layouts of one shape, exact both ways."""
 
-from __future__ import annotations
-
 import copy
 import random
 
@@ -33,20 +31,12 @@ from tests.engine import mean_loss
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("nothing_left_behind", "fresh_dynamo")
 COLUMNS = 24
 IDS = token_ids(1, COLUMNS)
 BATCHES = [(5, 19), (9, 4, 11), (1, 8, 8, 7), (3, 3, 6, 2, 10), (4, 4, 4, 4, 4, 4), (2, 9, 1, 1, 5, 2, 4)]
 """Two to seven documents in a row of 24 tokens."""
 NOT_PACKED = (COLUMNS,)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def _small():
@@ -192,15 +182,6 @@ def test_compiled_layers_inside_an_eager_model_are_exact_and_few():
     with autopack.enable(model):
         assert max(_errors(model, stock)) <= FLOAT64
     assert counter.frame_count <= 2 * len(model.model.layers)
-
-
-def test_a_compiled_copy_is_exact_on_its_own():
-    model, stock = _small(), _small()
-    autopack.enable(model)
-    other = copy.deepcopy(model)
-    autopack.disable(model)
-    assert max(_errors(torch.compile(other, backend="eager"), stock, BATCHES[:2])) <= FLOAT64
-    autopack.disable(other)
 
 
 class TestErrorsInCompiledCode:

@@ -1,7 +1,5 @@
 """Flash attention 2, 3 and 4, through transformers' own loader and argument processing, on stand-ins of the kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import modeling_utils
@@ -10,7 +8,6 @@ import autopack
 from autopack import tiny
 from compat.standins import flash_standin, set_implementation
 from tests.conftest import positions
-from tests.support.refusals import refused
 
 KNOWN = {*modeling_utils.ALL_ATTENTION_FUNCTIONS}
 VERSIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
@@ -47,15 +44,3 @@ def test_several_rows_with_layouts_of_their_own_are_flattened(model_type, implem
         flash = model(**call).logits
     # Two orders of float32 matrix products.
     torch.testing.assert_close(flash, eager, atol=2e-5, rtol=1e-4)
-
-
-def test_a_flash_backend_without_a_flash_implementation_is_refused_with_the_way_out():
-    with refused("backend-unavailable"):
-        autopack.enable(tiny.build("llama", attn_implementation="sdpa"), backend="flash")
-
-
-def test_another_backend_than_flash_is_refused_for_a_flash_model():
-    model = tiny.build("llama")
-    set_implementation(model, "flash_attention_2")
-    with refused("backend-unavailable"):
-        autopack.enable(model, backend="sdpa")

@@ -1,7 +1,5 @@
 """Attention masks of four dimensions that the caller has prepared, beside positions that declare documents."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -157,13 +155,6 @@ def test_a_mask_that_is_made_for_good_needs_arguments_by_name():
     given = (IDS, hiding_by(-1e4)(together()), None, POSITIONS, *[None] * 12)
     with autopack.enable(model), refused("positional-arguments"):
         model(*given)
-
-
-def test_without_documents_it_is_nobodys_business():
-    model, stock = llama(), llama()
-    call = {"input_ids": IDS, "attention_mask": torch.ones_like(together()).tril().triu(-5)}
-    with autopack.enable(model):
-        assert torch.equal(model(**call).logits, stock(**call).logits)
 
 
 def test_a_mixer_that_no_mask_reaches_is_refused():

@@ -1,10 +1,8 @@
 """Frequencies chosen by the longest position of the row are chosen per document instead: longrope and dynamic NTK."""
 
-from __future__ import annotations
-
 import copy
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -165,12 +163,8 @@ def test_threads_that_share_a_model_have_frequencies_of_their_own():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with autopack.enable(model), torch.no_grad():
-            threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(timeout=600)
+        with autopack.enable(model), ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, range(2)))
     finally:
         sys.setswitchinterval(interval)
     assert failed == []

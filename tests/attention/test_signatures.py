@@ -6,8 +6,6 @@ cells of flash in the version matrix) check the arguments that transformers make
 torch's.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """The entry: all declarations give the same outputs and losses, unpacked calls pass untouched, the rest is refused."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -27,29 +25,17 @@ from tests.conftest import (
     positions,
     token_ids,
 )
+from tests.engine import declared
 from tests.support.padded import loss_error
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 FLOAT32_LOSS = 1e-6
 """transformers computes the loss in float32 whatever the model's dtype; seven digits are left."""
 IDS = token_ids()
 COLUMNS = sum(LENGTHS)
 WHERE, ONES = positions(LENGTHS), torch.ones_like(IDS)
-SEQ_IDX = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))[None]
-
-
-def bounds(*lengths):
-    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-
-
-BOUNDS = bounds(*LENGTHS)
-DECLARATIONS = {
-    "positions": {"position_ids": WHERE},
-    "bounds": {"cu_seq_lens_q": BOUNDS, "cu_seq_lens_k": BOUNDS, "max_length_q": 12, "max_length_k": 12},
-    "seq_idx": {"seq_idx": SEQ_IDX.int()},
-    "segments": {"attention_mask": SEQ_IDX + 1},
-}
+FORMS = ("position_ids", "cu_seq_lens", "seq_idx", "segments")
+DECLARATIONS = {form: declared(llama(), form, LENGTHS) for form in FORMS}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +63,6 @@ def test_all_declarations_give_the_logits_of_the_documents_alone(model, stock, c
 CALLS = {
     "positional": lambda model: model(IDS, ONES, WHERE),
     "embeddings": lambda model: model(inputs_embeds=model.get_input_embeddings()(IDS), position_ids=WHERE),
-    "all-ones mask": lambda model: model(input_ids=IDS, attention_mask=ONES, position_ids=WHERE),
-    "no cache": lambda model: model(input_ids=IDS, position_ids=WHERE, use_cache=False),
     "empty cache": lambda model: model(input_ids=IDS, position_ids=WHERE, past_key_values=DynamicCache()),
     "tuple": lambda model: model(input_ids=IDS, position_ids=WHERE, return_dict=False),
 }
@@ -94,7 +78,7 @@ def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
     ("rows", "said"),
     [
         ((LENGTHS, OTHER_LENGTHS), {"position_ids": positions(LENGTHS, OTHER_LENGTHS)}),
-        ((LENGTHS, OTHER_LENGTHS), dict.fromkeys(["cu_seq_lens_q", "cu_seq_lens_k"], bounds(*LENGTHS, *OTHER_LENGTHS))),
+        ((LENGTHS, OTHER_LENGTHS), declared(None, "cu_seq_lens", (*LENGTHS, *OTHER_LENGTHS))),
         ((LENGTHS, LENGTHS), {"position_ids": WHERE}),
     ],
     ids=["positions", "bounds", "one row of positions for all"],
@@ -150,15 +134,6 @@ class TestLosses:
         assert torch.equal(labels, IDS)  # the caller's stay as they are
         unmasked = stock.loss_function(logits=found.logits, labels=IDS, vocab_size=stock.config.vocab_size)
         assert loss_error(unmasked, expected) > LEAK / 10
-
-    @pytest.mark.parametrize(
-        "labels",
-        [{"labels": IDS.masked_fill(WHERE == 0, -100)}, {"labels": IDS, "shift_labels": IDS.roll(-1, 1)}],
-        ids=["boundaries are masked", "shifted by the caller"],
-    )
-    def test_labels_in_other_forms_give_the_same_loss(self, model, labels):
-        plain, other = (model(input_ids=IDS, position_ids=WHERE, **each).loss for each in ({"labels": IDS}, labels))
-        assert torch.equal(other, plain)
 
 
 class TestUnpackedCalls:
@@ -237,7 +212,7 @@ def test_positional_arguments_beyond_those_named_are_refused(model):
 def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model, stock):
     """Without the mask nobody knows what follows; the padding changes no result, and no gradient."""
     ids, labels = (torch.nn.functional.pad(IDS, (0, 6), value=value) for value in (3, -100))
-    call, mask = {"input_ids": ids, **DECLARATIONS["bounds"]}, (labels >= 0).long()
+    call, mask = {"input_ids": ids, **DECLARATIONS["cu_seq_lens"]}, (labels >= 0).long()
     found = model(**call, attention_mask=mask, labels=labels)
     expected = alone(stock, IDS, LENGTHS)
     assert error(found.logits[:, :COLUMNS], expected) < FLOAT64

@@ -1,7 +1,5 @@
 """Gradients that are asked for of the outputs of a padded batch: the loss has them in its graph, as stock's has."""
 
-from __future__ import annotations
-
 import weakref
 from functools import partial
 
@@ -142,15 +140,6 @@ def test_gradients_however_outputs_are_used(pair, use):
     expected, found = (use(_call(which)) for which in pair)
     assert expected is None or _error(found, expected) < GRADIENT
     assert model_gradient_error(*reversed(pair)) < GRADIENT
-
-
-def test_gradients_of_a_tuple(pair):
-    found = []
-    for which in pair:
-        loss, *others = _call(which, return_dict=False)
-        logits = next(part for part in others if part.shape[-1:] == (which.config.vocab_size,))
-        found += torch.autograd.grad(loss, logits)
-    assert _error(found[1], found[0]) < GRADIENT
 
 
 def test_without_being_taken_out_it_would_count_twice(monkeypatch):

@@ -4,8 +4,6 @@ A batch that runs without its padding gives zeros there. A model at which nobody
 difference that each of these readers would make.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import namedtuple
 
@@ -20,9 +18,6 @@ import autopack
 from autopack import tiny
 from tests.support.padded import packs_at_once
 from tests.support.padding_readers import EXACT, FOUND_OUT, IS_READ, WRONG, backbone, batch, same_gradients, twins
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
 
 READERS = {
     "the mean over all columns": lambda states, mask: states.mean(1).square().sum(),

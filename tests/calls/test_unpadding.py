@@ -1,7 +1,5 @@
 """Padded batches of an enabled model give what stock gives and in its shape, without computing padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +20,6 @@ from tests.support.padded import (
     twins,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 DECODERS = ["llama", "gemma2", "qwen3_moe", "gpt2", "opt"]
 ENCODERS = ["bert", "roberta"]
 CASES = [
@@ -95,8 +92,3 @@ class TestAgreement:
         expected, found = (each.grad[mask.bool()] for each in embedded)
         assert tally_of(pair[1]).batches == 1
         assert (found - expected).abs().max() < GRADIENT * expected.abs().max()
-
-    @llamas
-    def test_loss_over_a_number_of_items(self, pair):
-        """Trainer counts the targets of an accumulated batch before the entry."""
-        agree(*reversed(pair), batch("causal LM", mask_of(PADDED)), num_items_in_batch=torch.tensor(57))

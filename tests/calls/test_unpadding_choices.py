@@ -1,14 +1,11 @@
 """Which padded batches are unpadded, at which entry, and which are left bit for bit as they came."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from transformers import BigBirdModel, DynamicCache
+from transformers import BigBirdModel
 
 import autopack
 from autopack import tiny
-from tests.calls.agreement import agree
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -25,7 +22,6 @@ from tests.support.padded import (
     unpredicted,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 llamas = pytest.mark.parametrize("pair", [("llama",)], indirect=True, ids=["llama"])
 CLASSES, ANSWERS = "sequence classification", "question answering"
 BATCH, MASK = batch("causal LM", mask_of(PADDED)), mask_of(PADDED)
@@ -96,19 +92,6 @@ class TestLeftAsItCame:
             assert handle.tally.batches == 0
 
     @llamas
-    def test_where_a_cache_is_filled(self, pair):
-        mask = mask_of(PADDED, "left")
-        ids, found = batch("causal LM", mask)["input_ids"], []
-        with torch.no_grad():
-            for which in pair:
-                cache = DynamicCache(config=which.config)
-                which(input_ids=ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache, use_cache=True)
-                call = {"input_ids": ids[:, 12:], "attention_mask": mask, "past_key_values": cache}
-                found.append(which(**call, use_cache=True).logits)
-        assert torch.equal(*found)
-        assert tally_of(pair[1]).batches == 0
-
-    @llamas
     @torch.no_grad()
     def test_in_evaluation_without_labels(self, pair):
         stock, model = (which.eval() for which in pair)
@@ -176,22 +159,6 @@ class TestFurtherIn:
         assert tally_of(pair[1]).batches == 1
 
 
-def test_a_second_enable_may_not_ask_for_something_else():
-    model = build("llama")
-    with autopack.enable(model, unpad=False):
-        assert autopack.enable(model) is handle_of(model)
-        for options in ({"share": False}, {"verify": "strict"}):
-            with pytest.raises(ValueError, match="the model is enabled with"):
-                autopack.enable(model, **options)
-
-
-@llamas
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-def test_a_mask_of_any_dtype(pair, dtype):
-    agree(*reversed(pair), BATCH | {"attention_mask": MASK.to(dtype)})
-    assert tally_of(pair[1]).batches == 1
-
-
 @pytest.mark.parametrize("model_type", ["big_bird", "bert"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type, side):
@@ -203,13 +170,6 @@ def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type,
         found, expected = (each(**inputs) for each in (model, stock))
     for name in ("start_logits", "end_logits"):
         assert ((found[name] - expected[name]) * mask).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("model_type", ["big_bird", "splinter", "bert"])
-def test_an_audit_of_such_heads_finds_padded_batches_without_labels_exact(model_type):
-    model = tiny.build(model_type, task="question-answering")
-    with autopack.enable(model, verify=False):
-        assert autopack.audit(model, modes=("right-padded, no labels", "left-padded")).exact
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ DeepSpeed itself is no package of these tests; `python -m compat.engines --engin
 runs it where it is installed.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -16,6 +16,23 @@ LEAK = 0.1
 """What a leak exceeds in these models, whose parameters are large."""
 
 
+def exact(found):
+    """Whether what a rank found is an error of rounding alone; a text is what was raised."""
+    return isinstance(found, float) and found < FLOAT32
+
+
+def holds(found):
+    return found is True
+
+
+def leaks(found):
+    return isinstance(found, float) and found > LEAK
+
+
+def says(words):
+    return lambda found: words in str(found)
+
+
 @dataclass
 class Run:
     """What a model computes: logits (tokens, vocabulary), loss, gradients by parameter name."""

@@ -1,10 +1,9 @@
 """Models of somebody else's code, of which ranks share packed rows: some look at one token at a time, some do not."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
+from tests.integration.ranks import OwnLayer
 from tests.integration.row_parts import model_of
 
 
@@ -34,22 +33,10 @@ def scaled_loss():
     return _with_forward("llama", forward)
 
 
-class _Gated(nn.Module):
-    def __init__(self, inner, width):
-        super().__init__()
-        torch.manual_seed(3)
-        self.inner, self.gate = inner, nn.Linear(width, width)
-
-    def forward(self, states):
-        made = self.inner(states) * self.gate(states).sigmoid()
-        return made
-
-
 def replaced_layer():
-    """A model whose feed-forward layers somebody has put a gate around."""
-    model = model_of("qwen3")
-    for layer in model.model.layers:
-        layer.mlp = _Gated(layer.mlp, model.config.hidden_size)
+    """A model with a feed-forward layer of somebody's own."""
+    model = model_of("llama")
+    model.model.layers[0].mlp = OwnLayer(model.config)
     return model
 
 
@@ -106,7 +93,7 @@ def hooked(model):
 
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
 REFUSED = {
-    "replaced layer": (replaced_layer, "it has no _Gated"),
+    "replaced layer": (replaced_layer, "it has no OwnLayer"),
     "tokens of before": (shifted_tokens, "its twin gives another loss"),
     "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "its twin gives another loss"),
     "hook": (lambda: hooked(model_of("llama")), "it has no hook"),

@@ -1,9 +1,10 @@
 """Run a function of the rank on several processes (gloo, CPU), and gather what it returns."""
 
-from __future__ import annotations
-
 import datetime
 import os
+import traceback
+from functools import partial
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,23 @@ def run(work, folder, world=2, timeout=600.0):
     """
     torch.multiprocessing.spawn(_rank, args=(work, folder, world, timeout), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def found_by(module, folder):
+    """What the cases of a module give on each rank, by their names: they are functions of the rank."""
+    return run(partial(_found, module), folder)
+
+
+def _found(module, rank, _):
+    found = {}
+    for name, (case, _) in import_module(module).CASES.items():
+        dist.barrier()
+        try:
+            found[name] = case(rank)
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def _rank(rank, work, folder, world, timeout):

@@ -1,16 +1,12 @@
-"""Cases that run on two processes (gloo, CPU), for test_ddp.py. Every case is a function of the rank.
+"""Data parallelism: DDP, FSDP and accelerate around them, for test_processes.py. Every case is a function of the rank.
 
 Each rank has packed rows of its own, with other layouts; the gradients that come out of the data-parallel wrapper must
 be those of all documents of all ranks, each run alone.
 """
 
-from __future__ import annotations
-
-import traceback
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -22,8 +18,7 @@ import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
 from tests.engine import in_rows
-from tests.integration import processes
-from tests.integration.documents import documents, packed, run_alone, targets, with_mask
+from tests.integration.documents import documents, exact, leaks, packed, run_alone, targets, with_mask
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -36,23 +31,6 @@ SHARES = (slice(0, 4), slice(4, 6))
 """Which documents each rank gets: four in a row of 33 tokens, and two in a row of 14."""
 
 
-def run(directory):
-    """Run all cases; returns, for each rank, the result of each case: an error, or the text of an exception."""
-    return processes.run(_all_cases, directory, WORLD)
-
-
-def _all_cases(rank, _):
-    results = {}
-    for name, case in CASES.items():
-        try:
-            results[name] = case(rank)
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = f"{type(error).__name__}: {error}"
-        dist.barrier()
-    return results
-
-
 def _llama():
     return tiny.build("llama", attn_implementation="sdpa").train()
 
@@ -61,12 +39,12 @@ def _ddp(model):
     return DistributedDataParallel(model)
 
 
-def _layers(model):
-    return model.model.layers
+def layers_of(model):
+    return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
-def fsdp2(model, parts=_layers):
-    mesh = init_device_mesh("cpu", (WORLD,))
+def fsdp2(model, parts=layers_of, mesh=None):
+    mesh = mesh or init_device_mesh("cpu", (WORLD,))
     for part in parts(model):
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -309,20 +287,19 @@ SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
 WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
 ORDERS = ("before", "after")
 CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
-CASES = {
+EXACT = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
     for name, wrap in {**WRAPS, "LoRA in DDP": _lora}.items()
     for order in ORDERS
     for label, reentrant in CHECKPOINTING.items()
     if reentrant is None or name in ("DDP", "fully_shard")
 }
-CASES |= {f"{name}, enabled never": _case(WRAPS[name], "never") for name in ("DDP", "fully_shard") if name in WRAPS}
-CASES |= {
+EXACT |= {
     "packed beside padded": _packed_beside_padded,
     "uneven inputs joined": _uneven,
     "accumulated": _accumulated,
 }
-CASES |= {
+EXACT |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)
     for name, wrap in WRAPS.items()
     for label, order, noise, plain in (
@@ -333,13 +310,13 @@ CASES |= {
         ("dropout, one rank packs nothing", "after", 0.3, 0),
     )
 }
-CASES |= {
+EXACT |= {
     f"{what}, {name}": case(wrap)
     for what, case in {"a leak": _watched_leak, "checked": _checked}.items()
     for name, wrap in WRAPS.items()
     if name != "accelerate"
 }
-CASES |= {
+EXACT |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
     for name, wrap in WRAPS.items()
     for order in ORDERS
@@ -347,6 +324,10 @@ CASES |= {
     if name != "FSDP1 by layer"
 }
 if fully_shard:
-    CASES["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
+    EXACT["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
         _fsdp_attention, "before", build=lambda: tiny.build("llama4_text", attn_implementation="sdpa").train()
     )
+CASES = {name: (case, exact) for name, case in EXACT.items()} | {
+    f"{name}, enabled never": (_case(WRAPS[name], "never"), leaks) for name in ("DDP", "fully_shard") if name in WRAPS
+}
+"""With what a rank has to find."""

@@ -1,7 +1,5 @@
 """Packed rows of which two ranks have a part each, against documents alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
@@ -20,12 +18,6 @@ def model_of(kind, attention="sdpa", **options):
     name, _, task = kind.partition(":")
     model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
     model.config.use_cache = False
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for key, value in vars(module).items():
-            if "dropout" in key and isinstance(value, float):
-                setattr(module, key, 0.0)
     return model
 
 

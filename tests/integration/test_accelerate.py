@@ -1,7 +1,5 @@
 """accelerate: what `prepare`, its hooks and its unwrapping do to an enabled model."""
 
-from __future__ import annotations
-
 from types import MethodType
 
 import pytest

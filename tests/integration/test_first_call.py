@@ -1,7 +1,5 @@
 """When a model is enabled under `autopack run`: its first call in training, and no other."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -263,14 +261,6 @@ def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):
     first_call._wait(model)
     assert nn.Module.forward is before
     assert len(hooks(model)) == 1
-
-
-def test_without_gradients_a_forward_that_is_called_directly_passes_the_hooks_by(session):
-    model, seen = waiting().eval(), []
-    model.register_forward_hook(lambda *_: seen.append(1))
-    with torch.no_grad():
-        model.forward(**batch())
-    assert not seen
 
 
 def test_many_models_that_wait_share_a_site_and_leave_nothing(session):

@@ -3,8 +3,6 @@
 Rows of one batch may begin alike, as choices of one question do: those tokens are computed once.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import random
@@ -131,10 +129,10 @@ def choices(least, most, before=""):
     return found
 
 
-def counted(model, asked, **options):
+def counted(model, asked):
     """What the calls of an enabled model held, whose scores are those of stock."""
     expected = scored(model, asked)
-    with autopack.enable(model, **options) as handle:
+    with autopack.enable(model) as handle:
         assert_same(scored(model, asked), expected)
         assert not handle.tally.left
         return handle.tally.evaluation
@@ -154,8 +152,3 @@ def test_examples_before_every_question(harness):
     ran = counted(harness(max_length=128), choices(1, 1, words(random.Random(1), 60, 60) + " "))
     assert ran.documents == 8
     assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind
-
-
-def test_what_shares_nothing_gives_the_same(harness):
-    ran = counted(harness(max_length=128), choices(3, 3), share=False)
-    assert (ran.shared, ran.columns) == (0, ran.tokens)

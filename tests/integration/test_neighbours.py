@@ -1,9 +1,6 @@
 """A sample of compat.neighbours, and what an audit must leave as the neighbours had it."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import pytest
 import torch
@@ -108,10 +105,3 @@ def test_bitsandbytes_packs_no_weights_in_an_audit():
         assert layer.support_avx512bf16_for_cpu is True
         model.eval()(input_ids=tiny.tokens(model.config, 1, 5))
         assert layer.packs, "evaluation is the user's"
-
-
-def test_what_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opacus", None)
-    (row, *_) = neighbours.rows(neighbours.chosen(["opacus"]))
-    assert "opacus" in row["cannot"]
-    assert "does not run here" in table.of_rows({"rows": [row]})

@@ -11,19 +11,13 @@ import random
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import transformers
 
 import autopack
-from autopack.calls import prefixes
-from autopack.enabling import twin_calls
 from compat.programs._words import WORDS, save_model
-from tests.conftest import LEAK
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
-DRIFT = 1e-3
-"""Of parameters after a few steps of AdamW, which makes much of gradients that are small."""
 PROMPTS, STEPS = 32, 4
 _NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies")
 """Times, our own, and the share of pairs whose chosen answer has the larger reward: both are 0 at first, but for
@@ -114,11 +108,9 @@ USUAL = {"GRPO", "DPO", "KTO"}
 
 
 class Run(NamedTuple):
-    """What a trainer logged, what it made of its model's parameters, and the handles of its models."""
+    """What a trainer logged, and the handles of its models."""
 
     logs: list[dict[str, Any]]
-    before: torch.Tensor
-    after: torch.Tensor
     handles: dict[str, Any]
 
     @property
@@ -164,14 +156,12 @@ def made(folder, case):
 def trained(folder, case, **options):
     """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
     trainer = made(folder, case)
-    before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
     handle = autopack.enable(trainer, **options) if options else None
     trainer.train()
     if trainer.eval_dataset is not None:
         trainer.evaluate()
     autopack.disable(trainer)
-    after = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
-    return Run(trainer.state.log_history, before, after, {} if handle is None else dict(handle.handles))
+    return Run(trainer.state.log_history, {} if handle is None else dict(handle.handles))
 
 
 def numbers(run):
@@ -199,12 +189,6 @@ def scale(run, number, name, value):
     return max(1.0, abs(value), *(parts if name in ("kl", "eval_kl") else ()))
 
 
-def drift(found, expected):
-    """How far apart parameters end up, relative to how far stock's have moved."""
-    assert torch.equal(found.before, expected.before)
-    return float((found.after - expected.after).norm() / (expected.after - expected.before).norm())
-
-
 @pytest.mark.parametrize(
     "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
 )
@@ -213,7 +197,6 @@ def test_a_script_of_trl(tmp_path, name):
     expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
     logged = [entry for entry in found.logs if "loss" in entry]
     assert len(logged) == STEPS
-    assert drift(found, expected) < DRIFT
     assert largest_difference(found, expected) < NEAR
     assert found.shared.keys() == case.shared.keys()
     for model, (least, most) in case.shared.items():
@@ -235,20 +218,5 @@ def test_online_dpo(tmp_path):
             for name in of_padding:
                 entry.pop(name, None)
     assert largest_difference(found, expected) < NEAR
-    assert drift(found, expected) < DRIFT
     assert 0.3 < found.shared["ref_model"] < 0.5
     assert found.shared["model"] > 0  # in steps that do not look whether anybody reads padding
-
-
-def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
-    """The control: the first tokens of all rows are taken for the same, without a twin or a check that would tell."""
-
-    def blind(one, other):
-        return max(original(one, other), min(30, len(one), len(other)))
-
-    original, case = prefixes._common, CASES["DPO"]
-    monkeypatch.setattr(prefixes, "_common", blind)
-    monkeypatch.setattr(twin_calls, "_why_not_prefixes", lambda *_: None)
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, check_every=0)
-    assert found.shared["model"] > CASES["DPO"].shared["model"][1]
-    assert largest_difference(found, expected) > LEAK

@@ -4,8 +4,6 @@ Skipped where the weights are not installed (docs/pretrained.md). Whether two ru
 the norm of what differs, relative to the norm of what is expected.
 """
 
-from __future__ import annotations
-
 import copy
 import email
 from functools import cache

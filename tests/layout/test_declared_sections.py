@@ -1,7 +1,5 @@
 """Positions with three or four sections, (sections, rows, columns), as M-RoPE has them: where documents begin."""
 
-from __future__ import annotations
-
 import torch
 
 from autopack.layout.declarations import read

@@ -3,8 +3,6 @@
 Tensors on the meta device have no values, so a model there that reads any raises; nothing is faked.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections import Counter
