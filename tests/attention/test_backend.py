@@ -11,7 +11,6 @@ from autopack import options, tiny
 from autopack.attention import backends, choose
 from autopack.commands import doctor
 from tests.conftest import FLOAT32, alone, error, positions, token_ids
-from tests.support.refusals import refused
 
 ROWS = ((7, 1, 9, 3),)
 TOY = """
@@ -60,11 +59,6 @@ def test_a_new_file_is_taken_by_auto_and_by_name(asked, toy):
         assert error(model(**packed()).logits, expected) < FLOAT32
         assert toy.calls == ["sdpa"] * 2
         assert handle.backend == ("auto: toy or sdpa" if asked == "auto" else "toy")
-
-
-def test_it_cannot_serve_what_it_does_not_stand_in_for(toy):
-    with refused("backend-unavailable"):
-        autopack.enable(tiny.build("llama", attn_implementation="eager"), backend="toy")
 
 
 def test_the_doctor_knows_it(toy, capsys):

@@ -53,17 +53,19 @@ def test_operators_are_called_with_what_their_schemas_take(monkeypatch, release)
 @pytest.mark.skipif(torches.without_flex_attention() is not None, reason="this torch has no flex_attention")
 @pytest.mark.parametrize("release", signatures.TORCHES)
 def test_block_masks_are_asked_for_with_what_their_signature_takes(monkeypatch, release):
-    """By autopack; `flex_attention` is called by transformers alone."""
+    """By autopack and by transformers, which alone calls `flex_attention`."""
     from torch.nn.attention import flex_attention as flex
+    from transformers import masking_utils
 
     called, makes_mask = [], flex.create_block_mask
 
     def create_block_mask(*args, **kwargs):
-        if inspect.getmodule(inspect.stack()[1].frame).__name__.startswith("autopack."):
+        if not inspect.getmodule(inspect.stack()[1].frame).__name__.startswith("torch."):  # it calls itself, compiled
             called.append(signatures.signature(f"torch {release}", "create_block_mask").bind(*args, **kwargs))
         return makes_mask(*args, **kwargs)
 
-    monkeypatch.setattr(flex, "create_block_mask", create_block_mask)
+    for site in (flex, masking_utils):
+        monkeypatch.setattr(site, "create_block_mask", create_block_mask, raising=False)
     model = tiny.build("llama")
     standins.set_implementation(model, "flex_attention")
     with standins.flex_standin():

@@ -22,7 +22,6 @@ from tests.support.padding_readers import EXACT, FOUND_OUT, IS_READ, WRONG, back
 READERS = {
     "the mean over all columns": lambda states, mask: states.mean(1).square().sum(),
     "the last column": lambda states, mask: states[:, -1].square().sum(),
-    "the largest of all columns": lambda states, mask: states.max(1).values.sum(),
     "squares, whose slope is nothing at zero": lambda states, mask: states.square().mean(),
 }
 OTHERS = {

@@ -17,8 +17,10 @@ from tests.conftest import positions
 from tests.encoder_decoder.pairs import Pairs
 from tests.engine import in_rows
 from tests.integration.documents import with_mask
+from tests.subjects import subclass
 from tests.support.padded import model_gradient_error, tally_of
 from tests.support.refusals import refused
+from tests.unfamiliar.test_subclasses import passes_all_on
 
 TYPES = [
     "dbrx", "ernie4_5_moe", "flex_olmo", "gpt_oss", "granitemoe", "jamba", "jetmoe", "laguna", "mellum", "minimax",
@@ -71,11 +73,7 @@ def difference(found, expected, name):
 
 
 def thin(model):
-    class Chat(type(model)):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    model.__class__ = Chat
+    subclass(model, passes_all_on)
     return model
 
 

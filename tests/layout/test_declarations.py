@@ -147,12 +147,6 @@ def test_positions_that_jump_and_nowhere_begin_anew_declare_nothing(row, mask):
         assert _bounds((1, 6), position_ids=_tensor(row), seq_idx=_tensor([0, 0, 0, 1, 1, 1])) == [0, 3, 6]
 
 
-def test_positions_that_begin_anew_at_the_models_first_position():
-    row = {"position_ids": _tensor([1, 2, 3, 2, 3, 4])}
-    assert read(row, (1, 6), CPU).layout is None
-    assert read(row, (1, 6), CPU, first_position=2).layout.bounds.tolist() == [0, 3, 6]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

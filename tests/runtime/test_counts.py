@@ -44,7 +44,6 @@ ONES_AMONG = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
 CALLS = [
     ("llama", {}, {}, padded(), RAN),
     ("llama", {}, {}, ROW, Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
-    ("llama", {}, {}, packed(1, 1, 1, 2, 2, 2, 2, 2), Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)),
     ("llama", {}, {}, {"input_ids": token_ids(2, 5)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
     ("llama", {}, {}, {"input_ids": token_ids(2, 8), "position_ids": ONES_AMONG}, Volume(1, 2, 16, 13, 7)),
     ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
