@@ -133,7 +133,7 @@ _ATTENTION = (
         "attention.call:AttentionCall.refuse_two_directions",
         skipped,
         "attention/test_directions.py",
-        "test_it_is_refused[llama]",
+        "test_it_is_refused[llama-before]",
     ),
     seam(
         "images: tokens see those of other documents",
@@ -147,7 +147,7 @@ _ATTENTION = (
         "layout.packed:PackedLayout.kernel_cu_seqlens",
         result(lambda bounds: bounds[[0, -1]]),
         "attention/test_flash.py",
-        "test_several_rows_with_layouts_of_their_own_are_flattened",
+        "test_several_rows_with_layouts_of_their_own_are_flattened[llama-flash_attention_2]",
         "attention/test_varlen.py",
         "test_equals_each_document_alone[causal-(16, 16)-2.14.1]",
     ),

@@ -133,7 +133,7 @@ SEAMS = (
         "shared rows: whatever cannot be shared",
         "calls.sequence_parallel:_why_not",
         skipped,
-        "integration/test_sequence_parallel.py",
-        "test_what_is_not_exact_is_refused_on_every_rank[labels]",
+        "integration/test_processes.py",
+        "test_every_rank_finds_what_it_has_to[shared_rows-refused, labels]",
     ),
 )

@@ -18,16 +18,10 @@ from compat import torch_flash
 from tests.conftest import FLOAT32, LEAK, error, positions
 from tests.engine import Call, ids
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 LENGTHS = (5, 12, 2, 6)
 TYPES = ["llama", "qwen3", "mistral", "olmo2", "gpt2"]
 LOWERED = pytest.mark.parametrize("lowered", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def _build(model_type):
@@ -122,10 +116,3 @@ def test_a_compiled_model_follows_an_autocast_that_comes_and_goes():
         errors = _distance(*(Lowered(dtype=lowered).packed(model) for model in (compiled, plain)))
         bound = FLOAT32 if lowered is None else 0.05  # some roundings to 8 bits; a leak is tenths
         assert max(errors) < bound, lowered
-
-
-def test_float64_stays_as_it_is():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torches.taken_by_sdpa(torch.zeros(1, dtype=torch.float64)) is torch.float64
-        assert torches.taken_by_sdpa(torch.zeros(1)) is torch.bfloat16
-        assert torches.taken_by_sdpa(torch.zeros(1, device="meta")) is torch.float32

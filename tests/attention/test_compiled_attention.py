@@ -1,7 +1,5 @@
 """torch.compile of attention modules alone, in a model that is not compiled."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -13,14 +11,7 @@ from tests.conftest import LENGTHS, OTHER_LENGTHS, llama, positions, token_ids
 from tests.engine import Call, must_be_exact
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_left_behind", "fresh_dynamo")
 
 
 def _forward(layer, backend):

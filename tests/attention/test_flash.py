@@ -1,7 +1,5 @@
 """Flash attention 2, 3 and 4, through transformers' own loader and argument processing, on stand-ins of the kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import modeling_utils
@@ -10,7 +8,6 @@ import autopack
 from autopack import tiny
 from compat.standins import flash_standin, set_implementation
 from tests.conftest import positions
-from tests.support.refusals import refused
 
 KNOWN = {*modeling_utils.ALL_ATTENTION_FUNCTIONS}
 VERSIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
@@ -31,39 +28,19 @@ def test_packed_equals_alone_in_every_call_mode(model_type, implementation):
     assert report.exact, str(report)
 
 
-def test_sinks_reach_flash_attention_4():
-    if "flash_attention_4" not in KNOWN:
-        pytest.skip("this transformers has no flash_attention_4")
-    model = tiny.build("gpt_oss")
-    call = {"input_ids": tiny.tokens(model.config, 1, 20), "position_ids": positions((8, 12))}
-    autopack.enable(model)
-    eager = model(**call).logits
-    set_implementation(model, "flash_attention_4")
-    with flash_standin("flash_attention_4"):
-        flash = model(**call).logits
-    # Two orders of float32 matrix products.
-    torch.testing.assert_close(flash, eager, atol=2e-5, rtol=1e-4)
-
-
-def test_several_rows_with_layouts_of_their_own_are_flattened():
-    model = tiny.build("llama")
+@pytest.mark.parametrize(
+    ("model_type", "implementation"), [("llama", "flash_attention_2"), ("gpt_oss", "flash_attention_4")]
+)
+def test_several_rows_with_layouts_of_their_own_are_flattened(model_type, implementation):
+    """Sinks reach flash attention 4."""
+    if implementation not in KNOWN:
+        pytest.skip(f"this transformers has no {implementation}")
+    model = tiny.build(model_type)
     call = {"input_ids": tiny.tokens(model.config, 3, 24), "position_ids": positions([24], [5, 19], [1, 1, 10, 12])}
     autopack.enable(model)
     eager = model(**call).logits
-    set_implementation(model, "flash_attention_2")
-    with flash_standin():
+    set_implementation(model, implementation)
+    with flash_standin(implementation):
         flash = model(**call).logits
     # Two orders of float32 matrix products.
     torch.testing.assert_close(flash, eager, atol=2e-5, rtol=1e-4)
-
-
-def test_a_flash_backend_without_a_flash_implementation_is_refused_with_the_way_out():
-    with refused("backend-unavailable"):
-        autopack.enable(tiny.build("llama", attn_implementation="sdpa"), backend="flash")
-
-
-def test_another_backend_than_flash_is_refused_for_a_flash_model():
-    model = tiny.build("llama")
-    set_implementation(model, "flash_attention_2")
-    with refused("backend-unavailable"):
-        autopack.enable(model, backend="sdpa")

@@ -1,7 +1,5 @@
 """flex_attention, through transformers' own mask and attention functions, on a stand-in of the kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -41,18 +39,12 @@ def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
     assert len(made) == len(set(model.config.layer_types))
 
 
-def test_a_backend_that_has_no_backward_here_is_refused_at_the_call():
-    model = tiny.build("llama", attn_implementation="sdpa")
+@pytest.mark.parametrize(("model_type", "attention", "trains"), [("llama", "sdpa", True), ("gpt_oss", "eager", False)])
+def test_a_backend_that_has_no_backward_or_no_sinks_here_is_refused_at_the_call(model_type, attention, trains):
+    model = tiny.build(model_type, attn_implementation=attention)
     autopack.enable(model, backend="flex")
-    with refused("backend-unavailable"):
+    with torch.set_grad_enabled(trains), refused("backend-unavailable"):
         model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions((9, 7)))
-
-
-def test_sinks_are_refused_off_a_gpu():
-    model = tiny.build("gpt_oss", attn_implementation="eager")
-    autopack.enable(model, backend="flex")
-    with torch.no_grad(), refused("backend-unavailable"):
-        model(input_ids=tiny.tokens(model.config, 1, 5), position_ids=positions((2, 3)))
 
 
 OWN_RULES = {

@@ -1,7 +1,5 @@
 """What a mask function is found to say, against the function itself on a grid of queries and keys."""
 
-from __future__ import annotations
-
 import types
 
 import pytest
@@ -79,9 +77,21 @@ def test_chunks_are_read_where_no_tensor_says_how_far_a_row_is_padded():
 
 
 CHANGED = {
-    "sliding_window_overlay": ("kv_idx > q_idx - sliding_window", "(q_idx - kv_idx) % sliding_window == 0"),
-    "chunked_overlay": ("// chunk_size", "// (chunk_size + 1)"),
-    "and_masks": ("result = result & mask", "result = result | mask"),
+    "sliding_window_overlay": (
+        "kv_idx > q_idx - sliding_window",
+        "(q_idx - kv_idx) % sliding_window == 0",
+        lambda copy: copy.sliding_window_causal_mask_function(5),
+    ),
+    "chunked_overlay": (
+        "// chunk_size",
+        "// (chunk_size + 1)",
+        lambda copy: copy.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
+    ),
+    "and_masks": (
+        "result = result & mask",
+        "result = result | mask",
+        lambda copy: copy.and_masks(masking_utils.causal_mask_function, copy.sliding_window_overlay(5)),
+    ),
 }
 
 
@@ -94,13 +104,8 @@ def test_a_changed_copy_of_a_maker_of_rules_is_read_for_what_it_says(maker):
     copy = types.ModuleType(masking_utils.__name__)
     # As where it stands, since it imports its neighbours by relative names.
     copy.__package__ = masking_utils.__package__
-    exec(compile(source.replace(*CHANGED[maker]), "changed", "exec"), copy.__dict__)
-    rules = {
-        "sliding_window_overlay": lambda: copy.sliding_window_causal_mask_function(5),
-        "chunked_overlay": lambda: copy.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
-        "and_masks": lambda: copy.and_masks(masking_utils.causal_mask_function, copy.sliding_window_overlay(5)),
-    }
-    rule = rules[maker]()
+    exec(compile(source.replace(*CHANGED[maker][:2]), "changed", "exec"), copy.__dict__)
+    rule = CHANGED[maker][2](copy)
     assert rule.__qualname__ == "and_masks.<locals>.and_mask"
     found = describe_mask(rule)
     assert found is None or _seen(found) == _on_grid(rule)

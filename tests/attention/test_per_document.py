@@ -1,6 +1,6 @@
 """Attention once per document: equally long documents are a batch, and one call of the model's function."""
 
-from __future__ import annotations
+from functools import partial
 
 import pytest
 import torch
@@ -9,18 +9,9 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 import autopack
 from autopack import tiny
-from tests.conftest import (
-    FLOAT32,
-    FLOAT64,
-    alone,
-    error,
-    gradient_error,
-    gradients,
-    llama,
-    positions,
-    token_ids,
-    weights_like,
-)
+from tests.conftest import FLOAT32, FLOAT64, alone, error, llama, token_ids
+from tests.engine import Call, declared, must_be_exact
+from tests.subjects import build
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -43,7 +34,7 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
     expected = alone(model, ids, lengths)
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", counted)
     with autopack.enable(model, verify=False), torch.no_grad():
-        found = model(input_ids=ids, **bounds(lengths)).logits
+        found = model(input_ids=ids, **declared(model, "cu_seq_lens", lengths)).logits
         assert error(found, expected) <= FLOAT64
         assert len(seen) == calls
         assert sum(seen) == len(lengths)
@@ -51,17 +42,9 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama4_text", "modernbert"])
 def test_many_short_documents_are_those_alone(kind):
-    """Windows and chunks of these types are shorter than some documents; the rows hold them in other orders."""
-    model = tiny.build(kind, task="masked-lm" if kind == "modernbert" else "causal-lm").train()
-    ids, rows = token_ids(2, sum(MANY_SHORT)), (MANY_SHORT, MANY_SHORT[::-1])
-    expected = alone(model, ids, *rows)
-    (expected * weights_like(expected)).sum().backward()
-    wanted = gradients(model)
-    with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=positions(*rows)).logits
-        (found * weights_like(found)).sum().backward()
-    assert error(found, expected) <= FLOAT32
-    assert gradient_error(gradients(model), wanted) <= 10 * FLOAT32  # sums over all tokens cancel in them
+    """Windows and chunks of these types are shorter than some documents."""
+    task = "masked-lm" if kind == "modernbert" else "causal-lm"
+    must_be_exact(partial(build, kind, task), Call(lengths=MANY_SHORT, shifts=task == "causal-lm").row)
 
 
 @pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (2, 2), (1, 1, 1, 1), (4,)])
@@ -71,7 +54,7 @@ def test_as_many_tokens_as_heads(lengths):
     assert model.config.num_attention_heads == 4
     expected = alone(model, ids, lengths)
     with autopack.enable(model), torch.no_grad():
-        found = model(input_ids=ids, **bounds(lengths)).logits
+        found = model(input_ids=ids, **declared(model, "cu_seq_lens", lengths)).logits
     assert error(found, expected) <= FLOAT32
 
 
@@ -88,7 +71,7 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
         assert gate.shape[:3] == found.shape[:3]
         return found * gate, weights
 
-    def build():
+    def gated_llama():
         model = llama("sdpa", num_hidden_layers=1)
         model.model.layers[0].self_attn.__class__ = Gated
         model.set_attn_implementation("gated")
@@ -97,9 +80,12 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
     sdpa = AttentionInterface._global_mapping["sdpa"]
     AttentionInterface.register("gated", gated)
     try:
-        model, stock = build(), build()
+        model, stock = gated_llama(), gated_llama()
         heads = model.config.num_attention_heads
-        fits, unclear = ({"input_ids": token_ids(columns=n), **bounds((n - 1, 1))} for n in (heads + 3, heads))
+        fits, unclear = (
+            {"input_ids": token_ids(columns=n), **declared(model, "cu_seq_lens", (n - 1, 1))}
+            for n in (heads + 3, heads)
+        )
         with autopack.enable(model, verify=False), torch.no_grad():
             found = model(**fits).logits
             with refused("attention-unknown"):
@@ -107,7 +93,3 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
         assert error(found, alone(stock, fits["input_ids"], (heads + 2, 1))) <= FLOAT64
     finally:
         del AttentionInterface._global_mapping["gated"]
-
-
-def bounds(lengths):
-    return dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32))

@@ -1,13 +1,10 @@
 """Attention masks of four dimensions that the caller has prepared, beside positions that declare documents."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import autopack
 from autopack import tiny
-from autopack.layout import prepared
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import Agreement, agreement
 from tests.conftest import (
@@ -57,19 +54,11 @@ NUMBERS = {"minus infinity": -torch.inf, "-1e9": -1e9, "-65504": -65504.0, "-1e4
 FORMS = {"bool": lambda seen: seen, "added": added, **{name: hiding_by(number) for name, number in NUMBERS.items()}}
 
 
-every_form = pytest.mark.parametrize("form", FORMS.values(), ids=[*FORMS])
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def test_a_bias_is_more_than_a_mask():
     assert agreement(added(together().tril()) - 0.5, LAYOUT) is Agreement.APART
-
-
-def test_what_cannot_be_read():
-    shape = (2, sum(LENGTHS))
-    assert not prepared.is_readable(torch.ones(2, 33), shape)
-    assert not prepared.is_readable(torch.ones(2, 1, 33, 40), shape)
-    assert not prepared.is_readable(torch.ones(2, 1, 33, 33, dtype=torch.long), shape)
-    assert not prepared.is_readable({"full_attention": None}, shape)
 
 
 @every_form
@@ -166,13 +155,6 @@ def test_a_mask_that_is_made_for_good_needs_arguments_by_name():
     given = (IDS, hiding_by(-1e4)(together()), None, POSITIONS, *[None] * 12)
     with autopack.enable(model), refused("positional-arguments"):
         model(*given)
-
-
-def test_without_documents_it_is_nobodys_business():
-    model, stock = llama(), llama()
-    call = {"input_ids": IDS, "attention_mask": torch.ones_like(together()).tril().triu(-5)}
-    with autopack.enable(model):
-        assert torch.equal(model(**call).logits, stock(**call).logits)
 
 
 def test_a_mixer_that_no_mask_reaches_is_refused():

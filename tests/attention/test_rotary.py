@@ -1,7 +1,5 @@
 """Frequencies chosen by the longest position of the row are chosen per document instead: longrope and dynamic NTK."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import threading

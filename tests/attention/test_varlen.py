@@ -1,7 +1,5 @@
 """The varlen backend as far as a CPU allows: its arguments and its algebra, against kernels written out in torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,9 +7,10 @@ from autopack.attention.backends import varlen
 from autopack.attention.call import AttentionCall
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
-from compat import signatures
+from compat import signatures, torch_flash
 from compat.standins import attend_densely
 from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
+from tests.gpu import test_models
 
 SIGNATURES = {release: signatures.signature(f"torch {release}", "varlen_attn") for release in signatures.TORCHES}
 CHOOSING = ("2.14.1", "2.15.0")
@@ -27,6 +26,8 @@ def _varlen_of(monkeypatch, release):
         bound.apply_defaults()
         given = bound.arguments
         query, key = given["query"], given["key"]
+        assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
+        assert type(given["max_q"]) is type(given["max_k"]) is int
         assert query.is_contiguous()
         assert query.shape[-1] % 8 == 0
         tells_groups = "enable_gqa" in signature.parameters
@@ -53,8 +54,10 @@ def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
         monkeypatch.setattr(varlen, "refused_device", lambda device: None)
         assert "no windows" in varlen.refusal(call)
         return
-    found = varlen.attend_varlen(LAYOUT, *given, pattern, 0.3)
-    torch.testing.assert_close(found, attended(*given, pattern, 0.3), atol=1e-12, rtol=1e-10)
+    scale = sizes[0] ** -0.5  # that of heads before they are padded
+    for asked in (scale, None):
+        found = varlen.attend_varlen(LAYOUT, *given, pattern, asked)
+        torch.testing.assert_close(found, attended(*given, pattern, scale), atol=1e-12, rtol=1e-10)
 
 
 def test_says_why_it_cannot_serve():
@@ -64,3 +67,37 @@ def test_says_why_it_cannot_serve():
     assert "CUDA tensors" in varlen.refusal(call)
     usable, reason = varlen.availability()
     assert usable or reason
+
+
+is_there = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
+
+
+@is_there
+@pytest.mark.parametrize("pattern", ["causal", "window", "bidirectional"])
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("sizes", [(16, 16), (12, 10)], ids=str)
+def test_arguments_pass_torchs_own_dispatcher(sizes, sinks, pattern):
+    """Through `varlen_attn` and the aten operators as they are; only what they compute on a GPU is stood in for."""
+    given = states(*sizes, torch.float16)
+    sink = torch.linspace(-1, 2, 4).half().requires_grad_() if sinks else None
+    inputs = [*given, sink] if sinks else given
+    with torch_flash.aten_on_cpu():
+        found = varlen.attend_varlen(LAYOUT, *given, PATTERNS[pattern], 0.3, sink)
+        gradients = torch.autograd.grad(found.float().square().sum(), inputs)
+    expected = attended(*(each.float() for each in given), PATTERNS[pattern], 0.3, sink)
+    wanted = torch.autograd.grad(expected.square().sum(), inputs)
+    for f, w in zip((found, *gradients), (expected, *wanted), strict=True):
+        # Roundings to 11 bits of inputs and outputs, in values of order 1 to 10.
+        torch.testing.assert_close(f.float(), w.float(), atol=2e-2, rtol=2e-2)
+
+
+@is_there
+@pytest.mark.parametrize(
+    "case", [("varlen", "eager", "gpt_oss"), ("flash", "flash_attention_2", "mistral")], ids=lambda case: case[0]
+)
+def test_tests_of_models_pass_on_stand_ins(monkeypatch, case):
+    assert case in test_models.CASES
+    monkeypatch.setattr(test_models, "DEVICE", "cpu")
+    monkeypatch.setattr(test_models, "LONG", (5, 12, 1, 9))
+    with torch_flash.aten_on_cpu():
+        test_models.test_packed_equals_alone(*case, torch.float16)

@@ -1,11 +1,12 @@
 """Attention within documents written out, and small states for it: what kernels and operators are compared with."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from tests.gpu.test_varlen import reference
 
 LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
 PATTERNS = {
@@ -25,21 +26,5 @@ def states(size=16, value_size=None, dtype=torch.float64):
     return [each.to(dtype).requires_grad_() for each in drawn]
 
 
-def attended(query, key, value, pattern, scale, sinks=None):
-    """What each document of `LAYOUT` gets by itself, (rows, columns, heads, width)."""
-    number, offset = LAYOUT.seq_idx, LAYOUT.position_ids()
-    distance = offset[:, :, None] - offset[:, None, :]
-    seen = number[:, :, None] == number[:, None, :]
-    if pattern.causal:
-        seen &= distance >= 0
-    if pattern.before is not None:
-        seen &= distance <= pattern.before
-    if pattern.after is not None:
-        seen &= -distance <= pattern.after
-    if pattern.chunk is not None:
-        seen &= offset[:, :, None] // pattern.chunk == offset[:, None, :] // pattern.chunk
-    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
-    scores = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None, None].expand(2, -1, 15, 1)], dim=-1)
-    return (scores.softmax(-1)[..., :15] @ value).transpose(1, 2)
+attended = partial(reference, LAYOUT)
+"""What each document of `LAYOUT` gets by itself, (rows, columns, heads, width)."""

@@ -1,7 +1,5 @@
 """One comparison for padded batches: an enabled model gives what stock gives, in the logits, the loss and gradients."""
 
-from __future__ import annotations
-
 from tests.engine import Limits, Result, check
 from tests.support.padded import FLOAT32, GRADIENT
 

@@ -85,7 +85,6 @@ def test_padding_may_have_any_positions():
     "row",
     [
         [0, 1, 2, 3, 0, 1, 2, 3],  # begins anew one token after seq_idx says so
-        [0, 1, 2, 3, 4, 5, 6, 7],
         [5, 6, 7, 8, 9, 5, 6, 7],
     ],
 )

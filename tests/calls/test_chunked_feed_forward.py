@@ -1,7 +1,5 @@
 """Layers of the BERT kind that take some tokens at a time (`chunk_size_feed_forward`): a row has to be a multiple."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import BertForMaskedLM

@@ -1,7 +1,5 @@
 """Packed rows with restarting positions beside a mask of ones, as LLaMA-Factory's `packing: true` makes them."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -73,12 +71,3 @@ def test_padding_that_nothing_marks_is_not_counted_as_documents(pad):
     counted = pad if pad < 2 else 0  # one may be a document
     found = (volume.columns, volume.tokens, volume.documents)
     assert found == (sum(LENGTHS) + pad, sum(LENGTHS) + counted, len(LENGTHS) + counted)
-
-
-def test_documents_of_one_token_elsewhere_are_counted():
-    model = tiny.build("llama", attn_implementation="sdpa")
-    handle = autopack.enable(model)
-    where = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
-    model(input_ids=tiny.tokens(model.config, 2, 8), position_ids=where)
-    volume = handle.tally.training
-    assert (volume.columns, volume.tokens, volume.documents) == (16, 13, 7)

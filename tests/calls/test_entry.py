@@ -1,7 +1,5 @@
 """The entry: all declarations give the same outputs and losses, unpacked calls pass untouched, the rest is refused."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -27,28 +25,17 @@ from tests.conftest import (
     positions,
     token_ids,
 )
+from tests.engine import declared
+from tests.support.padded import loss_error
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 FLOAT32_LOSS = 1e-6
 """transformers computes the loss in float32 whatever the model's dtype; seven digits are left."""
 IDS = token_ids()
 COLUMNS = sum(LENGTHS)
 WHERE, ONES = positions(LENGTHS), torch.ones_like(IDS)
-SEQ_IDX = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))[None]
-
-
-def bounds(*lengths):
-    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-
-
-BOUNDS = bounds(*LENGTHS)
-DECLARATIONS = {
-    "positions": {"position_ids": WHERE},
-    "bounds": {"cu_seq_lens_q": BOUNDS, "cu_seq_lens_k": BOUNDS, "max_length_q": 12, "max_length_k": 12},
-    "seq_idx": {"seq_idx": SEQ_IDX.int()},
-    "segments": {"attention_mask": SEQ_IDX + 1},
-}
+FORMS = ("position_ids", "cu_seq_lens", "seq_idx", "segments")
+DECLARATIONS = {form: declared(llama(), form, LENGTHS) for form in FORMS}
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +63,12 @@ def test_all_declarations_give_the_logits_of_the_documents_alone(model, stock, c
 CALLS = {
     "positional": lambda model: model(IDS, ONES, WHERE),
     "embeddings": lambda model: model(inputs_embeds=model.get_input_embeddings()(IDS), position_ids=WHERE),
-    "all-ones mask": lambda model: model(input_ids=IDS, attention_mask=ONES, position_ids=WHERE),
-    "no cache": lambda model: model(input_ids=IDS, position_ids=WHERE, use_cache=False),
     "empty cache": lambda model: model(input_ids=IDS, position_ids=WHERE, past_key_values=DynamicCache()),
     "tuple": lambda model: model(input_ids=IDS, position_ids=WHERE, return_dict=False),
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=[*CALLS])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
     (logits,) = call(model)[:]  # and no cache
     assert error(logits, alone(stock, IDS, LENGTHS)) <= FLOAT64
@@ -93,7 +78,7 @@ def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
     ("rows", "said"),
     [
         ((LENGTHS, OTHER_LENGTHS), {"position_ids": positions(LENGTHS, OTHER_LENGTHS)}),
-        ((LENGTHS, OTHER_LENGTHS), dict.fromkeys(["cu_seq_lens_q", "cu_seq_lens_k"], bounds(*LENGTHS, *OTHER_LENGTHS))),
+        ((LENGTHS, OTHER_LENGTHS), declared(None, "cu_seq_lens", (*LENGTHS, *OTHER_LENGTHS))),
         ((LENGTHS, LENGTHS), {"position_ids": WHERE}),
     ],
     ids=["positions", "bounds", "one row of positions for all"],
@@ -101,13 +86,6 @@ def test_packed_rows_are_exact_however_the_model_is_called(model, stock, call):
 def test_rows_may_have_different_documents(model, stock, rows, said):
     ids = token_ids(rows=2)
     assert error(model(input_ids=ids, **said).logits, alone(stock, ids, *rows)) <= FLOAT64
-
-
-def test_a_row_may_start_in_the_middle_of_a_document(model, stock):
-    where = torch.cat([torch.arange(5, 12), torch.arange(12), torch.arange(14)])[None]
-    found = model(input_ids=IDS, position_ids=where).logits[:, :7]
-    expected = stock(input_ids=IDS[:, :7], position_ids=where[:, :7]).logits
-    assert error(found, expected) <= FLOAT64
 
 
 RUNS, NUMBERS = (3, 7, 2, 12, 5, 4), (0, 1, 0, 2, 3, 0)
@@ -129,12 +107,6 @@ def test_padding_may_stand_left_right_and_between(model, stock, said):
         assert not number or error(logits, stock(input_ids=document).logits) <= FLOAT64
 
 
-def test_tokens_under_padding_change_nothing(model):
-    mask = torch.ones_like(IDS).index_fill(1, torch.arange(COLUMNS - 9, COLUMNS), 0)
-    rows = (IDS, IDS.masked_fill(mask == 0, 50))
-    assert torch.equal(*(model(input_ids=i, position_ids=WHERE, attention_mask=mask).logits[:, :-9] for i in rows))
-
-
 @settings(max_examples=25)
 @given(st.data())
 def test_any_packed_rows_equal_their_documents_alone(stock, data):
@@ -151,36 +123,17 @@ def test_any_packed_rows_equal_their_documents_alone(stock, data):
     assert error(packed, alone(stock, ids, *rows)) <= FLOAT64
 
 
-def _loss_error(found, expected):
-    return float(((found - expected).abs() / expected.abs()).detach())
-
-
 class TestLosses:
     """The loss of packed rows is the mean over all tokens that the documents predict alone."""
 
-    @pytest.mark.parametrize("said", DECLARATIONS.values(), ids=[*DECLARATIONS])
+    @pytest.mark.parametrize("said", DECLARATIONS.values(), ids=DECLARATIONS)
     def test_no_document_predicts_the_first_token_of_the_next(self, model, stock, said):
         expected, labels = alone_loss(stock, IDS, LENGTHS), IDS.clone()
         found = model(input_ids=IDS, labels=labels, **said)
-        assert _loss_error(found.loss, expected) <= FLOAT32_LOSS
+        assert loss_error(found.loss, expected) <= FLOAT32_LOSS
         assert torch.equal(labels, IDS)  # the caller's stay as they are
         unmasked = stock.loss_function(logits=found.logits, labels=IDS, vocab_size=stock.config.vocab_size)
-        assert _loss_error(unmasked, expected) > LEAK / 10
-
-    @pytest.mark.parametrize(
-        "labels",
-        [{"labels": IDS.masked_fill(WHERE == 0, -100)}, {"labels": IDS, "shift_labels": IDS.roll(-1, 1)}],
-        ids=["boundaries are masked", "shifted by the caller"],
-    )
-    def test_labels_in_other_forms_give_the_same_loss(self, model, labels):
-        plain, other = (model(input_ids=IDS, position_ids=WHERE, **each).loss for each in ({"labels": IDS}, labels))
-        assert torch.equal(other, plain)
-
-    def test_the_item_count_of_a_trainer_is_kept(self, model, stock):
-        ids, rows = token_ids(rows=2), (LENGTHS, OTHER_LENGTHS)
-        items = sum(n - 1 for row in rows for n in row)
-        found = model(input_ids=ids, position_ids=positions(*rows), labels=ids, num_items_in_batch=items).loss
-        assert _loss_error(found, alone_loss(stock, ids, *rows)) <= FLOAT32_LOSS
+        assert loss_error(unmasked, expected) > LEAK / 10
 
 
 class TestUnpackedCalls:
@@ -214,6 +167,8 @@ REFUSED = {
     "a cache is wanted": ({"use_cache": True}, "cache-given"),
     "a four-dimensional mask": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS)}, "prepared-mask"),
     "a mask of another width": ({"attention_mask": torch.ones(1, 40)}, "prepared-mask"),
+    "one of four dimensions": ({"attention_mask": torch.ones(1, 1, COLUMNS, 40)}, "prepared-mask"),
+    "one of whole numbers": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS).long()}, "prepared-mask"),
     "a dict of masks": ({"attention_mask": {"full_attention": None}}, "prepared-mask"),
     "encoder states": ({"encoder_hidden_states": torch.zeros(1, 4, 64)}, "argument-of-no-document"),
     "declarations that disagree": ({"seq_idx": torch.zeros_like(IDS)}, "documents-unclear"),
@@ -222,7 +177,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "code"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("arguments", "code"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_packed_is_refused_before_any_token_is_computed(arguments, code):
     model, computed = llama(), []
     model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
@@ -257,13 +212,13 @@ def test_positional_arguments_beyond_those_named_are_refused(model):
 def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model, stock):
     """Without the mask nobody knows what follows; the padding changes no result, and no gradient."""
     ids, labels = (torch.nn.functional.pad(IDS, (0, 6), value=value) for value in (3, -100))
-    call, mask = {"input_ids": ids, **DECLARATIONS["bounds"]}, (labels >= 0).long()
+    call, mask = {"input_ids": ids, **DECLARATIONS["cu_seq_lens"]}, (labels >= 0).long()
     found = model(**call, attention_mask=mask, labels=labels)
     expected = alone(stock, IDS, LENGTHS)
     assert error(found.logits[:, :COLUMNS], expected) < FLOAT64
     assert error(stock(input_ids=ids, attention_mask=mask).logits[:, :COLUMNS], expected) > LEAK
     loss = alone_loss(stock, IDS, LENGTHS)
-    assert _loss_error(found.loss, loss) <= FLOAT32_LOSS
+    assert loss_error(found.loss, loss) <= FLOAT32_LOSS
     found.loss.backward()
     loss.backward()
     assert gradient_error(gradients(model), gradients(stock)) < FLOAT64

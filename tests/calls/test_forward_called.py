@@ -16,10 +16,8 @@ from autopack import tiny
 from autopack.calls import hooks
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
 from tests.engine import Call, must_be_exact
-from tests.support.padded import PADDED, batch, mask_of
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 PACKED = {"input_ids": token_ids(), "position_ids": positions(LENGTHS)}
 TYPES = ["llama", "gpt2", "mamba", "bloom", "qwen3_moe", "bert", "recurrent_gemma", "opt"]
 
@@ -82,24 +80,6 @@ def test_copies(copied):
         autopack.disable(enabled)
 
 
-def test_a_copy_that_nobody_has_called_raises_rather_than_leaks():
-    """Its sites come with its first call, so its forward is that of stock."""
-    model = llama()
-    autopack.enable(model)
-    other = copy.deepcopy(model).model
-    autopack.disable(model)
-    with refused("past-the-entry"):
-        other.forward(**PACKED)
-
-
-def test_other_models_of_the_class_are_not_concerned():
-    model, other = llama(), llama()
-    calls = (PACKED, batch("causal LM", mask_of(PADDED)))
-    expected = [other.forward(**call).logits for call in calls]
-    with autopack.enable(model):
-        assert all(torch.equal(other.forward(**call).logits, e) for call, e in zip(calls, expected, strict=True))
-
-
 def test_the_forward_of_a_subclass_is_run_once_or_refused():
     """What it does before and after its own class's forward must not be done twice."""
 
@@ -115,22 +95,6 @@ def test_the_forward_of_a_subclass_is_run_once_or_refused():
         assert error(model(**PACKED).logits, alone(stock, PACKED["input_ids"], LENGTHS)) < FLOAT64
         with refused("past-the-entry"):
             model.forward(**PACKED)
-
-
-def test_a_class_that_is_patched_meanwhile_is_left_to_the_newcomer():
-    model, stock = llama(), llama()
-    cls, before = type(model), type(model).forward
-    try:
-        with autopack.enable(model):
-            ours = cls.forward
-            cls.forward = lambda self, *args, **kwargs: ours(self, *args, **kwargs)
-            newcomer = cls.forward
-            found = model(**PACKED).logits
-        assert cls.forward is newcomer
-        assert torch.equal(model(input_ids=PACKED["input_ids"]).logits, stock(input_ids=PACKED["input_ids"]).logits)
-    finally:
-        cls.forward = before
-    assert error(found, alone(stock, PACKED["input_ids"], LENGTHS)) < FLOAT64
 
 
 def test_without_the_site_it_raises(monkeypatch):

@@ -1,7 +1,5 @@
 """Generation gives the same tokens whether a model is enabled or not, whatever its cache and its padding."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,13 +1,10 @@
 """Losses that leave out another label than -100 (`ignore_index`)."""
 
-from __future__ import annotations
-
 import pytest
 
 import autopack
-from autopack import tiny
 from tests.calls.agreement import agree
-from tests.conftest import LENGTHS, positions, spans, token_ids
+from tests.engine import Call, ids, must_be_exact
 from tests.support.padded import PADDED, batch, build, mask_of, twins, unpredicted
 
 KINDS = ["llama", "gpt2", "qwen3_moe"]
@@ -16,19 +13,9 @@ IGNORED = 3
 
 @pytest.mark.parametrize("model_type", KINDS)
 def test_packed_rows(model_type):
-    model, stock = (tiny.build(model_type) for _ in range(2))
-    ids = token_ids()
-    labels = ids.clone()
-    labels[0, 2:4] = IGNORED
-    total = counted = 0
-    for first, end in spans(LENGTHS):
-        here = labels[:, first:end]
-        targets = int((here[:, 1:] != IGNORED).sum())
-        total += targets * stock(input_ids=ids[:, first:end], labels=here, ignore_index=IGNORED).loss.item()
-        counted += targets
-    with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=positions(LENGTHS), labels=labels, ignore_index=IGNORED).loss.item()
-    assert abs(found - total / counted) < 1e-5
+    """A sum over a number of items, of which the label that is left out, which a document has, is none."""
+    given = {"ignore_index": int(ids()[0, 3]), "num_items_in_batch": 50}
+    must_be_exact(model_type, Call(given=given, reduction="sum").row)
 
 
 @pytest.mark.parametrize("model_type", KINDS)

@@ -1,7 +1,5 @@
 """Terms of stock's loss that are predicted at padding: left out, said once by name, and no fault for live checks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from torch import nn
 import autopack
 from autopack import tiny
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 MASKS = {
     "right": [[1] * 9, [1] * 5 + [0] * 4, [1] * 7 + [0] * 2],
     "left": [[1] * 9, [0] * 4 + [1] * 5, [0] * 2 + [1] * 7],

@@ -1,22 +1,17 @@
 """Rows longer than the positions that a model has, of documents that are not: tables and buffers end before the row."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
-import transformers
 from torch.nn.functional import pad
 
 import autopack
 from autopack import tiny
 from autopack.registry import first_position
-from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, alone, error
 from tests.engine import Call, ids, must_be_exact, numbered
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS, MOST = (12, 5, 9, 7), 16
 """33 tokens, for models of 16 positions."""
 IDS, NUMBER = ids(lengths=LENGTHS), numbered(LENGTHS)
@@ -55,14 +50,6 @@ def test_several_rows_with_padding_behind_them(model_type):
     assert error(found[:, : IDS.shape[1]], expected.expand_as(found[:, : IDS.shape[1]])) <= IN_FLOAT32
 
 
-@pytest.mark.parametrize("model_type", ["big_bird", "roformer", "bert"])
-def test_padded_batches_run_as_one_row_of_more_tokens_than_positions(model_type):
-    model = build(model_type)
-    with autopack.enable(model, verify=False) as handle:
-        Call(lengths=LENGTHS).padded(model)
-        assert handle.tally.batches == 1
-
-
 @pytest.mark.parametrize("model_type", ["big_bird", "convbert", "roformer"])
 def test_heads_with_one_result_per_document(model_type):
     model = build(model_type, task="sequence-classification")
@@ -89,8 +76,7 @@ def test_kinds_of_tokens_that_are_given_are_taken():
 
 
 def test_a_document_that_does_not_fit_fails_as_it_does_alone():
-    model = transformers.BertModel(tiny.config("bert", task="masked-lm", max_position_embeddings=8)).eval()
-    randomize(model, 0)
+    model = tiny.build("bert", task="masked-lm", max_position_embeddings=8)
     with pytest.raises((RuntimeError, IndexError)):
         model(IDS[:, :12])
     with autopack.enable(model, verify=False), pytest.raises((RuntimeError, IndexError)):

@@ -4,8 +4,6 @@ The reference is the stock padded batch with its mask: the loss is no mean over 
 sums differ by about 1e-7 of it; padding that counts changes it by more than 1e-3.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 
@@ -18,10 +16,12 @@ from autopack.registry import first_position
 from tests.conftest import positions
 from tests.encoder_decoder.pairs import Pairs
 from tests.engine import in_rows
+from tests.integration.documents import with_mask
+from tests.subjects import subclass
 from tests.support.padded import model_gradient_error, tally_of
 from tests.support.refusals import refused
+from tests.unfamiliar.test_subclasses import passes_all_on
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = [
     "dbrx", "ernie4_5_moe", "flex_olmo", "gpt_oss", "granitemoe", "jamba", "jetmoe", "laguna", "mellum", "minimax",
     "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text",
@@ -31,18 +31,15 @@ LOSS, COUNTED, GRADIENT = 2e-6, 1e-3, 1e-3
 DOCUMENTS = [torch.randint(8, 100, (n,), generator=torch.Generator().manual_seed(i)) for i, n in enumerate(LENGTHS)]
 NUMBERS = [torch.full((n,), i) for i, n in enumerate(LENGTHS, 1)]
 ROW, NUMBER, WHERE = torch.cat(DOCUMENTS)[None], torch.cat(NUMBERS)[None], positions(LENGTHS)
+ONES = torch.ones_like(ROW)
 
 
 def wider(tensor, value=0):
     return torch.nn.functional.pad(tensor, (0, 6), value=value)
 
 
-def labelled(ids, mask, **more):
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), **more}
-
-
 def padded():
-    return labelled(in_rows(DOCUMENTS), in_rows(NUMBERS).clip(max=1))
+    return with_mask(in_rows(DOCUMENTS), in_rows(NUMBERS).clip(max=1))
 
 
 def build(model_type, task="causal-lm"):
@@ -59,10 +56,10 @@ def calls(base=0):
     halves = [in_rows(each[0].split([sum(LENGTHS[:2]), sum(LENGTHS[2:])])) for each in (ROW, NUMBER)]
     return {
         "padded": padded(),
-        "segments with padding": labelled(wider(ROW), wider(NUMBER)),
-        "two rows with padding": labelled(*map(wider, halves)),
+        "segments with padding": with_mask(wider(ROW), wider(NUMBER)),
+        "two rows with padding": with_mask(*map(wider, halves)),
         "packed": {"input_ids": ROW, "position_ids": WHERE + base, "labels": ROW},
-        "positions with padding": labelled(wider(ROW), wider(torch.ones_like(ROW)), position_ids=wider(WHERE + base)),
+        "positions with padding": {**with_mask(wider(ROW), wider(ONES)), "position_ids": wider(WHERE + base)},
     }
 
 
@@ -76,11 +73,7 @@ def difference(found, expected, name):
 
 
 def thin(model):
-    class Chat(type(model)):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    model.__class__ = Chat
+    subclass(model, passes_all_on)
     return model
 
 

@@ -1,7 +1,5 @@
 """Modules that keep state of a batch get it as it came: over padding, as in stock."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,8 +8,6 @@ import torch
 import autopack
 from tests.support.padded import build, packs_at_once
 from tests.support.prefixes import group, padded
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 class Around(torch.nn.Module):
@@ -58,11 +54,6 @@ class InNumber(Around):
         self.count += states.flatten(0, -2).shape[0]
 
 
-class Rows(Around):
-    def keep(self, states):
-        self.count += 3 * len(states)
-
-
 class Nothing(Around):
     def keep(self, states):
         return
@@ -88,7 +79,7 @@ def twins(kind):
 
 
 @pytest.mark.parametrize("labels", [True, False], ids=["labels", "a loss of one's own"])
-@pytest.mark.parametrize("kind", [InBuffer, NewBuffer, InTensor, InList, InNumber, Rows])
+@pytest.mark.parametrize("kind", [InBuffer, NewBuffer, InTensor, InList, InNumber])
 def test_state_is_that_of_the_batch_as_it_came(kind, labels):
     stock, model = twins(kind)
     with autopack.enable(model) as handle:

@@ -1,7 +1,5 @@
 """Batches that look padded and bring no mask are pointed out once, where their tokens are on the host."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -13,7 +11,6 @@ from autopack.packing import HostBatch
 from tests.conftest import positions, token_ids
 from tests.support.padded import tally_of
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 PAD = 0
 
 

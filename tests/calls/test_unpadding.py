@@ -1,7 +1,5 @@
 """Padded batches of an enabled model give what stock gives and in its shape, without computing padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,14 +14,12 @@ from tests.support.padded import (
     batch,
     build,
     logit_error,
-    loss_error,
     mask_of,
     model_gradient_error,
     tally_of,
     twins,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 DECODERS = ["llama", "gemma2", "qwen3_moe", "gpt2", "opt"]
 ENCODERS = ["bert", "roberta"]
 CASES = [
@@ -39,7 +35,6 @@ SIDES = [
 ]
 FIRST_COLUMN = [((name, "sequence classification"), "left") for name in ENCODERS]
 """Those whose head reads padding: see TestLeftAsItCame."""
-STEPS = 20
 llamas = pytest.mark.parametrize("pair", [("llama",)], indirect=True, ids=["llama"])
 
 
@@ -55,44 +50,6 @@ class TestAgreement:
             agree(model, stock, batch(case[1], mask_of(PADDED, side)))
             tally = handle.tally
             assert (tally.batches, tally.tokens, tally.padding) == (1, sum(PADDED), 4 * 24 - sum(PADDED))
-
-    @pytest.mark.sampled(3)
-    @pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"reentrant": False}, {"reentrant": True}], ids=str)
-    @pytest.mark.parametrize(
-        "case",
-        [*((m, "causal LM") for m in DECODERS), ("bert", "sequence classification"), ("bert", "token classification"),
-         ("llama", "sequence classification"), ("llama", "question answering"), ("bert", "question answering")],
-        ids="-".join,
-    )  # fmt: skip
-    def test_twenty_optimizer_steps(self, case, settings):
-        """Losses agree along the way. The learning rate moves them by several per cent without chaos."""
-        stock, model = twins(build(*case))
-        autopack.enable(model)
-        accumulate, losses = settings.get("accumulate", 1), []
-        for which in (stock, model):
-            if "reentrant" in settings:
-                which.gradient_checkpointing_enable({"use_reentrant": settings["reentrant"]})
-            optimizer = torch.optim.SGD(which.parameters(), lr=1e-3)
-            for step in range(STEPS):
-                side = "left" if step % 3 == 2 else "right"
-                lengths = [2 + (7 * step + 5 * row) % 23 for row in range(1 + step % 5)]
-                inputs = batch(case[1], mask_of(lengths, side), seed=step)
-                loss = which(**inputs).loss
-                (loss / accumulate).backward()
-                if (step + 1) % accumulate == 0:
-                    torch.nn.utils.clip_grad_norm_(which.parameters(), 1.0)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                losses.append(loss)
-        assert max(map(loss_error, losses[STEPS:], losses[:STEPS])) < FLOAT32
-        autopack.disable(model)
-
-    @llamas
-    @pytest.mark.parametrize("rows", [1, 2, 8, 32])
-    def test_any_number_of_rows(self, pair, rows):
-        lengths = [2 + (5 * row) % 23 for row in range(rows)]
-        agree(*reversed(pair), batch("causal LM", mask_of(lengths, columns=24)))
-        assert tally_of(pair[1]).batches == 1
 
     @settings(max_examples=40)
     @given(data=st.data(), side=st.sampled_from(["right", "left", "holes"]))
@@ -135,8 +92,3 @@ class TestAgreement:
         expected, found = (each.grad[mask.bool()] for each in embedded)
         assert tally_of(pair[1]).batches == 1
         assert (found - expected).abs().max() < GRADIENT * expected.abs().max()
-
-    @llamas
-    def test_loss_over_a_number_of_items(self, pair):
-        """Trainer counts the targets of an accumulated batch before the entry."""
-        agree(*reversed(pair), batch("causal LM", mask_of(PADDED)), num_items_in_batch=torch.tensor(57))

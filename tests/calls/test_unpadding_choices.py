@@ -1,14 +1,11 @@
 """Which padded batches are unpadded, at which entry, and which are left bit for bit as they came."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from transformers import BigBirdModel, DynamicCache
+from transformers import BigBirdModel
 
 import autopack
 from autopack import tiny
-from tests.calls.agreement import agree
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -25,7 +22,6 @@ from tests.support.padded import (
     unpredicted,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 llamas = pytest.mark.parametrize("pair", [("llama",)], indirect=True, ids=["llama"])
 CLASSES, ANSWERS = "sequence classification", "question answering"
 BATCH, MASK = batch("causal LM", mask_of(PADDED)), mask_of(PADDED)
@@ -84,32 +80,16 @@ AS_IT_CAME = {
 }  # fmt: skip
 
 
-def _made(make, *given):
-    return make(*given) if callable(make) else build(make, *given)
-
-
 class TestLeftAsItCame:
     @pytest.mark.parametrize("case", AS_IT_CAME.values(), ids=[*AS_IT_CAME])
     def test_and_the_handle_says_why(self, case):
         of, inputs, reason, options, enabled = (*case, {}, {})[:5]
-        stock, model = twins(_made(*[of] if isinstance(of, str) else of))
+        make, *given = (build, of) if isinstance(of, str) else of
+        stock, model = twins(make(*given) if callable(make) else build(make, *given))
         with autopack.enable(model, **enabled) as handle:
             assert torch.equal(model(**inputs, **options)[0], stock(**inputs, **options)[0])
             assert reason in repr(handle)
             assert handle.tally.batches == 0
-
-    @llamas
-    def test_where_a_cache_is_filled(self, pair):
-        mask = mask_of(PADDED, "left")
-        ids, found = batch("causal LM", mask)["input_ids"], []
-        with torch.no_grad():
-            for which in pair:
-                cache = DynamicCache(config=which.config)
-                which(input_ids=ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache, use_cache=True)
-                call = {"input_ids": ids[:, 12:], "attention_mask": mask, "past_key_values": cache}
-                found.append(which(**call, use_cache=True).logits)
-        assert torch.equal(*found)
-        assert tally_of(pair[1]).batches == 0
 
     @llamas
     @torch.no_grad()
@@ -129,15 +109,6 @@ class TestLeftAsItCame:
         stock, model = (which.eval()(**TOKENS).logits for which in pair)
         assert logit_error(model, stock, MASK) < FLOAT32
         assert tally_of(pair[1]).batches == 1
-
-    @pytest.mark.parametrize("use_cache", [True, False])
-    @pytest.mark.parametrize("pair", [("llama", "causal LM", name) for name in ("sdpa", "eager")], indirect=True)
-    def test_generation(self, pair, use_cache):
-        inputs = batch("causal LM", mask_of((8, 4, 7), "left"))
-        inputs.pop("labels")
-        options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache, "eos_token_id": None}
-        assert torch.equal(*(which.eval().generate(**inputs, **options) for which in pair))
-        assert tally_of(pair[1]).batches == 0
 
 
 class TestFurtherIn:
@@ -188,22 +159,6 @@ class TestFurtherIn:
         assert tally_of(pair[1]).batches == 1
 
 
-def test_a_second_enable_may_not_ask_for_something_else():
-    model = build("llama")
-    with autopack.enable(model, unpad=False):
-        assert autopack.enable(model) is handle_of(model)
-        for options in ({"share": False}, {"verify": "strict"}):
-            with pytest.raises(ValueError, match="the model is enabled with"):
-                autopack.enable(model, **options)
-
-
-@llamas
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-def test_a_mask_of_any_dtype(pair, dtype):
-    agree(*reversed(pair), BATCH | {"attention_mask": MASK.to(dtype)})
-    assert tally_of(pair[1]).batches == 1
-
-
 @pytest.mark.parametrize("model_type", ["big_bird", "bert"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type, side):
@@ -215,13 +170,6 @@ def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type,
         found, expected = (each(**inputs) for each in (model, stock))
     for name in ("start_logits", "end_logits"):
         assert ((found[name] - expected[name]) * mask).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("model_type", ["big_bird", "splinter", "bert"])
-def test_an_audit_of_such_heads_finds_padded_batches_without_labels_exact(model_type):
-    model = tiny.build(model_type, task="question-answering")
-    with autopack.enable(model, verify=False):
-        assert autopack.audit(model, modes=("right-padded, no labels", "left-padded")).exact
 
 
 @pytest.mark.parametrize(

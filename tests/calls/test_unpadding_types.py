@@ -1,7 +1,5 @@
 """Every model type that autopack serves: padded batches, unpadded inside, give what stock gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

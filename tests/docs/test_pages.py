@@ -98,7 +98,7 @@ def packed_rows():
 
 
 def one_process():
-    """What a loop has, and a process group of this process alone; test_sequence_parallel.py has more of them."""
+    """What a loop has, and a process group of this process alone; test_processes.py has more of them."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     there = loop()

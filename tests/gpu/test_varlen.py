@@ -14,11 +14,12 @@ ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-def _reference(layout, query, key, value, pattern, scale, sinks=None):
-    """Dense attention in float32, one document at a time; a sink is one more key, without a value."""
+def reference(layout, query, key, value, pattern, scale, sinks=None):
+    """Dense attention in float32 or float64, one document at a time; a sink is one more key, without a value."""
     parts = []
     for row, first, end in layout.spans:
-        q, k, v = (t[row, :, first:end].float() for t in (query, key, value))
+        exact = torch.promote_types(query.dtype, torch.float32)
+        q, k, v = (t[row, :, first:end].to(exact) for t in (query, key, value))
         index = torch.arange(end - first, device=q.device)
         distance = index[:, None] - index[None, :]
         hidden = torch.zeros_like(distance, dtype=torch.bool)
@@ -30,10 +31,10 @@ def _reference(layout, query, key, value, pattern, scale, sinks=None):
             hidden |= -distance > pattern.after
         if pattern.chunk is not None:
             hidden |= index[:, None] // pattern.chunk != index[None, :] // pattern.chunk
-        bias = torch.zeros(len(q), *hidden.shape, device=q.device).masked_fill(hidden, float("-inf"))
+        bias = torch.zeros(len(q), *hidden.shape, device=q.device, dtype=exact).masked_fill(hidden, float("-inf"))
         if sinks is not None:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-            bias = torch.cat([bias, sinks.float()[:, None, None].expand(-1, end - first, 1)], dim=-1)
+            bias = torch.cat([bias, sinks.to(exact)[:, None, None].expand(-1, end - first, 1)], dim=-1)
         found = F.scaled_dot_product_attention(*(t[None] for t in (q, k, v, bias)), scale=scale, enable_gqa=True)
         parts.append(found[0].transpose(0, 1))
     return torch.cat(parts).unflatten(0, (layout.rows, layout.columns))
@@ -53,7 +54,7 @@ def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
 def _compare(layout, states, pattern, scale, dtype, sinks=None):
     inputs = [*states, sinks] if sinks is not None else list(states)
     found = attend_varlen(layout, *states, pattern, scale, sinks)
-    expected = _reference(layout, *states, pattern, scale, sinks)
+    expected = reference(layout, *states, pattern, scale, sinks)
     weights = torch.randn(expected.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
     gradients = torch.autograd.grad((found.float() * weights).sum(), inputs)
     wanted = torch.autograd.grad((expected * weights).sum(), inputs)
@@ -94,7 +95,7 @@ def test_without_the_sinks_the_same_test_fails(dtype):
     layout, *states = _states(dtype)
     sinks = torch.full((8,), 3.0, device=DEVICE)
     without = attend_varlen(layout, *states, Pattern(causal=True), 0.125)
-    expected = _reference(layout, *states, Pattern(causal=True), 0.125, sinks)
+    expected = reference(layout, *states, Pattern(causal=True), 0.125, sinks)
     assert float((without.float() - expected).abs().max() / expected.abs().max()) > 10 * TOLERANCE[dtype]
 
 

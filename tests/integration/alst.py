@@ -4,8 +4,6 @@ DeepSpeed itself is no package of these tests; `python -m compat.engines --engin
 runs it where it is installed.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 
@@ -35,7 +33,7 @@ class Exchange(torch.nn.Module):
             return self.attn(module, query, key, value, mask, **kwargs)
         rows = RowGroup(self.process_group)
 
-        def exchanged(states: torch.Tensor, dim: int) -> torch.Tensor:
+        def exchanged(states, dim):
             return rows.exchange(states.unflatten(dim, (rows.ranks, -1)).movedim(dim, 0)).movedim(0, 2).flatten(2, 3)
 
         whole = [exchanged(states, 1) for states in (query, key, value)]
@@ -43,7 +41,7 @@ class Exchange(torch.nn.Module):
         return exchanged(output, 1), weights
 
 
-def register(group, implementation: str = "sdpa"):
+def register(group, implementation="sdpa"):
     """Put an exchange around the function of an implementation, where models look first; returns what stands there."""
     made = ModuleType(NAME)
     sys.modules.setdefault(NAME, made)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,10 +12,25 @@ LENGTHS = (7, 12, 5, 9)
 
 FLOAT32 = 1e-5
 """Two orders of float32 sums differ by 1e-7 of their scale, and by 1e-6 after a few layers; leaks start at 1e-2."""
-BFLOAT16 = 3e-2
-"""bfloat16 keeps 8 bits (4e-3 per operation) over a few layers."""
 LEAK = 0.1
 """What a leak exceeds in these models, whose parameters are large."""
+
+
+def exact(found):
+    """Whether what a rank found is an error of rounding alone; a text is what was raised."""
+    return isinstance(found, float) and found < FLOAT32
+
+
+def holds(found):
+    return found is True
+
+
+def leaks(found):
+    return isinstance(found, float) and found > LEAK
+
+
+def says(words):
+    return lambda found: words in str(found)
 
 
 @dataclass
@@ -28,7 +41,7 @@ class Run:
     loss: float
     gradients: dict[str, torch.Tensor]
 
-    def error(self, wanted: Run) -> float:
+    def error(self, wanted):
         """The largest of the relative errors of logits, loss and gradients."""
         assert self.gradients.keys() == wanted.gradients.keys()
         errors = [
@@ -46,30 +59,25 @@ class Run:
         return max(errors)
 
 
-def documents(config, lengths: Iterable[int] = LENGTHS, seed: int = 0) -> list[torch.Tensor]:
+def documents(config, lengths=LENGTHS, seed=0):
     """Random documents, each of shape (1, tokens)."""
     lengths = list(lengths)
     return list(tiny.tokens(config, 1, sum(lengths), seed=seed).split(lengths, dim=1))
 
 
-def packed(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def packed(documents):
     """One packed row, as collators make it: positions restart, labels are the tokens."""
     ids = torch.cat(documents, dim=1)
     positions = torch.cat([torch.arange(document.shape[1]) for document in documents])[None]
     return {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
 
 
-def targets(documents: list[torch.Tensor]) -> int:
+def targets(documents):
     """How many tokens are predicted: all but the first of each document."""
     return sum(document.shape[1] - 1 for document in documents)
 
 
-def run_packed(model: torch.nn.Module, documents: list[torch.Tensor]) -> Run:
-    """Forward and backward over one packed row."""
-    return _run(model, [packed(documents)], targets(documents))
-
-
-def run_alone(model: torch.nn.Module, documents: list[torch.Tensor], shifts: bool = True) -> Run:
+def run_alone(model, documents, shifts=True):
     """Forward and backward over every document by itself; the loss is the mean over the tokens of all.
 
     `shifts` says whether the model's loss compares with the next token.
@@ -78,18 +86,12 @@ def run_alone(model: torch.nn.Module, documents: list[torch.Tensor], shifts: boo
     return _run(model, calls, targets(documents) if shifts else sum(d.shape[1] for d in documents), shifts)
 
 
-def packed_error(model: Any) -> float:
-    """The error of documents in one packed row against each of them alone."""
-    texts = documents(model.config)
-    return run_packed(model, texts).error(run_alone(model, texts))
-
-
-def with_mask(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def with_mask(ids, mask):
     """A padded batch whose labels are its real tokens."""
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def _run(model: torch.nn.Module, calls: list[dict[str, torch.Tensor]], count: int, shifts: bool = True) -> Run:
+def _run(model, calls, count, shifts=True):
     model.zero_grad()
     logits, loss = [], 0.0
     for call in calls:
@@ -101,12 +103,3 @@ def _run(model: torch.nn.Module, calls: list[dict[str, torch.Tensor]], count: in
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return Run(torch.cat(logits), loss, gradients)
-
-
-def perturb(model: torch.nn.Module, scale: float = 0.1) -> None:
-    """Move the trainable parameters away from where they start: a fresh adapter adds nothing."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(scale * torch.randn(parameter.shape, generator=generator))

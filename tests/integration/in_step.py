@@ -1,16 +1,11 @@
-"""What ranks that gather parameters find, for test_engines.py: functions of the rank."""
-
-from __future__ import annotations
+"""What ranks that gather parameters find, for test_processes.py: functions of the rank."""
 
 import datetime
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.experimental import context_parallel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -18,44 +13,42 @@ import autopack
 from autopack import tiny
 from autopack.runtime.runs import Steps
 from tests.encoder_decoder.pairs import GRADIENTS, Pairs, alone
-from tests.integration.documents import documents, packed, run_alone
-from tests.integration.ranks import SHARES, padded
+from tests.integration.documents import documents, exact, packed, run_alone, says
+from tests.integration.ranks import SHARES, fsdp2, layers_of, padded
 
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
 
 
-def _share(rank: int, model: Any) -> list[torch.Tensor]:
+def _share(rank, model):
     return documents(model.config, DOCUMENTS)[SHARES[rank]]
 
 
-def sharded(kind: str, mesh=None, by_linear_layer: bool = False, **options):
+def sharded(kind, mesh=None, parts=layers_of, **options):
     """An enabled model of a type, by fully_shard."""
     model = tiny.build(kind, **options)
     autopack.enable(model)
-    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
-    layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
-    for layer in layers:
-        for module in layer.modules() if by_linear_layer else ():
-            if isinstance(module, torch.nn.Linear):
-                fully_shard(module, mesh=mesh)
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return fsdp2(model, parts, mesh)
 
 
-def _without_idle_runs(rank: int) -> str:
-    """The error of a rank where those with fewer documents end their call at once. The last of all: some still wait."""
-    dist.barrier()  # a twin that one rank alone has made takes longer than that
+def _linear_layers(model):
+    return [*(part for part in layers_of(model).modules() if isinstance(part, torch.nn.Linear)), *layers_of(model)]
+
+
+def _without_idle_runs(rank):
+    """The errors of ranks where those with fewer documents end their call at once: one waits for the other."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
-    Steps.idle = lambda *_: iter(())  # type: ignore[method-assign]
+    Steps.idle = lambda *_: iter(())
+    errors = [""] * dist.get_world_size()
     try:
         model(**packed(_share(rank, model))).loss.backward()
     except RuntimeError as error:
-        return str(error)
-    return ""
+        errors[rank] = str(error)
+    dist.all_gather_object(errors, errors[rank])
+    return "; ".join(errors)
 
 
-def _evaluated(rank: int) -> float:
+def _evaluated(rank):
     """The error of logits without gradients."""
     model, plain = sharded("xlnet"), tiny.build("xlnet")
     mine = _share(rank, model)
@@ -65,15 +58,11 @@ def _evaluated(rank: int) -> float:
     return float((found - alone).abs().max() / alone.std())
 
 
-def _by_one_half(rank: int, kind: str) -> float:
+def _by_one_half(rank, kind):
     """The error of the gradients of an encoder-decoder of which one half runs on documents alone."""
     model, plain = (tiny.build(kind, task="seq2seq").train() for _ in range(2))
     autopack.enable(model)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for half in (model.get_encoder(), model.get_decoder()):
-        for layer in next(part for part in half.modules() if isinstance(part, torch.nn.ModuleList)):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fsdp2(model, lambda model: [*layers_of(model.get_encoder()), *layers_of(model.get_decoder())])
     shares = [Pairs.draw(), Pairs.draw((6, 6), (5, 5), seed=1)]  # four lengths on one rank, one on the other
     model(**shares[rank].one_row()).loss.backward()
     means = [alone(plain, share) for share in shares]
@@ -83,7 +72,7 @@ def _by_one_half(rank: int, kind: str) -> float:
     return max(float((found[n] - w).abs().max()) / max(float(w.abs().max()), least) for n, w in wanted.items())
 
 
-def _loss_of_tuple(rank: int) -> float:
+def _loss_of_tuple(rank):
     """The difference of the loss that is the first of a tuple, and that of an output by name."""
     model = sharded("xlnet").train()
     given = packed(_share(rank, model))
@@ -92,7 +81,7 @@ def _loss_of_tuple(rank: int) -> float:
     return abs(float(loss.detach()) - float(model(**given).loss.detach()))
 
 
-def _left_behind(rank: int, **options) -> list[str]:
+def _left_behind(rank, **options):
     """What a call with dropout leaves otherwise than where nobody waits for it: random state, counts."""
     left = []
     for made in (sharded("xlnet", dropout=0.2, **options), tiny.build("xlnet", dropout=0.2, **options)):
@@ -106,15 +95,15 @@ def _left_behind(rank: int, **options) -> list[str]:
     return [name for name, found in left[0].items() if found != left[1][name]]
 
 
-def _with_a_cache(rank: int) -> None:
+def _with_a_cache(rank):
     """One rank brings packed rows, the other a call with a cache."""
-    model = sharded("bloom", by_linear_layer=True)
+    model = sharded("bloom", parts=_linear_layers)
     mine = _share(rank, model)
     with torch.no_grad():
         model(**({"input_ids": mine[0], "use_cache": True} if rank else packed(mine)))
 
 
-def _padded_beside_packed(rank: int) -> float:
+def _padded_beside_packed(rank):
     """One rank brings packed rows, the other a batch with padding; the error of the loss against stock's."""
     kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
     model, plain = sharded(kind).train(), tiny.build(kind).train()
@@ -122,14 +111,14 @@ def _padded_beside_packed(rank: int) -> float:
     return _error_of_loss(model, plain, mine, padded(mine) if rank else packed(mine))
 
 
-def _error_of_loss(model, plain, mine: list[torch.Tensor], given: dict[str, torch.Tensor]) -> float:
+def _error_of_loss(model, plain, mine, given):
     wanted = run_alone(plain, mine).loss
     loss = model(**given).loss
     loss.backward()
     return abs(float(loss.detach()) - wanted) / wanted
 
 
-def _hooked_on_one_rank(rank: int) -> float:
+def _hooked_on_one_rank(rank):
     """A hook that looks at a layer of the first rank alone; the error of the loss against stock's.
 
     It is proven on that rank by itself: a run of the model there would wait for the other one.
@@ -142,11 +131,11 @@ def _hooked_on_one_rank(rank: int) -> float:
     return _error_of_loss(model, plain, mine, packed(mine))
 
 
-def _look(module, args, output) -> None:
+def _look(module, args, output):
     """What people log on the main process."""
 
 
-def _within_context_parallel(rank: int) -> None:
+def _within_context_parallel(rank):
     model = tiny.build("llama", attn_implementation="sdpa")
     autopack.enable(model)
     ids, positions = tiny.tokens(model.config, 1, 24), torch.arange(12).repeat(2)[None].clone()
@@ -155,7 +144,7 @@ def _within_context_parallel(rank: int) -> None:
         model(input_ids=ids, position_ids=positions, use_cache=False)
 
 
-def _attention_across_ranks(rank: int, function) -> None:
+def _attention_across_ranks(rank, function):
     """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
     ALL_ATTENTION_FUNCTIONS[function.__name__] = function
     model = tiny.build("llama", attn_implementation="eager")
@@ -166,53 +155,40 @@ def _attention_across_ranks(rank: int, function) -> None:
         model(input_ids=ids, position_ids=torch.arange(12)[None], use_cache=False)
 
 
-def across(module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_, **__):
+def across(module, query, key, value, *_, **__):
     """Attention to the keys of all ranks."""
     parts = [torch.empty_like(key) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, key.contiguous())
     raise AssertionError("it has been reached")
 
 
-def across_further_in(module, query: torch.Tensor, key: torch.Tensor, *_, **__):
+def across_further_in(module, query, key, *_, **__):
     """The same by a function of its own."""
 
-    def gather(states: torch.Tensor) -> None:
+    def gather(states):
         dist.all_gather([torch.empty_like(states) for _ in range(dist.get_world_size())], states.contiguous())
 
     gather(key)
     raise AssertionError("it has been reached")
 
 
-PART = "holds a part of every row"
-CASES: dict[str, tuple[Callable[[int], Any], Any]] = {
-    "evaluated": (_evaluated, 1e-5),
-    "tuple": (_loss_of_tuple, 1e-5),
-    "a whole encoder": (lambda rank: _by_one_half(rank, "led"), GRADIENTS),
-    "a whole decoder": (lambda rank: _by_one_half(rank, "t5gemma2"), GRADIENTS),
-    "left behind": (_left_behind, []),
+PART = says("holds a part of every row")
+CASES = {
+    "evaluated": (_evaluated, exact),
+    "tuple": (_loss_of_tuple, exact),
+    "a whole encoder": (partial(_by_one_half, kind="led"), lambda found: found < GRADIENTS),
+    "a whole decoder": (partial(_by_one_half, kind="t5gemma2"), lambda found: found < GRADIENTS),
+    "left behind": (_left_behind, lambda found: found == []),
     "a head that runs documents alone": (
-        lambda rank: _left_behind(rank, task="sequence-classification"),
-        "Pass it padded batches",
+        partial(_left_behind, task="sequence-classification"),
+        says("Pass it padded batches"),
     ),
-    "cache": (_with_a_cache, "UnsupportedModel"),
+    "cache": (_with_a_cache, says("UnsupportedModel")),
     "context_parallel": (_within_context_parallel, PART),
-    "attention across ranks": (lambda rank: _attention_across_ranks(rank, across), PART),
-    "attention across ranks, further in": (lambda rank: _attention_across_ranks(rank, across_further_in), PART),
-    "padded beside packed": (_padded_beside_packed, 1e-5),
-    "hook on one rank": (_hooked_on_one_rank, 1e-5),
-    "without idle runs": (_without_idle_runs, ""),
+    "attention across ranks": (partial(_attention_across_ranks, function=across), PART),
+    "attention across ranks, further in": (partial(_attention_across_ranks, function=across_further_in), PART),
+    "padded beside packed": (_padded_beside_packed, exact),
+    "hook on one rank": (_hooked_on_one_rank, exact),
+    "without idle runs": (_without_idle_runs, says("Timed out")),
 }
-"""What a rank finds: below a number, equal to a list, or an error with these words. The last one is the control."""
-
-
-def all_findings(rank: int, _: Path) -> dict[str, Any]:
-    """Everything that one group of processes can find after another."""
-    dist.barrier()
-    return {name: _found(call, rank) for name, (call, _) in CASES.items()}
-
-
-def _found(call: Callable[[int], Any], rank: int) -> Any:
-    try:
-        return call(rank)
-    except (autopack.AutopackError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}"
+"""With what a rank has to find. The last one is the control."""

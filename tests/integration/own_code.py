@@ -1,17 +1,13 @@
 """Models of somebody else's code, of which ranks share packed rows: some look at one token at a time, some do not."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 
+from tests.integration.ranks import OwnLayer
 from tests.integration.row_parts import model_of
 
 
-def _with_forward(kind: str, forward: Callable[..., Any]):
+def _with_forward(kind, forward):
     model = model_of(kind)
     base = type(model)
     model.__class__ = type(base.__name__, (base,), {"forward": forward, "original": base.forward})
@@ -37,31 +33,19 @@ def scaled_loss():
     return _with_forward("llama", forward)
 
 
-class _Gated(nn.Module):
-    def __init__(self, inner: nn.Module, width: int):
-        super().__init__()
-        torch.manual_seed(3)
-        self.inner, self.gate = inner, nn.Linear(width, width)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.inner(states) * self.gate(states).sigmoid()
-        return made
-
-
 def replaced_layer():
-    """A model whose feed-forward layers somebody has put a gate around."""
-    model = model_of("qwen3")
-    for layer in model.model.layers:
-        layer.mlp = _Gated(layer.mlp, model.config.hidden_size)
+    """A model with a feed-forward layer of somebody's own."""
+    model = model_of("llama")
+    model.model.layers[0].mlp = OwnLayer(model.config)
     return model
 
 
-def _from_before(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _from_before(states, positions):
     before = states.roll(1, dims=1) * (positions > 0)[..., None]
     return torch.cat([torch.zeros_like(before[:, :1]), before[:, 1:]], dim=1)
 
 
-def shifted_tokens(in_evaluation: bool = True):
+def shifted_tokens(in_evaluation=True):
     """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
 
     Packed rows of it are exact on one process.
@@ -98,7 +82,7 @@ def other_positions():
 def hooked(model):
     """The model with a hook on its first layer that does the same."""
 
-    def hook(layer: nn.Module, args, kwargs: dict[str, Any]):
+    def hook(layer, args, kwargs):
         positions = kwargs.get("position_ids")
         positions = torch.arange(args[0].shape[1])[None] if positions is None else positions
         return (args[0] + _from_before(args[0], positions), *args[1:]), kwargs
@@ -108,8 +92,8 @@ def hooked(model):
 
 
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "replaced layer": (replaced_layer, "it has no _Gated"),
+REFUSED = {
+    "replaced layer": (replaced_layer, "it has no OwnLayer"),
     "tokens of before": (shifted_tokens, "its twin gives something else: logits"),
     "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "something else: loss"),
     "hook": (lambda: hooked(model_of("llama")), "it has no hook"),

@@ -1,27 +1,42 @@
 """Run a function of the rank on several processes (gloo, CPU), and gather what it returns."""
 
-from __future__ import annotations
-
 import datetime
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import traceback
+from functools import partial
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
 
-Work = Callable[[int, Path], Any]
-"""Takes the rank and a folder that all ranks share; returns what `torch.save` can write."""
 
+def run(work, folder, world=2, timeout=600.0):
+    """What `work` returns on each rank; one that waits `timeout` seconds for others raises.
 
-def run(work: Work, folder: Path, world: int = 2, timeout: float = 600.0) -> list[Any]:
-    """What `work`, a function of a module, returns on each rank; one that waits `timeout` seconds for others raises."""
+    It is a function of a module, which takes the rank and a folder that all share, and returns what can be saved.
+    """
     torch.multiprocessing.spawn(_rank, args=(work, folder, world, timeout), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
-def _rank(rank: int, work: Work, folder: Path, world: int, timeout: float) -> None:
+def found_by(module, folder):
+    """What the cases of a module give on each rank, by their names: they are functions of the rank."""
+    return run(partial(_found, module), folder)
+
+
+def _found(module, rank, _):
+    found = {}
+    for name, (case, _) in import_module(module).CASES.items():
+        dist.barrier()
+        try:
+            found[name] = case(rank)
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _rank(rank, work, folder, world, timeout):
     torch.set_num_threads(1)
     # accelerate reads these; the group itself meets in a file.
     os.environ.update(

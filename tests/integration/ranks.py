@@ -1,19 +1,12 @@
-"""Cases that run on two processes (gloo, CPU), for test_ddp.py. Every case is a function of the rank.
+"""Data parallelism: DDP, FSDP and accelerate around them, for test_processes.py. Every case is a function of the rank.
 
 Each rank has packed rows of its own, with other layouts; the gradients that come out of the data-parallel wrapper must
 be those of all documents of all ranks, each run alone.
 """
 
-from __future__ import annotations
-
-import traceback
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -24,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
-from tests.integration import processes
-from tests.integration.documents import documents, packed, run_alone, targets
+from tests.engine import in_rows
+from tests.integration.documents import documents, exact, leaks, packed, run_alone, targets, with_mask
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -37,25 +30,6 @@ DOCUMENTS = (7, 12, 5, 9, 11, 3)
 SHARES = (slice(0, 4), slice(4, 6))
 """Which documents each rank gets: four in a row of 33 tokens, and two in a row of 14."""
 
-Wrap = Callable[[Any], Any]
-
-
-def run(directory: Path) -> list[dict[str, Any]]:
-    """Run all cases; returns, for each rank, the result of each case: an error, or the text of an exception."""
-    return processes.run(_all_cases, directory, WORLD)
-
-
-def _all_cases(rank: int, _: Path) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for name, case in CASES.items():
-        try:
-            results[name] = case(rank)
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = f"{type(error).__name__}: {error}"
-        dist.barrier()
-    return results
-
 
 def _llama():
     return tiny.build("llama", attn_implementation="sdpa").train()
@@ -65,21 +39,21 @@ def _ddp(model):
     return DistributedDataParallel(model)
 
 
-def fsdp2(model):
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
+def layers_of(model):
+    return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+
+
+def fsdp2(model, parts=layers_of, mesh=None):
+    mesh = mesh or init_device_mesh("cpu", (WORLD,))
+    for part in parts(model):
+        fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
 def _fsdp_attention(model):
     """fully_shard gives what it shards a class of its own, `FSDP...`."""
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model.model.layers:
-        fully_shard(layer.self_attn, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+    return fsdp2(model, lambda model: [layer.self_attn for layer in model.model.layers])
 
 
 def fsdp1(model):
@@ -107,26 +81,31 @@ def _lora(model):
     )
 
 
-def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap | None = None) -> Wrap:
-    """`order` is before, after or never: when the model is enabled. `checkpointing` says whether it is reentrant."""
+def _prepared(wrap, order, model=None, **options):
+    """A model that is enabled `before` it is wrapped, `after` that or never; its handle, and the texts of all ranks."""
+    model = model or _llama()
+    if order == "before":
+        autopack.enable(model, **options)
+    wrapped = wrap(model)
+    handle = None if order == "never" else autopack.enable(wrapped, **options)
+    return wrapped, handle, documents(model.config, DOCUMENTS)
 
-    def run_case(rank: int) -> float:
-        model = build(None) if build else _llama()
-        if order == "before":
-            autopack.enable(model)
+
+def _case(wrap, order, checkpointing=None, build=_llama):
+    """`checkpointing` says whether it is reentrant."""
+
+    def run_case(rank):
+        model = build()
         if checkpointing is not None:
             model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
             model.enable_input_require_grads()
-        wrapped = wrap(model)
-        if order == "after":
-            autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, _, texts = _prepared(wrap, order, model)
         return _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
 
     return run_case
 
 
-def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
+def _error_of_gradients(model, texts, rows):
     wanted = _reference(model, texts)
     count = targets(texts)
     for row in rows:
@@ -137,11 +116,11 @@ def _error_of_gradients(model, texts: list[torch.Tensor], rows: list[dict[str, t
     return _largest_error(found, wanted)
 
 
-def _largest_error(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+def _largest_error(found, wanted):
     return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
 
 
-def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def _reference(model, texts):
     """Gradients of a plain model with the same parameters, all documents alone."""
     base = unwrap(model)
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
@@ -150,7 +129,7 @@ def _reference(model, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
 
 
-def _gradients(model) -> dict[str, torch.Tensor]:
+def _gradients(model):
     """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
     whole = isinstance(model, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():
@@ -161,27 +140,22 @@ def _gradients(model) -> dict[str, torch.Tensor]:
         }
 
 
-def _plain(name: str) -> str:
+def _plain(name):
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(part, "")
     return name.removeprefix("module.")
 
 
-def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wrap:
+def _watched(wrap, order, noise=0.0, plain=-1):
     """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor padded."""
 
-    def run_case(rank: int) -> float:
-        model = _llama()
-        if order == "before":
-            autopack.enable(model, check_every=1)
-        wrapped = wrap(model)
-        handle = autopack.enable(wrapped, check_every=1)
-        texts = documents(model.config, DOCUMENTS)
+    def run_case(rank):
+        wrapped, handle, texts = _prepared(wrap, order, check_every=1)
         mine = texts[SHARES[rank]]
         row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
         before = 2 if noise or plain >= 0 else 0
         for rate, calls in ((noise, before), (0.0, 0)):
-            for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
+            for layer in (layer for layer in wrapped.modules() if noise and hasattr(layer, "attention_dropout")):
                 layer.attention_dropout = rate
             for _ in range(calls):
                 wrapped(**row).loss.backward()
@@ -194,17 +168,15 @@ def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wra
     return run_case
 
 
-def _watched_leak(wrap: Wrap) -> Wrap:
+def _watched_leak(wrap):
     """A layer of the user's leaks, which both ranks find in the same call; the error of a rank that does not is 1."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         model.model.layers[0].mlp.register_forward_pre_hook(
             lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
         )
-        handle = autopack.enable(model, check_every=1, verify=False)
-        wrapped = wrap(model)
-        texts = documents(model.config, DOCUMENTS)
+        wrapped, handle, texts = _prepared(wrap, "before", model, check_every=1, verify=False)
         try:
             wrapped(**packed(texts[SHARES[rank]]))
         except autopack.LeakDetected as found:
@@ -218,25 +190,22 @@ def _watched_leak(wrap: Wrap) -> Wrap:
 class OwnLayer(LlamaMLP):
     """A layer of the user's, so that calls which go beyond those before are checked."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         return super().forward(states)
 
 
-def _checked(wrap: Wrap) -> Wrap:
+def _checked(wrap):
     """Ranks have other calls beyond what was checked, packed, padded and plain ones; none waits for another."""
 
-    def run_case(rank: int) -> float:
+    def run_case(rank):
         model = _llama()
         for layer in model.model.layers:
             mine = OwnLayer(model.config)
             mine.load_state_dict(layer.mlp.state_dict())
             layer.mlp = mine
         # FSDP1 leaves no layer of the user's by itself that could be proven.
-        before = wrap in (fsdp1, fsdp1_by_layer)
-        handle = autopack.enable(model) if before else None
-        wrapped = wrap(model)
-        handle = handle or autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+        order = "before" if wrap in (fsdp1, fsdp1_by_layer) else "after"
+        wrapped, handle, texts = _prepared(wrap, order, model)
         one = {"input_ids": texts[0], "labels": texts[0]}
         batches = [packed(texts[:2]), packed(texts[:4]), padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
         others = [packed(texts[2:4]), one, packed(texts), padded(texts), packed(texts[4:])]
@@ -252,22 +221,16 @@ def _checked(wrap: Wrap) -> Wrap:
     return run_case
 
 
-def _enabled_in_ddp() -> tuple[Any, list[torch.Tensor]]:
-    model = _ddp(_llama())
-    autopack.enable(model)
-    return model, documents(model.module.config, DOCUMENTS)
-
-
-def _packed_beside_padded(rank: int) -> float:
+def _packed_beside_padded(rank):
     """One rank's batch is packed, the other's is an ordinary padded one."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
 
-def _uneven(rank: int) -> float:
+def _uneven(rank):
     """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     wanted, count = _reference(model, texts), targets(texts)
     rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
     found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
@@ -282,31 +245,19 @@ def _uneven(rank: int) -> float:
     return _largest_error(found, wanted)
 
 
-def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    width = max(text.shape[1] for text in texts)
-    return {
-        name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
-        for name, tensors, pad in (
-            ("input_ids", texts, 0),
-            ("attention_mask", [torch.ones_like(text) for text in texts], 0),
-            ("labels", texts, -100),
-        )
-    }
+def padded(texts):
+    texts = [text[0] for text in texts]
+    return with_mask(in_rows(texts), in_rows([torch.ones_like(text) for text in texts]))
 
 
-def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
+def _unpadded(wrap, order, read):
     """Padded batches on both ranks; with `read`, the loss is made of the logits, and the model's own is not used.
 
     Such a batch keeps its padding the first time, which tells that nobody reads it, and the second, not the third.
     """
 
-    def run_case(rank: int) -> float:
-        model = _llama()
-        if order == "before":
-            autopack.enable(model)
-        wrapped = wrap(model)
-        handle = autopack.enable(wrapped)
-        texts = documents(model.config, DOCUMENTS)
+    def run_case(rank):
+        wrapped, handle, texts = _prepared(wrap, order)
         batch = padded(texts[SHARES[rank]])
         labels = batch.pop("labels") if read else None
         for _ in range(3 if read else 0):
@@ -322,34 +273,33 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
     return run_case
 
 
-def _accumulated(rank: int) -> float:
+def _accumulated(rank):
     """Two packed rows before the gradients are averaged."""
-    model, texts = _enabled_in_ddp()
+    model, _, texts = _prepared(_ddp, "after")
     mine = texts[SHARES[rank]]
     with model.no_sync():
         (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()
     return _error_of_gradients(model, texts, [packed(mine[1:])])
 
 
-SHARDED: dict[str, Wrap] = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
+SHARDED = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
 SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
-WRAPS: dict[str, Wrap] = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
+WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
 ORDERS = ("before", "after")
 CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
-CASES: dict[str, Wrap] = {
+EXACT = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
     for name, wrap in {**WRAPS, "LoRA in DDP": _lora}.items()
     for order in ORDERS
     for label, reentrant in CHECKPOINTING.items()
     if reentrant is None or name in ("DDP", "fully_shard")
 }
-CASES |= {f"{name}, enabled never": _case(WRAPS[name], "never") for name in ("DDP", "fully_shard") if name in WRAPS}
-CASES |= {
+EXACT |= {
     "packed beside padded": _packed_beside_padded,
     "uneven inputs joined": _uneven,
     "accumulated": _accumulated,
 }
-CASES |= {
+EXACT |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)
     for name, wrap in WRAPS.items()
     for label, order, noise, plain in (
@@ -360,13 +310,13 @@ CASES |= {
         ("dropout, one rank packs nothing", "after", 0.3, 0),
     )
 }
-CASES |= {
+EXACT |= {
     f"{what}, {name}": case(wrap)
     for what, case in {"a leak": _watched_leak, "checked": _checked}.items()
     for name, wrap in WRAPS.items()
     if name != "accelerate"
 }
-CASES |= {
+EXACT |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
     for name, wrap in WRAPS.items()
     for order in ORDERS
@@ -374,6 +324,10 @@ CASES |= {
     if name != "FSDP1 by layer"
 }
 if fully_shard:
-    CASES["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
-        _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
+    EXACT["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
+        _fsdp_attention, "before", build=lambda: tiny.build("llama4_text", attn_implementation="sdpa").train()
     )
+CASES = {name: (case, exact) for name, case in EXACT.items()} | {
+    f"{name}, enabled never": (_case(WRAPS[name], "never"), leaks) for name in ("DDP", "fully_shard") if name in WRAPS
+}
+"""With what a rank has to find."""

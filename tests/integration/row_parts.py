@@ -1,10 +1,6 @@
 """Packed rows of which two ranks have a part each, against documents alone."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,21 +13,15 @@ LENGTHS = ((7, 12, 5), (9, 11, 4))
 """Of two rows of 24 columns; no document ends where a part does."""
 
 
-def model_of(kind: str, attention: str = "sdpa", **options):
+def model_of(kind, attention="sdpa", **options):
     """A tiny model whose heads two ranks can share, in training mode without dropout."""
     name, _, task = kind.partition(":")
     model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
     model.config.use_cache = False
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for key, value in vars(module).items():
-            if "dropout" in key and isinstance(value, float):
-                setattr(module, key, 0.0)
     return model
 
 
-def rows_of(config, lengths=LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def rows_of(config, lengths=LENGTHS, seed=0):
     """The documents, and rows of them as collators make them."""
     texts = documents(config, [n for row in lengths for n in row], seed)
     rest = iter(texts)
@@ -41,7 +31,7 @@ def rows_of(config, lengths=LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor],
     return texts, {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
 
 
-def shared(model, batch: dict[str, Any], group=None, shifts: bool = True) -> Run:
+def shared(model, batch, group=None, shifts=True):
     """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     part = autopack.packing.shard_rows(batch, rank, ranks, shift_labels=shifts)
@@ -64,13 +54,13 @@ def shared(model, batch: dict[str, Any], group=None, shifts: bool = True) -> Run
 
 
 def error(
-    kind: str,
-    batch_of: Callable[[Any], Any] = rows_of,
+    kind,
+    batch_of=rows_of,
     change=None,
-    make: Callable[..., Any] = model_of,
+    make=model_of,
     group=None,
     **options,
-) -> float:
+):
     """The error of rows that ranks share against each document alone on one process.
 
     `make` makes both models, and `change` changes the one that is shared once it is enabled.

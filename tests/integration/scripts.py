@@ -1,7 +1,5 @@
 """Training scripts that know nothing of autopack, for test_run.py."""
 
-from __future__ import annotations
-
 DATA = """
 import json, os, sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,18 +101,6 @@ code = {"trains": "import loop", "trains and is killed": "import loop, os; os.ki
 for what, rank in given:
     subprocess.run([sys.executable, "-c", code[what]], env={**os.environ, "RANK": rank})
 """
-PEFT = """
-from data import *
-import peft
-targets = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
-losses = []
-for adapter in (peft.AdaLoraConfig(init_r=4, total_step=10, **targets),
-                peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)):
-    model = peft.get_peft_model(make(), adapter).train()
-    torch.manual_seed(0)
-    losses += [model(**collate(batches[0])).loss.item() for _ in range(2)]
-tell(losses=losses)
-"""
 VIEW = """
 import json, os, subprocess, sys
 def view():
@@ -132,4 +118,4 @@ sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
 """
 SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
 SCRIPTS |= {"changed": CHANGED, "several": SEVERAL}
-SCRIPTS |= {"forked": FORKED, "peft_script": PEFT, "view": VIEW, "crash": CRASH}
+SCRIPTS |= {"forked": FORKED, "view": VIEW, "crash": CRASH}

@@ -1,13 +1,9 @@
-"""Rows that ranks share, for test_sequence_parallel.py: functions of the rank."""
+"""Rows that ranks share, for test_processes.py: functions of the rank."""
 
-from __future__ import annotations
-
+import contextlib
 import copy
 import pickle
-import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -17,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import autopack
 from autopack.inspection import sharding
 from tests.integration import alst, own_code
-from tests.integration.documents import documents, run_alone, with_mask
-from tests.integration.row_parts import error, model_of, rows_of, shared
+from tests.integration.documents import documents, exact, holds, leaks, run_alone, says, with_mask
+from tests.integration.row_parts import LENGTHS, error, model_of, rows_of, shared
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
@@ -30,8 +26,17 @@ TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss",
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-def _share_out(model: Any) -> None:
+def _shared_out(made):
+    """A model, or one of a kind, whose rows ranks share."""
+    model = model_of(made) if isinstance(made, str) else made
     autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    return model
+
+
+def _part(model, lengths=LENGTHS):
+    """What this rank has of rows."""
+    _, batch = rows_of(model.config, lengths)
+    return autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
 
 
 def _of_any_length(config):
@@ -39,7 +44,7 @@ def _of_any_length(config):
     return rows_of(config, ((7, 12, 5), (3, 19, 2)))
 
 
-def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
+def _checkpointed(reentrant):
     def change(model):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
@@ -54,7 +59,7 @@ def _compiled(model):
     return model
 
 
-def _adapted(kind: str):
+def _adapted(kind):
     """A model with LoRA."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -83,21 +88,9 @@ def _whole_rows(config):
     return texts, batch
 
 
-def _random_layouts() -> float:
-    """The worst error over layouts drawn at random."""
-    draw, worst = random.Random(0), 0.0
-    for seed in range(8):
-        columns, rows = 2 * draw.randint(3, 16), draw.randint(1, 3)
-        cuts = [sorted(draw.sample(range(1, columns), draw.randint(0, 4))) for _ in range(rows)]
-        lengths = [[b - a for a, b in zip([0, *cut], [*cut, columns], strict=True)] for cut in cuts]
-        worst = max(worst, error("llama", lambda config, lengths=lengths, seed=seed: rows_of(config, lengths, seed)))
-    return worst
-
-
-def _perturbed() -> float:
+def _perturbed():
     """How far the logits of other documents move when all tokens of one change."""
-    model = model_of("llama")
-    _share_out(model)
+    model = _shared_out("llama")
     _, batch = rows_of(model.config)
     before = shared(model, batch).logits.clone()
     batch["input_ids"] = batch["input_ids"].clone()
@@ -107,137 +100,116 @@ def _perturbed() -> float:
     return float(torch.cat([moved[:7], moved[19:]]).max())
 
 
-def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
-    """What comes of rows that DeepSpeed shares out, registered before or after the model is enabled."""
+def _by_deepspeed(order, kind="llama"):
+    """The error of rows that DeepSpeed shares out, registered before or after the model is enabled.
+
+    Its attention is a stand-in here, after its source.
+    """
     model, plain = model_of(kind), model_of(kind)
     texts, batch = rows_of(model.config)
+    alone = run_alone(plain, texts)
     try:
         if order == "stock":
             alst.register(dist.group.WORLD)
-            return {"error": shared(model, batch).error(run_alone(plain, texts))}
-        if order == "before":
-            standing = alst.register(dist.group.WORLD)
+            return shared(model, batch).error(alone)
+        if order == "after":
             autopack.enable(model)
-        else:
-            autopack.enable(model)
-            standing = alst.register(dist.group.WORLD)
+        standing = alst.register(dist.group.WORLD)
+        autopack.enable(model)
         found = shared(model, batch)
         other = model_of("qwen3")  # of another type, which looks at the same place
         autopack.enable(other)
         after = shared(model, batch)
-        model.eval()
-        plain.eval()
-        whole = run_packed_rows(model, batch)
-        autopack.disable(other)
-        autopack.disable(model)
-        within = sharding.exchange_of(standing).attn
-        restored = ALL_ATTENTION_FUNCTIONS["sdpa"] is standing and not hasattr(within, OURS)
-        plain.train()
+        with torch.no_grad():  # whole rows, on this process alone
+            whole = model.eval()(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits.flatten(0, 1)
+        autopack.disable([other, model])
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is standing
+        assert not hasattr(sharding.exchange_of(standing).attn, OURS)
     finally:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
-    alone = run_alone(plain, texts)
     evaluated = float((whole - alone.logits).abs().max() / alone.logits.std())
-    errors = [found.error(alone), after.error(alone), evaluated]
-    return {"error": max(errors), "restored": restored}
+    return max(found.error(alone), after.error(alone), evaluated)
 
 
-def run_packed_rows(model, batch: dict[str, Any]) -> torch.Tensor:
-    """The logits of whole rows on this process alone: (tokens, vocabulary)."""
-    with torch.no_grad():
-        found: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
-    return found.flatten(0, 1)
-
-
-def _trained_beside_data_parallel() -> float:
+def _trained_beside_data_parallel():
     """A model in a group of its own rank's alone shares nothing, and trains as ever."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     return error("llama", lambda config: rows_of(config, ((7, 12, 5),)), group=alone)
 
 
-def _error_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except (autopack.AutopackError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "none"
+def _called(make, change=lambda part: part, **options):
+    """A call of a model, or of one of a kind; `change` changes what this rank hands in."""
 
-
-def _called(
-    make: Callable[[], Any] | str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options
-) -> Callable[[], None]:
-    """A call of a model, or of one of a kind; `part` changes what this rank hands in."""
-
-    def call() -> None:
-        model = model_of(make, **options) if isinstance(make, str) else make()
-        _share_out(model)
-        _call(model, part)
+    def call(_):
+        model = _shared_out(model_of(make, **options) if isinstance(make, str) else make())
+        part = _part(model)
+        changed = change(part)
+        model(**(part if changed is None else changed))
 
     return call
 
 
-def _call(model, part: Callable[[dict[str, Any]], Any] = lambda part: part):
-    _, batch = rows_of(model.config)
-    given = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
-    found = part(given)
-    return model(**(given if found is None else found))
-
-
-def _after_a_hooked_one() -> float:
+def _after_a_hooked_one():
     """What a twin has said of a model with hooks is not kept for one without them."""
-    _error_of(_called(lambda: own_code.hooked(model_of("llama"))))
+    with contextlib.suppress(autopack.AutopackError):
+        _called(lambda: own_code.hooked(model_of("llama")))(0)
     return error("llama")
 
 
-def _hooked_later() -> None:
+def _hooked_later(_):
     """A hook that comes before rows of which no part says that it holds several documents."""
-    model = model_of("llama")
-    _share_out(model)
-    _, batch = rows_of(model.config, ((24,),))
-    part = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
+    model = _shared_out("llama")
+    part = _part(model, ((24,),))
     model(**part)
     own_code.hooked(model)
     model(**part)
 
 
-def _pooled() -> None:
-    model = type(model_of("bert:masked-lm").bert)(model_of("bert:masked-lm").config)
-    _share_out(model)
-    _, batch = rows_of(model.config)
-    del batch["labels"]
-    model(**autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
+def _pooled(_):
+    whole = model_of("bert:masked-lm")
+    model = _shared_out(type(whole.bert)(whole.config))
+    model(**{name: value for name, value in _part(model).items() if "labels" not in name})
 
 
-def _pickled() -> None:
-    model = model_of("llama")
-    _share_out(model)
-    _call(pickle.loads(pickle.dumps(model)))
+def _pickled(_):
+    model = pickle.loads(pickle.dumps(_shared_out("llama")))
+    model(**_part(model))
 
 
-def _otherwise_enabled() -> None:
+def _otherwise_enabled(_):
     model = model_of("llama")
     autopack.enable(model)
-    _share_out(model)
+    _shared_out(model)
 
 
-def _on_one_rank(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+def _on_one_rank(change):
     return lambda part: change(part) if dist.get_rank() == 1 else None
 
 
-def _shorter(part: dict[str, Any]) -> None:
+def _shorter(part):
     for name in ("input_ids", "position_ids", "labels", "shift_labels"):
         part[name] = part[name][:, :-2]
 
 
-def _counting_boundaries(part: dict[str, Any]) -> None:
+def _counting_boundaries(part):
     part["shift_labels"] = part["shift_labels"].where(part["shift_labels"] != -100, 1)
 
 
-def _watched() -> tuple[int, dict[str, int]]:
+def _refused_by_one_rank(rank):
+    """No rank waits for the one that refuses: whether each says so."""
+    try:
+        _called("llama", _on_one_rank(lambda part: part.update(use_cache=True)))(rank)
+    except autopack.AutopackError as error:
+        return ("rank 1 of those that share them refused", "use_cache=True")[rank] in str(error)
+    return False
+
+
+def _watched(_):
     """Checks made and skipped."""
     model = model_of("llama")
     handle = autopack.enable(model, check_every=1, sequence_parallel=dist.group.WORLD)
-    _call(model).loss.backward()
-    return handle.checked.checks, dict(handle.checked.skipped)
+    model(**_part(model)).loss.backward()
+    return [handle.checked.checks, dict(handle.checked.skipped)]
 
 
 def _padded_on_the_left(config):
@@ -250,37 +222,30 @@ def _padded_on_the_left(config):
     return texts, with_mask(ids, mask)
 
 
-def all_findings(rank: int, _: Path) -> dict[str, Any]:
-    """Everything that one group of processes can find after another."""
-    dist.barrier()
-    found: dict[str, Any] = {f"exact {kind}": error(kind) for kind in KINDS}
-    found |= {f"exact {kind}": error(kind, _of_any_length, attention="eager") for kind in TOGETHER}
-    found["exact dynamic rope"] = error("llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16)
-    found["exact heads that ranks cannot share"] = error("llama", _of_any_length, num_key_value_heads=1)
-    found["exact eager"] = error("llama", attention="eager")
-    found["exact declared by seq_idx, padded"] = error("llama", declared_otherwise)
-    found["exact segments"] = error("mistral", _segments)
-    found["exact whole rows"] = error("llama", _whole_rows)
-    found["exact padded on the left"] = error("llama", _padded_on_the_left)
-    found["exact reentrant"] = error("llama", change=_checkpointed(True))
-    found["exact checkpointing"] = error("llama", change=_checkpointed(False))
-    found["exact copy"] = error("llama", change=copy.deepcopy)
-    found["exact compiled"] = error("llama", change=_compiled)
-    found["exact evaluated"] = error("mistral", change=lambda model: model.eval())
-    found["exact adapted"] = error("llama", make=_adapted)
-    for name, make in own_code.SERVED.items():
-        found[f"exact own code: {name}"] = error(name, make=lambda _, make=make: make())
-    found["exact audited after a hooked one"] = _after_a_hooked_one()
-    found["exact layouts"] = _random_layouts()
-    found["exact alone"] = _trained_beside_data_parallel()
-    found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
-    found["deepspeed windows"] = _by_deepspeed("after", "mistral")
-    found["perturbed"] = _perturbed()
-    found["watched"] = _watched()
-    return found | {f"refused {name}": _error_of(call) for name, (call, _) in REFUSED.items()}
-
-
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+EXACT = {
+    **{kind: partial(error, kind) for kind in KINDS},
+    **{kind: partial(error, kind, _of_any_length, attention="eager") for kind in TOGETHER},
+    "dynamic rope": partial(error, "llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16),
+    "heads that ranks cannot share": partial(error, "llama", _of_any_length, num_key_value_heads=1),
+    "eager": partial(error, "llama", attention="eager"),
+    "declared by seq_idx, padded": partial(error, "llama", declared_otherwise),
+    "segments": partial(error, "mistral", _segments),
+    "whole rows": partial(error, "llama", _whole_rows),
+    "padded on the left": partial(error, "llama", _padded_on_the_left),
+    "reentrant": partial(error, "llama", change=_checkpointed(True)),
+    "checkpointing": partial(error, "llama", change=_checkpointed(False)),
+    "copy": partial(error, "llama", change=copy.deepcopy),
+    "compiled": partial(error, "llama", change=_compiled),
+    "evaluated": partial(error, "mistral", change=lambda model: model.eval()),
+    "adapted": partial(error, "llama", make=_adapted),
+    **{name: partial(error, name, make=lambda _, make=make: make()) for name, make in own_code.SERVED.items()},
+    "audited after a hooked one": _after_a_hooked_one,
+    "alone": _trained_beside_data_parallel,
+    "shared out by deepspeed, registered before": partial(_by_deepspeed, "before"),
+    "shared out by deepspeed, registered after": partial(_by_deepspeed, "after"),
+    "shared out by deepspeed, windows": partial(_by_deepspeed, "after", "mistral"),
+}
+REFUSED = {
     "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
     "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
     "whole model": (_called("reformer", attention="eager"), "documents are run alone"),
@@ -293,7 +258,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "of integers; found torch.float32",
     ),
     "columns": (_called("llama", _on_one_rank(_shorter)), "equally many columns"),
-    "one rank": (_called("llama", _on_one_rank(lambda part: part.update(use_cache=True))), ""),
     "weights": (
         _called("llama", lambda part: part.update(output_attentions=True), attention="eager"),
         "attention weights",
@@ -305,6 +269,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "pooler": (_pooled, "pooler"),
     "pickled": (_pickled, "process groups cannot be"),
     "otherwise": (_otherwise_enabled, "sequence_parallel=None"),
-    "no group": (lambda: autopack.enable(model_of("llama"), sequence_parallel=2), "init_process_group"),
+    "no group": (lambda _: autopack.enable(model_of("llama"), sequence_parallel=2), "init_process_group"),
 }
-"""What is not exact, and what its error has to say."""
+CASES = {
+    **{name: (lambda _, case=case: case(), exact) for name, case in EXACT.items()},
+    "shared out by deepspeed, without autopack": (lambda _: _by_deepspeed("stock"), leaks),
+    "how far a document moves with another": (lambda _: _perturbed(), lambda found: found == 0),
+    "checked": (_watched, lambda found: found == [1, {}]),
+    "one rank": (_refused_by_one_rank, holds),
+    **{f"refused, {name}": (call, says(words)) for name, (call, words) in REFUSED.items()},
+}
+"""With what a rank has to find."""

@@ -1,21 +1,25 @@
 """accelerate: what `prepare`, its hooks and its unwrapping do to an enabled model."""
 
-from __future__ import annotations
-
 from types import MethodType
 
 import pytest
 import torch
 
 import autopack
-from autopack import tiny
-from tests.integration.documents import BFLOAT16, FLOAT32, LEAK, documents, packed_error, run_alone, run_packed
+from compat.neighbours.measure import AFTER, BEFORE, TOLERANCE, Scenario, llama, measure, wrapping
+from tests.engine import Call, check, errors, ids, leaks
+from tests.integration.documents import LEAK
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 accelerate = pytest.importorskip("accelerate")
 
-TOLERANCE = {"no": FLOAT32, "bf16": BFLOAT16}
+CALL = Call(form="position_ids")
+BFLOAT16 = 3e-2
+"""bfloat16 keeps 8 bits (4e-3 per operation) over a few layers."""
+WITHIN = {"no": TOLERANCE, "bf16": dict.fromkeys(TOLERANCE, BFLOAT16)}
+in_both_orders = pytest.mark.parametrize("order", [BEFORE, AFTER])
+in_both_precisions = pytest.mark.parametrize("precision", WITHIN)
 
 
 @pytest.fixture(autouse=True)
@@ -32,61 +36,39 @@ def _fresh_state():
     forget()
 
 
-def _llama():
-    return tiny.build("llama", attn_implementation="sdpa").train()
-
-
-def _enable_then_prepare(accelerator, model):
-    autopack.enable(model)
-    return accelerator.prepare(model)
-
-
-def _prepare_then_enable(accelerator, model):
-    prepared = accelerator.prepare(model)
-    autopack.enable(prepared)
-    return prepared
-
-
-ORDERS = {"enabled before": _enable_then_prepare, "enabled after": _prepare_then_enable}
-
-
-@pytest.fixture(params=ORDERS.values(), ids=ORDERS)
-def prepare(request):
-    return request.param
+def _accelerator(precision="bf16"):
+    return accelerate.Accelerator(cpu=True, mixed_precision=precision)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", TOLERANCE)
-def test_a_prepared_model_is_exact(prepare, precision, checkpointing):
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
-    model = prepare(accelerator, _llama())
-    texts = documents(model.config)
-    wanted = run_alone(model, texts)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert run_packed(model, texts).error(wanted) < TOLERANCE[precision]
+@in_both_precisions
+@in_both_orders
+def test_a_prepared_model_is_exact(order, precision, checkpointing):
+    def prepared(model):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return _accelerator(precision).prepare(model)
+
+    found = measure(Scenario("accelerate", "prepare", wrapping(prepared), within=WITHIN[precision]), order)
+    assert (found["packed"]["status"], found["padded"]["status"]) == ("exact", "exact"), found
+    assert found["stock"] > LEAK
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-def test_unwrapping_without_the_fp32_wrapper_keeps_the_model_enabled_and_exact(prepare, precision):
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
-    plain = _llama()
-    prepared = prepare(accelerator, plain)
-    packed_error(prepared)
+@in_both_precisions
+@in_both_orders
+def test_unwrapping_without_the_fp32_wrapper_keeps_the_model_enabled_and_exact(order, precision):
+    """Disabling it through what was prepared takes everything back."""
+    accelerator, plain = _accelerator(precision), llama()
+    prepared = wrapping(accelerator.prepare, lambda: plain)(order, autopack.enable)
+    CALL.packed(prepared)
+    autopack.disable(prepared)
+    assert not autopack.is_enabled(prepared)
+    assert leaks(CALL.packed(prepared), CALL.alone(prepared))
+    autopack.enable(prepared)
     unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
     assert unwrapped is plain
     assert autopack.is_enabled(unwrapped)
-    assert packed_error(unwrapped) < FLOAT32
-
-
-@pytest.mark.parametrize("precision", TOLERANCE)
-def test_disable_through_a_prepared_model_takes_everything_back(prepare, precision):
-    """It is the control, too: without autopack, documents of the packed row meet."""
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
-    model = prepare(accelerator, _llama())
-    autopack.disable(model)
-    assert not autopack.is_enabled(model)
-    assert packed_error(model) > LEAK
+    check(CALL.packed(unwrapped), CALL.alone(llama()))
 
 
 def _own_forward(model, mixes):
@@ -103,9 +85,9 @@ def _own_forward(model, mixes):
 
 def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
     """Rounding to bfloat16 is not taken for a leak, nor a leak for rounding."""
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator = _accelerator()
     for mixes in (False, True):
-        model = accelerator.prepare(_own_forward(_llama(), mixes))
+        model = accelerator.prepare(_own_forward(llama().train(), mixes))
         forward = model.__dict__["forward"]
         if mixes:
             with refused("not-exact"):
@@ -113,15 +95,15 @@ def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
         else:
             with autopack.enable(model) as handle:
                 assert "by a twin of " in handle.verified
-                assert packed_error(model) < BFLOAT16
+                assert max(errors(CALL.packed(model), CALL.alone(model)).values()) < BFLOAT16
                 assert handle.enabled.proof.padded is None
         assert model.__dict__["forward"] is forward
-        assert model(input_ids=documents(model.config)[0]).logits.dtype == torch.float32
+        assert model(input_ids=ids()).logits.dtype == torch.float32
 
 
 def test_a_model_that_is_put_into_mixed_precision_later_is_audited_again():
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    model = _own_forward(_llama(), mixes=False)
+    accelerator = _accelerator()
+    model = _own_forward(llama().train(), mixes=False)
     with autopack.enable(model) as handle:
         prepared = accelerator.prepare(model)
         prepared(**batch("causal LM", mask_of((9, 5))), use_cache=False)

@@ -1,7 +1,5 @@
 """When a model is enabled under `autopack run`: its first call in training, and no other."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -137,21 +135,18 @@ def test_a_forward_on_the_instance_that_is_called_directly_leaves_the_model_unti
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_wait_on_their_own(session, copied):
+def test_copies_wait_on_their_own(session, copied, monkeypatch):
+    """In a process without `autopack run` they are as they were."""
     model = waiting()
-    other = copied(model)
+    other, elsewhere = copied(model), copied(model)
     other(**batch())
     assert autopack.is_enabled(other)
     assert not autopack.is_enabled(model)
     model(**batch())
     assert packed(model) == packed(other) == 1
-
-
-def test_a_copy_in_a_process_without_autopack_run_is_as_it_was(session, monkeypatch):
-    model = waiting()
     monkeypatch.setattr(sessions, "current", None)
-    model(**batch())
-    assert not autopack.is_enabled(model)
+    elsewhere(**batch())
+    assert not autopack.is_enabled(elsewhere)
 
 
 def test_hooks_that_were_put_on_later_see_the_batch_as_it_came(session):
@@ -250,14 +245,11 @@ def test_packed_rows_that_ask_for_a_cache_run_as_without_autopack_and_are_counte
     assert "use_cache=True was given with packed rows" in said[0]
     (outcome,) = map(str, session._outcomes)
     assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
-
-
-def test_with_strict_they_raise(session, monkeypatch):
-    monkeypatch.setattr(session, "settings", RunSettings.read({"AUTOPACK_STRICT": "1"}))
-    model = waiting()
-    model(**batch())
+    session.settings = replace(session.settings, strict=True)
+    strict = waiting()
+    strict(**batch())
     with refused("cache-given"):
-        model(**REFUSED)
+        strict(**REFUSED)
 
 
 def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):
@@ -271,14 +263,6 @@ def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):
     assert len(hooks(model)) == 1
 
 
-def test_without_gradients_a_forward_that_is_called_directly_passes_the_hooks_by(session):
-    model, seen = waiting().eval(), []
-    model.register_forward_hook(lambda *_: seen.append(1))
-    with torch.no_grad():
-        model.forward(**batch())
-    assert not seen
-
-
 def test_many_models_that_wait_share_a_site_and_leave_nothing(session):
     before = dict(patching._installed)
     models = [waiting() for _ in range(3)]
@@ -287,19 +271,6 @@ def test_many_models_that_wait_share_a_site_and_leave_nothing(session):
     del models
     gc.collect()
     assert patching._installed == before
-
-
-def test_a_reference_model_is_named_with_the_reason(session, capsys):
-    model, reference = waiting(), waiting("gpt2").eval()
-    with torch.no_grad():
-        model(**batch())  # an evaluation before training
-        reference(**batch())
-        reference(**batch())
-    model(**batch())
-    left, enabled = report(session, capsys)
-    why = "it was not trained, only called without gradients, or with none of its own"
-    assert left == f"autopack: GPT2LMHeadModel (gpt2) left as it is: {why}"
-    assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
 
 
 def test_a_model_that_is_trained_in_evaluation_mode_is_enabled_and_a_frozen_one_is_not(session, capsys):

@@ -1,13 +1,7 @@
 """What people hold, handed to `enable` as it is: pipelines, harnesses, Lightning, SetFit. Scored as ever, unpadded."""
 
-from __future__ import annotations
-
 import contextlib
-import copy
 import io
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,8 +29,6 @@ from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
-Door = Callable[[Path], tuple[Any, Callable[[], Any]]]
-"""What makes a thing that people hold, and a call of it."""
 
 
 def numbers(found):
@@ -99,6 +91,18 @@ def sparse(path):
     return found, lambda: found.encode(sentences(16), batch_size=8).to_dense()
 
 
+def fewshot(path):
+    """A model of SetFit."""
+    setfit = pytest.importorskip("setfit")
+    from sklearn.linear_model import LogisticRegression
+
+    tower = Transformer(folder(path, "bert", "masked-lm", backbone=True))
+    body, texts = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu"), sentences(24)
+    head = LogisticRegression().fit(body.encode(texts), [number % 2 for number in range(24)])
+    found = setfit.SetFitModel(model_body=body, model_head=head)
+    return found, lambda: found.predict_proba(texts, batch_size=8)
+
+
 def encoder(model_type, task, pooling, cache=False):
     """An encoder, and what it makes of sentences and of their tokens.
 
@@ -134,7 +138,7 @@ ENCODERS = [
     ("t5", "seq2seq", "mean"),
     ("qwen3", "causal-lm", "lasttoken", True),
 ]
-DOORS: dict[str, Door] = {
+DOORS = {
     "texts, bert": classifying("text-classification", "bert", "sequence-classification"),
     "texts, qwen3": classifying("text-classification", "qwen3", "sequence-classification"),
     "tokens, bert": classifying("token-classification", "bert", "masked-lm"),
@@ -144,6 +148,7 @@ DOORS: dict[str, Door] = {
     "reranker by logits": reranker(cache=False),
     "reranker by logits, with a cache": reranker(cache=True),
     "sparse vectors": sparse,
+    "SetFit": fewshot,
     **{f"encoder, {', '.join(map(str, case))}": encoder(*case) for case in ENCODERS},
 }
 
@@ -196,61 +201,40 @@ def test_text_is_generated_as_ever(tmp_path):
 
 
 def test_a_lightning_module_and_its_trainer():
+    """That what it trains is exact is measured in test_neighbours.py."""
     lightning = pytest.importorskip("lightning")
 
-    class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
-        def __init__(self, model):
+    class Module(lightning.LightningModule):
+        def __init__(self):
             super().__init__()
-            self.model, self.losses = model, []
+            self.model = tiny.build("llama")
 
         def training_step(self, batch, number):
-            loss = self.model(**batch).loss
-            self.losses.append(float(loss))
-            return loss
+            return self.model(**batch).loss
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def trainer():
-        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        return lightning.Trainer(max_steps=3, logger=False, accelerator="cpu", **quiet)
-
-    def fit(module, subject):
-        loader = torch.utils.data.DataLoader(
-            [batch("causal LM", mask_of((7, 3, 9)), seed) for seed in range(3)], batch_size=None
-        )
-        subject.fit(module, loader)
-
-    model = tiny.build("llama")
-    stock, enabled = Module(copy.deepcopy(model)), Module(model)
-    fit(stock, trainer())
-    subject = trainer()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    module, subject = Module(), lightning.Trainer(max_steps=3, logger=False, accelerator="cpu", **quiet)
     with refused("which-model"):
         autopack.enable(subject)
-    with autopack.enable(enabled) as handle:
-        fit(enabled, subject)
-        assert enabled.losses == pytest.approx(stock.losses, rel=1e-5)
+    rows = [batch("causal LM", mask_of((7, 3, 9)), seed) for seed in range(3)]
+    with autopack.enable(module) as handle:
+        subject.fit(module, torch.utils.data.DataLoader(rows, batch_size=None))
         assert handle.tally.training.calls == handle.tally.batches == 3
         assert autopack.is_enabled(subject)
         assert autopack.enable(subject) is handle
         autopack.disable(subject)
-        assert not autopack.is_enabled(enabled)
+        assert not autopack.is_enabled(module)
 
 
-def test_a_setfit_model_and_its_trainer(tmp_path):
+def test_a_trainer_of_setfit(tmp_path):
+    model, _ = fewshot(tmp_path)
+    columns = {"text": sentences(24), "label": [number % 2 for number in range(24)]}
     setfit = pytest.importorskip("setfit")
-    from sklearn.linear_model import LogisticRegression
-
-    tower = Transformer(folder(tmp_path, "bert", "masked-lm", backbone=True))
-    body = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu")
-    texts, labels = sentences(24), [number % 2 for number in range(24)]
-    model = setfit.SetFitModel(model_body=body, model_head=LogisticRegression().fit(body.encode(texts), labels))
-    expected = torch.as_tensor(model.predict_proba(texts, batch_size=8))
-    with autopack.enable(model) as handle:
-        assert (torch.as_tensor(model.predict_proba(texts, batch_size=8)) - expected).abs().max() < NEAR
-        assert handle.tally.padding > 0
     arguments = setfit.TrainingArguments(output_dir=str(tmp_path), batch_size=4, max_steps=2, report_to="none")
-    subject = setfit.Trainer(model, arguments, train_dataset=Dataset.from_dict({"text": texts, "label": labels}))
+    subject = setfit.Trainer(model, arguments, train_dataset=Dataset.from_dict(columns))
     with autopack.enable(subject) as handle:
         subject.train()
         assert handle.tally.training.calls > 0
@@ -261,56 +245,41 @@ def test_a_setfit_model_and_its_trainer(tmp_path):
 def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
-    return torch.tensor([entry["loss"] for entry in map(_plain, trainer.state.log_history) if "loss" in entry])
+    return torch.tensor([float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry])
 
 
-def _plain(entry):
-    return {name: float(value) for name, value in entry.items() if isinstance(value, int | float | str)}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _arguments(kind, path):
-    return kind(
-        output_dir=str(path),
-        max_steps=6,
-        per_device_train_batch_size=8,
-        learning_rate=1e-3,
-        logging_steps=1,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+def _trained(path, trainer, arguments, model, loss, second, **columns):
+    settings = {"per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "report_to": []}
+    quiet = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    args = arguments(output_dir=str(path), max_steps=6, **settings, **quiet)
+    data = Dataset.from_dict({"anchor": sentences(48), second: sentences(48, seed=1), **columns})
+    return trainer(model=model, args=args, train_dataset=data, loss=loss(model))
 
 
 def _bi_encoder(path):
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    tower = Transformer(folder(path / "model", "bert", "masked-lm", backbone=True, **dropouts))
-    encoder = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu")
-    data = Dataset.from_dict({"anchor": sentences(48), "positive": sentences(48, seed=1)})
-    arguments = _arguments(SentenceTransformerTrainingArguments, path)
-    loss = MultipleNegativesRankingLoss(encoder)
-    return SentenceTransformerTrainer(model=encoder, args=arguments, train_dataset=data, loss=loss)
+    tower = Transformer(folder(path / "model", "bert", "masked-lm", backbone=True, **NO_DROPOUT))
+    model, loss = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu"), MultipleNegativesRankingLoss
+    return _trained(path, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, model, loss, "positive")
 
 
 def _cross_encoder(path):
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    where = folder(path / "model", "bert", "sequence-classification", num_labels=1, **dropouts)
-    scorer = CrossEncoder(where, device="cpu")
-    columns = {"a": sentences(48), "b": sentences(48, seed=1), "label": [float(i % 2) for i in range(48)]}
-    arguments = _arguments(CrossEncoderTrainingArguments, path)
-    data = Dataset.from_dict(columns)
-    return CrossEncoderTrainer(model=scorer, args=arguments, train_dataset=data, loss=BinaryCrossEntropyLoss(scorer))
+    where = folder(path / "model", "bert", "sequence-classification", num_labels=1, **NO_DROPOUT)
+    model, labels = CrossEncoder(where, device="cpu"), [float(i % 2) for i in range(48)]
+    kinds = CrossEncoderTrainer, CrossEncoderTrainingArguments
+    return _trained(path, *kinds, model, BinaryCrossEntropyLoss, "text", label=labels)
 
 
 @pytest.mark.parametrize("trainer", [_bi_encoder, _cross_encoder])
 def test_trainers_have_their_losses(tmp_path, trainer):
     expected = _losses(trainer(tmp_path / "stock"))
     enabled = trainer(tmp_path / "enabled")
-    handle = autopack.enable(enabled)
-    found = _losses(enabled)
+    with autopack.enable(enabled) as handle:
+        found = _losses(enabled)
     assert len(found) == len(expected) == 6
     assert torch.allclose(found, expected, atol=2e-6)
     (of_model,) = handle.handles.values()
     assert of_model.tally.padding > 0
     assert set(of_model.tally.left) <= {LOOKS}
-    autopack.disable(enabled)

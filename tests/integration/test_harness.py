@@ -3,14 +3,11 @@
 Rows of one batch may begin alike, as choices of one question do: those tokens are computed once.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import random
 
 import pytest
-import torch
 import transformers
 
 import autopack
@@ -118,18 +115,6 @@ def test_what_it_pads_with_is_given_back(harness):
     assert inspect.getsource(huggingface.pad_and_concat) == before
 
 
-def test_what_is_noted_is_forgotten_where_the_batch_is_written_to(harness):
-    model = harness()
-    with autopack.enable(model) as handle, torch.no_grad():
-        batch = huggingface.pad_and_concat(5, [torch.tensor([1, 2]), torch.tensor([3, 4, 5, 6, 7])])
-        model._model_call(batch)
-        assert handle.tally.padding == 3
-        batch[0, 2] = 9
-        model._model_call(batch)
-        model._model_call(batch.clone())
-        assert handle.tally.padding == 3
-
-
 def words(draw, least, most):
     return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
@@ -144,10 +129,10 @@ def choices(least, most, before=""):
     return found
 
 
-def counted(model, asked, **options):
+def counted(model, asked):
     """What the calls of an enabled model held, whose scores are those of stock."""
     expected = scored(model, asked)
-    with autopack.enable(model, **options) as handle:
+    with autopack.enable(model) as handle:
         assert_same(scored(model, asked), expected)
         assert not handle.tally.left
         return handle.tally.evaluation
@@ -167,8 +152,3 @@ def test_examples_before_every_question(harness):
     ran = counted(harness(max_length=128), choices(1, 1, words(random.Random(1), 60, 60) + " "))
     assert ran.documents == 8
     assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind
-
-
-def test_what_shares_nothing_gives_the_same(harness):
-    ran = counted(harness(max_length=128), choices(3, 3), share=False)
-    assert (ran.shared, ran.columns) == (0, ran.tokens)

@@ -1,7 +1,5 @@
 """A run of ten steps says at most three lines of ours, whatever model and trainer it has."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

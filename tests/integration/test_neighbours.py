@@ -1,9 +1,6 @@
 """A sample of compat.neighbours, and what an audit must leave as the neighbours had it."""
 
-from __future__ import annotations
-
 import json
-import sys
 
 import pytest
 import torch
@@ -21,14 +18,15 @@ SAMPLE = (
     "AveragedModel",
     "deepcopy",
     "save_on_cpu",
+    "Trainer.fit",
     "tensors_hooks",
 )
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_neighbour_is_exact(name):
-    pytest.importorskip("accelerate")
     (scenario,) = [each for each in neighbours.scenarios() if name in f"{each.neighbour} {each.what}"][:1]
+    pytest.importorskip(scenario.neighbour)
     for order in scenario.orders:
         found = measure(scenario, order)
         assert (found["packed"]["status"], found["padded"]["status"]) == ("exact", "exact"), found
@@ -107,10 +105,3 @@ def test_bitsandbytes_packs_no_weights_in_an_audit():
         assert layer.support_avx512bf16_for_cpu is True
         model.eval()(input_ids=tiny.tokens(model.config, 1, 5))
         assert layer.packs, "evaluation is the user's"
-
-
-def test_what_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opacus", None)
-    (row, *_) = neighbours.rows(neighbours.chosen(["opacus"]))
-    assert "opacus" in row["cannot"]
-    assert "does not run here" in table.of_rows({"rows": [row]})

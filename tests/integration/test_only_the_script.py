@@ -1,16 +1,14 @@
 """`autopack run` executes nothing but the script, and nothing of autopack ever asks for a network."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.integration.test_run import start
 
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "autopack")
 """The installed command: unlike `python -m autopack` it does not put the working directory on the path."""
@@ -41,20 +39,10 @@ sys.addaudithook(hook)
 """A sitecustomize under which whoever asks for an address or a connection to one fails, and is written down."""
 
 
-def started(directory, *arguments, **variables):
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AUTOPACK_", "HF_", "TRANSFORMERS_"))
-    }
-    path = os.pathsep.join(filter(None, [variables.pop("PYTHONPATH", ""), kept.pop("PYTHONPATH", "")]))
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=directory,
-        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def started(directory, *arguments, path=""):
+    """A command that keeps what this Python finds, with something in front of it."""
+    found = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))
+    return start.__wrapped__(*arguments, cwd=directory, PYTHONPATH=found)
 
 
 @pytest.mark.exhaustive
@@ -62,9 +50,9 @@ def test_no_file_beside_the_script_is_executed_that_the_script_does_not_import(t
     (tmp_path / "train.py").write_text(TRAINS)
     plain = started(tmp_path, "train.py")
     enabled = started(tmp_path, COMMAND, "run", "train.py")
-    assert "enabled; 1 padded batch packed inside" in enabled.stderr
-    imported = set(json.loads(plain.stdout))
-    extra = set(json.loads(enabled.stdout)) - imported
+    assert "enabled; 1 padded batch packed inside" in enabled.err
+    imported = set(json.loads(plain.out))
+    extra = set(json.loads(enabled.out)) - imported
     assert extra == {"autopack", "wrapt"}  # fewer names are fewer files that a script cannot have
 
     spoken = tmp_path / "spoken"
@@ -72,11 +60,11 @@ def test_no_file_beside_the_script_is_executed_that_the_script_does_not_import(t
         (tmp_path / f"{name}.py").write_text(SPOKEN.format(str(spoken)))
     # In front of what autopack needs stands a file that it does not run: the script runs without autopack, and says so.
     done = started(tmp_path, COMMAND, "run", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert f"needs wrapt, and {tmp_path / 'wrapt.py'} stands in front of it" in done.stderr
+    assert done.status == 0, done.err
+    assert f"needs wrapt, and {tmp_path / 'wrapt.py'} stands in front of it" in done.err
     (tmp_path / "wrapt.py").unlink()
     done = started(tmp_path, COMMAND, "run", "train.py")
-    assert "enabled; 1 padded batch packed inside" in done.stderr
+    assert "enabled; 1 padded batch packed inside" in done.err
     assert not spoken.exists(), spoken.read_text()
 
 
@@ -117,12 +105,12 @@ def test_the_network_is_never_asked_for(tmp_path):
     np.save(tmp_path / "lengths.npy", np.array([5, 9, 3, 17, 4, 8, 12, 6]))
     (tmp_path / "train.py").write_text(TRAINS)
     (tmp_path / "offline.py").write_text(OFFLINE)
-    given = {"PYTHONPATH": str(tmp_path / "blocked")}
+    given = {"path": str(tmp_path / "blocked")}
     for arguments in (["offline.py"], [COMMAND, "run", "train.py"]):
         done = started(tmp_path, *arguments, **given)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.status == 0, done.out + done.err
     assert not asked.exists(), asked.read_text()
 
     done = started(tmp_path, "-c", "import urllib.request; urllib.request.urlopen('http://example.org')", **given)
-    assert "the network is blocked" in done.stderr
+    assert "the network is blocked" in done.err
     assert "example.org" in asked.read_text()

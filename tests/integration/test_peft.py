@@ -1,42 +1,33 @@
 """PEFT around an enabled model, and an enabled model inside PEFT: exact, or refused."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import FLOAT32, LEAK, documents, packed, packed_error, perturb
+from compat.neighbours.adapters import _adapters
+from compat.neighbours.measure import AFTER, BEFORE, Scenario, llama, measure, perturb, wrapping
+from tests.engine import Call, check, leaks
+from tests.integration.documents import LEAK
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
 peft = pytest.importorskip("peft")
 
+CALL = Call(form="position_ids")
 TARGETS = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"]}
-METHODS = {
-    "LoRA": lambda: peft.LoraConfig(r=4, **TARGETS),
+METHODS = {name: partial(make, peft) for name, make in _adapters().items()}
+PROMPTS = {name: METHODS.pop(name) for name in ("prompt tuning", "prefix tuning")}
+PROMPTS["p-tuning"] = lambda: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+METHODS |= {
     "LoRA on all linear layers and the embedding": lambda: peft.LoraConfig(
         r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "o_proj", "down_proj", "embed_tokens"]
     ),
     "LoRA with a trained head": lambda: peft.LoraConfig(r=4, modules_to_save=["lm_head"], **TARGETS),
-    "DoRA": lambda: peft.LoraConfig(r=4, use_dora=True, **TARGETS),
-    "IA3": lambda: peft.IA3Config(feedforward_modules=[], **TARGETS),
-    "VeRA": lambda: peft.VeraConfig(r=4, **TARGETS),
-    "OFT": lambda: peft.OFTConfig(oft_block_size=4, **TARGETS),
-    # Its regularisation is added once per call, and documents alone are several calls.
-    "AdaLoRA": lambda: peft.AdaLoraConfig(init_r=4, total_step=10, orth_reg_weight=1e-12, **TARGETS),
-}
-PROMPTS = {
-    "prompt tuning": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    "p-tuning": lambda: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    "prefix tuning": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
 }
 BEYOND_THE_TOKEN = {
     "LILY": lambda: peft.LilyConfig(r=4, **TARGETS),
@@ -55,43 +46,28 @@ def _config(make):
         pytest.skip(f"peft {peft.__version__} lacks it: {error}")
 
 
-def _llama(**options):
-    return tiny.build("llama", attn_implementation="sdpa", **options)
+def _put_on_by_peft(make, change=lambda model: model):
+    """What puts an adapter that adds something on a model, and changes what comes of it."""
+    return lambda model: change(perturb(peft.get_peft_model(model, _config(make))))
 
 
-def _enable_before(config):
-    model = _llama()
-    autopack.enable(model)
-    return peft.get_peft_model(model, config)
+def _put_on_by_transformers(model):
+    model.add_adapter(METHODS["LoRA"]())
+    return perturb(model)
 
 
-def _enable_after(config, **options):
-    model = peft.get_peft_model(_llama(), config, **options)
-    autopack.enable(model)
-    return model
-
-
-def _put_on_by_transformers(config):
-    model = _llama()
-    autopack.enable(model)
-    model.add_adapter(config)
-    return model
-
-
-def _loaded(config):
-    """An adapter from disk, onto an enabled model."""
-    model = _llama()
-    autopack.enable(model)
+def _loaded(model):
+    """An adapter from disk."""
     with tempfile.TemporaryDirectory() as folder:
-        peft.get_peft_model(_llama(), config).save_pretrained(folder)
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+        peft.get_peft_model(llama(), METHODS["LoRA"]()).save_pretrained(folder)
+        return perturb(peft.PeftModel.from_pretrained(model, folder, is_trainable=True))
 
 
-def _mixed(config):
-    model = _enable_after(config, mixed=True)
+def _mixed(model):
+    model = peft.get_peft_model(model, METHODS["LoRA"](), mixed=True)
     model.add_adapter("other", peft.LoHaConfig(r=4, **TARGETS))
     model.set_adapter(["default", "other"])
-    return model
+    return perturb(model)
 
 
 def _checkpointed(model, reentrant):
@@ -100,47 +76,36 @@ def _checkpointed(model, reentrant):
     return model
 
 
-def _merged(model):
-    return model.merge_and_unload().requires_grad_(True)
-
-
-BOTH = [_enable_before, _enable_after]
-AFTERWARDS = [_merged, copy.deepcopy, *(partial(_checkpointed, reentrant=reentrant) for reentrant in (True, False))]
-EXACT: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    *((method, make, lambda model: model) for method in METHODS for make in BOTH),
-    *(("LoRA", make, change) for change in AFTERWARDS for make in BOTH),
-    *(("LoRA", make, lambda model: model) for make in (_put_on_by_transformers, _loaded, _mixed)),
-]
+AFTERWARDS = {
+    "merged": lambda model: model.merge_and_unload().requires_grad_(True),
+    "copied": copy.deepcopy,
+    "checkpointed": partial(_checkpointed, reentrant=False),
+    "checkpointed, reentrant": partial(_checkpointed, reentrant=True),
+}
+EXACT = {
+    **{method: _put_on_by_peft(make) for method, make in METHODS.items()},
+    **{name: _put_on_by_peft(METHODS["LoRA"], change) for name, change in AFTERWARDS.items()},
+    "put on by transformers": _put_on_by_transformers,
+    "loaded": _loaded,
+    "mixed": _mixed,
+}
+in_both_orders = pytest.mark.parametrize("order", [BEFORE, AFTER])
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize(("method", "make", "change"), EXACT)
-def test_documents_of_a_packed_row_get_the_logits_loss_and_gradients_that_they_get_alone(method, make, change):
-    model = make(_config(METHODS[method]))
-    perturb(model)
-    model = change(model)
-    assert autopack.is_enabled(model)
-    assert any(parameter.requires_grad for parameter in model.parameters()), "the adapter must be trained"
-    assert packed_error(model) < FLOAT32
+@in_both_orders
+@pytest.mark.parametrize("name", EXACT)
+def test_packed_rows_and_padded_batches_are_exact(name, order):
+    found = measure(Scenario("peft", name, wrapping(EXACT[name])), order)
+    assert found["packed"]["status"] == "exact", found
+    assert found["padded"]["status"] in ("exact", "left as it came"), found
+    assert found["stock"] > LEAK
 
 
-@pytest.mark.parametrize("method", ["LoRA", "AdaLoRA"])
-@pytest.mark.parametrize("wrap", BOTH)
-def test_disable_through_the_wrapper_takes_everything_back(method, wrap):
-    """It is the control, too: without autopack, documents of the packed row meet."""
-    model = wrap(METHODS[method]())
-    perturb(model)
-    assert autopack.is_enabled(model)
-    autopack.disable(model)
-    assert not autopack.is_enabled(model)
-    assert not autopack.is_enabled(model.get_base_model())
-    assert packed_error(model) > LEAK
-
-
-@pytest.mark.parametrize("wrap", BOTH)
-def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_stock(wrap):
-    model = wrap(METHODS["LoRA"]())
-    perturb(model)
+@in_both_orders
+def test_disable_through_the_wrapper_takes_everything_back(order):
+    """Unpacked calls and generation are those of stock before that, too."""
+    model = wrapping(EXACT["LoRA"])(order, autopack.enable)
     ids = tiny.tokens(model.config, 2, 9)
 
     def call():
@@ -148,24 +113,27 @@ def test_unpacked_calls_and_generation_of_an_enabled_peft_model_are_those_of_sto
 
     enabled = call()
     autopack.disable(model)
+    assert not autopack.is_enabled(model)
+    assert not autopack.is_enabled(model.get_base_model())
     assert all(map(torch.equal, enabled, call()))
+    assert leaks(CALL.packed(model), CALL.alone(model))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(kind):
-    model = peft.get_peft_model(_llama(), _config(REFUSED[kind]))
-    with refused("peft-method", match=r"adapter 'default' is \w+: "):
+    model = peft.get_peft_model(llama(), _config(REFUSED[kind]))
+    with refused("peft-method"):
         autopack.enable(model)
-    model(**packed(documents(model.config)))  # and it is left as it was
+    CALL.packed(model)  # and it is left as it was
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_until_it_is_disabled(kind):
-    config, model = _config(REFUSED[kind]), _llama()
+    config, model = _config(REFUSED[kind]), llama()
     handle = autopack.enable(model)
     with refused("peft-method"):
         peft.get_peft_model(model, config)
-    assert packed_error(model) < FLOAT32, "the refusal left the model enabled"
+    check(CALL.packed(model), CALL.alone(llama()))  # the refusal left the model enabled
     handle.remove()
     model.requires_grad_(True)
     assert peft.get_peft_model(model, config)(input_ids=tiny.tokens(model.config, 1, 7)).logits.isfinite().all()
@@ -173,33 +141,33 @@ def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_unt
 
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_a_prompt_around_a_base_model_that_is_enabled_afterwards_is_refused_at_the_call(kind):
-    base = _llama()
+    base = llama()
     model = peft.get_peft_model(base, PROMPTS[kind]())
     autopack.enable(base)  # the prompt is not to be seen from here
-    with refused("peft-method", match="it prepends"):
-        model(**packed(documents(base.config)))
+    with refused("peft-method"):
+        CALL.packed(model)
     autopack.disable(base)
-    model(**packed(documents(base.config)))
+    CALL.packed(model)
 
 
 def test_a_prompt_on_another_model_is_none_of_our_business():
-    enabled, other = _llama(), _llama()
+    enabled, other = llama(), llama()
     autopack.enable(enabled)
     model = peft.get_peft_model(other, PROMPTS["prompt tuning"]())
-    assert model(input_ids=documents(other.config)[0]).logits.isfinite().all()
+    CALL.packed(model)
 
 
 def test_a_second_adapter_is_judged_like_the_first():
-    model = peft.get_peft_model(_llama(), METHODS["LoRA"]())
+    model = peft.get_peft_model(llama(), METHODS["LoRA"]())
     autopack.enable(model)
-    with refused("peft-method", match="activated LoRA"):
+    with refused("peft-method"):
         model.add_adapter("second", _config(BEYOND_THE_TOKEN["activated LoRA"]))
 
 
 def test_a_refused_adapter_put_on_by_transformers_itself_is_refused_too():
-    model = _llama()
+    model = llama()
     model.add_adapter(_config(BEYOND_THE_TOKEN["activated LoRA"]))
-    with refused("peft-method", match="activated LoRA"):
+    with refused("peft-method"):
         autopack.enable(model)
 
 
@@ -208,14 +176,14 @@ def _rows():
 
 
 def _named():
-    model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
+    model = peft.get_peft_model(llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 
 
 def _numbered():
     config = peft.PolyConfig(r=4, n_tasks=3, n_skills=2, n_splits=2, init_weights=False, **TARGETS)
-    return peft.get_peft_model(_llama(), config).eval(), {"task_ids": torch.tensor([0, 2, 1])}
+    return peft.get_peft_model(llama(), config).eval(), {"task_ids": torch.tensor([0, 2, 1])}
 
 
 @pytest.mark.parametrize("build", [_named, _numbered])
@@ -233,30 +201,12 @@ def test_padding_stays_where_layers_are_given_something_for_each_row(build):
             assert "packed inside" in str(handle.tally)
 
 
-def test_lily_mixes_rows_of_one_batch_which_is_why_it_is_refused():
-    model = peft.get_peft_model(_llama(), _config(BEYOND_THE_TOKEN["LILY"]))
-    perturb(model)
-    ids = tiny.tokens(model.config, 2, 9)
-    other = torch.stack([ids[0], ids[1].flip(0)])
-    assert (model(input_ids=ids).logits[0] - model(input_ids=other).logits[0]).abs().max() > 1e-3
-
-
-def test_activated_lora_serves_the_last_invocation_of_a_row_only_which_is_why_it_is_refused():
-    model = peft.get_peft_model(_llama(), _config(BEYOND_THE_TOKEN["activated LoRA"]))
-    perturb(model)
-    ids = tiny.tokens(model.config, 1, 20)
-    ids[0, 3:5] = torch.tensor([9, 8])
-    alone = model(input_ids=ids[:, :10]).logits[0]
-    ids[0, 13:15] = torch.tensor([9, 8])
-    assert (model(input_ids=ids).logits[0, :10] - alone).abs().max() > 1e-3
-
-
 def _with_eva_weights(enables):
     """The adapters of a model whose EVA weights come of padded batches, enabled before or stock's."""
     torch.manual_seed(0)
     eva = peft.EvaConfig(rho=1.0)
     config = peft.LoraConfig(r=2, init_lora_weights="eva", eva_config=eva, **TARGETS)
-    model = peft.get_peft_model(_llama(), config, low_cpu_mem_usage=True)
+    model = peft.get_peft_model(llama(), config, low_cpu_mem_usage=True)
     if enables:
         autopack.enable(model)
     batches = [batch("causal LM", mask_of((12, 9, 7, 5)), seed) for seed in range(4)]

@@ -11,19 +11,13 @@ import random
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import transformers
 
 import autopack
-from autopack.calls import prefixes
-from autopack.enabling import twin_calls
 from compat.programs._words import WORDS, save_model
-from tests.conftest import LEAK
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
-DRIFT = 1e-3
-"""Of parameters after a few steps of AdamW, which makes much of gradients that are small."""
 PROMPTS, STEPS = 32, 4
 _NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies")
 """Times, our own, and the share of pairs whose chosen answer has the larger reward: both are 0 at first, but for
@@ -111,25 +105,13 @@ CASES = {
 }
 USUAL = {"GRPO", "DPO", "KTO"}
 """Those that run by default."""
-WITH_KL = {"GRPO, reference, two iterations", "RLOO", "KTO"}
-"""Those that log a KL other than 0; where KTO's would be below 0, it is 0."""
-
-
-REWARDS = {"DPO": "rewards/margins", "KTO": "rewards/margins", "Reward": "margin", "SFT": "mean_token_accuracy"}
-"""What is logged of rewards, or of how good answers are, other than `reward`."""
 
 
 class Run(NamedTuple):
-    """What a trainer logged, what it made of its model's parameters, and the handles of its models."""
+    """What a trainer logged, and the handles of its models."""
 
     logs: list[dict[str, Any]]
-    before: torch.Tensor
-    after: torch.Tensor
     handles: dict[str, Any]
-
-    def series(self, name):
-        """A number by steps."""
-        return [entry[name] for entry in self.logs if name in entry]
 
     @property
     def shared(self):
@@ -146,13 +128,13 @@ def made(folder, case):
         head = {"auto": "AutoModelForSequenceClassification", "num_labels": 1}
     if not model.exists():
         save_model(model, case.model_type, **head)
-    more: dict[str, Any] = {"reward_funcs": even_words} if case.rows is prompts else {}
+    more = {"reward_funcs": even_words} if case.rows is prompts else {}
     if case.lora:
         more["peft_config"] = pytest.importorskip("peft").LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
     rows = datasets.Dataset.from_list(case.rows())
     if case.rows is not prompts:
         more["eval_dataset"] = rows.select(range(8))
-    known: Any = trl
+    known = trl
     if case.kind == "OnlineDPO":
         known = pytest.importorskip("trl.experimental.online_dpo")
         more["processing_class"] = transformers.AutoTokenizer.from_pretrained(model, padding_side="left")
@@ -174,30 +156,27 @@ def made(folder, case):
 def trained(folder, case, **options):
     """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
     trainer = made(folder, case)
-    before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
     handle = autopack.enable(trainer, **options) if options else None
-    try:
-        trainer.train()
-        if trainer.eval_dataset is not None:
-            trainer.evaluate()
-    finally:
-        autopack.disable(trainer) if handle is not None else None
-    after = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
-    return Run(trainer.state.log_history, before, after, {} if handle is None else dict(handle.handles))
+    trainer.train()
+    if trainer.eval_dataset is not None:
+        trainer.evaluate()
+    autopack.disable(trainer)
+    return Run(trainer.state.log_history, {} if handle is None else dict(handle.handles))
 
 
 def numbers(run):
-    """Whatever is logged that is a number and no time, with the number of its entry."""
-    for number, entry in enumerate(run.logs):
-        for name, value in entry.items():
-            if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED):
-                yield number, name, value
+    """Whatever is logged that is a number and no time, by the number of its entry and its name."""
+    return {
+        (number, name): value
+        for number, entry in enumerate(run.logs)
+        for name, value in entry.items()
+        if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED)
+    }
 
 
 def largest_difference(found, expected):
     """Of all logged numbers; relative, where they are larger than 1."""
-    wanted = {(number, name): value for number, name, value in numbers(expected)}
-    got = {(number, name): value for number, name, value in numbers(found)}
+    wanted, got = numbers(expected), numbers(found)
     assert got.keys() == wanted.keys()
     return max(abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items())
 
@@ -210,33 +189,20 @@ def scale(run, number, name, value):
     return max(1.0, abs(value), *(parts if name in ("kl", "eval_kl") else ()))
 
 
-def drift(found, expected):
-    """How far apart parameters end up, relative to how far stock's have moved."""
-    assert torch.equal(found.before, expected.before)
-    return float((found.after - expected.after).norm() / (expected.after - expected.before).norm())
-
-
 @pytest.mark.parametrize(
     "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
 )
 def test_a_script_of_trl(tmp_path, name):
     case = CASES[name]
     expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
-    losses = expected.series("loss")
-    assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
-    assert len(losses) == STEPS
-    assert drift(found, expected) < DRIFT
-    rewards = REWARDS.get(case.kind, "reward")
-    assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
-    assert any(expected.series(rewards))
-    assert any(expected.series("kl")) == (name in WITH_KL)
+    logged = [entry for entry in found.logs if "loss" in entry]
+    assert len(logged) == STEPS
     assert largest_difference(found, expected) < NEAR
     assert found.shared.keys() == case.shared.keys()
     for model, (least, most) in case.shared.items():
         assert least <= found.shared[model] <= most, model
         assert not found.handles[model].tally.left
         assert found.handles[model].tally.padding > 0
-    logged = [entry for entry in found.logs if "loss" in entry]
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
 
 
@@ -252,20 +218,5 @@ def test_online_dpo(tmp_path):
             for name in of_padding:
                 entry.pop(name, None)
     assert largest_difference(found, expected) < NEAR
-    assert drift(found, expected) < DRIFT
     assert 0.3 < found.shared["ref_model"] < 0.5
     assert found.shared["model"] > 0  # in steps that do not look whether anybody reads padding
-
-
-def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
-    """The control: the first tokens of all rows are taken for the same, without a twin or a check that would tell."""
-
-    def blind(one, other):
-        return max(original(one, other), min(30, len(one), len(other)))
-
-    original, case = prefixes._common, CASES["DPO"]
-    monkeypatch.setattr(prefixes, "_common", blind)
-    monkeypatch.setattr(twin_calls, "_why_not_prefixes", lambda *_: None)
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, check_every=0)
-    assert found.shared["model"] > CASES["DPO"].shared["model"][1]
-    assert largest_difference(found, expected) > LEAK

@@ -4,8 +4,6 @@ Skipped where the weights are not installed (docs/pretrained.md). Whether two ru
 the norm of what differs, relative to the norm of what is expected.
 """
 
-from __future__ import annotations
-
 import copy
 import email
 from functools import cache
@@ -206,20 +204,6 @@ def test_gradients_of_stock_leak_in_the_packed_row(name):
     """Negative control of training. In a row without a cache transformers tells documents apart where it has masks."""
     found, alone = (trained_by_stock(name, way, torch.float32)["gradients"] for way in ("packed", "alone"))
     assert relative(found, alone) > LEAK
-
-
-def test_sentence_transformers_encodes_as_alone():
-    stock("minilm")  # or skipped
-    from sentence_transformers import SentenceTransformer
-
-    encoder = SentenceTransformer(str(checked_folder(MINILM)), device="cpu", local_files_only=True)
-    texts = collect_documents(Path(email.__file__).parent)[:24]
-    alone = torch.stack([encoder.encode(text, convert_to_tensor=True) for text in texts])
-    with autopack.enable(encoder) as handle:
-        found = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
-        assert handle.enabled.tally.padding > 0
-    assert (found - alone).abs().max() <= NEAR
-    assert (alone[1:] - alone[:-1]).norm(dim=1).min() > LEAK
 
 
 def test_the_demo_of_sentences():

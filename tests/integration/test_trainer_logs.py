@@ -50,7 +50,7 @@ def share_of_padding(lengths, size):
 def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings):
     """A Trainer of documents that are padded; `given` are arguments of its own, and settings those of its arguments."""
     model = model or tiny.build("llama")
-    options: dict[str, Any] = {
+    options = {
         "output_dir": str(path),
         "max_steps": 4,
         "per_device_train_batch_size": 2,
@@ -68,14 +68,16 @@ def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=
     }
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:
         del options["train_sampling_strategy"]
+    data = {
+        "train_dataset": [{"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)],
+        "eval_dataset": [{"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)],
+    }
     return kind(
         model=model,
         args=transformers.TrainingArguments(**options),
-        train_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)],
-        eval_dataset=[{"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)],
         data_collator=collate,
         callbacks=[] if reporter is None else [reporter],
-        **dict(given),
+        **{**data, **dict(given)},
     )
 
 

@@ -1,7 +1,5 @@
 """Positions with three or four sections, (sections, rows, columns), as M-RoPE has them: where documents begin."""
 
-from __future__ import annotations
-
 import torch
 
 from autopack.layout.declarations import read
@@ -23,12 +21,16 @@ IMAGES = torch.tensor([
 """Documents of 8, 2 and 5 tokens; the first has an image in it, the last begins with one."""
 
 
-def test_a_document_starts_with_zero_in_all_of_three_sections():
+def test_a_document_starts_with_zero_in_all_of_three_sections_which_agree_with_the_rest():
     three = ONE_ROW["position_ids"].expand(3, 1, 8)
-    assert _bounds((1, 8), position_ids=three) == [0, 3, 5, 8]
     assert _bounds((1, 15), position_ids=IMAGES) == [0, 8, 10, 15]
+    assert _bounds((1, 8), position_ids=three) == [0, 3, 5, 8]
     for name in ("cu_seq_lens_q", "seq_idx", "attention_mask"):
         assert _bounds((1, 8), position_ids=three, **{name: ONE_ROW[name]}) == [0, 3, 5, 8]
+        with refused("documents-unclear"):
+            _read((1, 8), position_ids=three, **{name: ELSEWHERE[name]})
+    with refused("declaration-invalid"):
+        _read((1, 8), position_ids=three - 1)
 
 
 def test_one_document_with_images_packs_nothing():
@@ -76,15 +78,6 @@ def test_what_three_sections_leave_open_is_refused():
         one = torch.zeros(1, columns, dtype=torch.long)
         assert _read((1, columns), position_ids=positions_, seq_idx=one) is None
     assert _bounds((1, 5), position_ids=gap.expand(3, 1, 5), seq_idx=_tensor([0, 0, 0, 1, 1])) == [0, 3, 5]
-
-
-def test_three_sections_agree_with_the_rest():
-    three = ONE_ROW["position_ids"].expand(3, 1, 8)
-    for name in ("cu_seq_lens_q", "seq_idx", "attention_mask"):
-        with refused("documents-unclear"):
-            _read((1, 8), position_ids=three, **{name: ELSEWHERE[name]})
-    with refused("declaration-invalid"):
-        _read((1, 8), position_ids=three - 1)
 
 
 def test_any_other_shape_is_refused():

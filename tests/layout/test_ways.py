@@ -1,7 +1,5 @@
 """A new way to declare documents is one line of `autopack/layout/ways.py`: all that reads declarations follows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ A spectral norm takes a step of its power iteration in each training forward. Wh
 in one packed call, or once more to check it, documents alone would not see those steps.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

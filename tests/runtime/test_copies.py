@@ -1,11 +1,9 @@
 """Copies of an enabled model by deepcopy, pickle and files: enabled by themselves; no autopack in checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -28,8 +26,6 @@ from tests.conftest import (
 from tests.runtime.test_copies_of_parts import COPIES, run_elsewhere
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 from tests.support.refusals import refused
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +90,8 @@ def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
         time.sleep(0.02)  # the others come before the first has noted what it holds
 
     monkeypatch.setattr(SiteLease, "release", release_slowly)
-    threads = [threading.Thread(target=other, kwargs={"input_ids": IDS}) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(other, [IDS] * 4))
     handle = autopack.enable(other)
     handle.remove()
     assert same(installed_functions(), before)

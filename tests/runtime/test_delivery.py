@@ -1,7 +1,5 @@
 """A site sees the layout of its own forward: under checkpointing, in threads, after errors; else it raises."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import partial
@@ -34,10 +32,10 @@ from tests.conftest import (
     spans,
     weights_like,
 )
+from tests.runtime.test_interrupts import raising
 from tests.support.one_llama import IDS, logits
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 FLOAT32_GRADIENT = 1e-3
 """Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32 logits."""
 KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
@@ -127,7 +125,7 @@ def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch
         _two_forwards_one_backward(model)
 
 
-@pytest.mark.parametrize("how", ["a partial of a method", "a method", "what transformers hands over"])
+@pytest.mark.parametrize("how", ["a partial of a method", "what transformers hands over"])
 def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
     """LLaMA-Factory reads `func.func.__self__` of the partial that transformers 5.6 hands over, which is of a method
     there, and of a function and its layer later."""
@@ -138,7 +136,7 @@ def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
             assert isinstance(function, partial)
             seen.append(function.args[0] if function.args else function.func.__self__)
         else:
-            seen.append((function.func if isinstance(function, partial) else function).__self__)
+            seen.append(function.func.__self__)
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
     def handed_over(layer):
@@ -147,8 +145,6 @@ def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
                 return layer.somebodys(function, *args, **kwargs)
             held = function.func
             method = held if hasattr(held, "__self__") else MethodType(held, layer)
-            if how == "a method":
-                return layer.somebodys(method, *args, **function.keywords, **kwargs)
             return layer.somebodys(partial(method, **function.keywords), *args, **kwargs)
 
         return call
@@ -203,30 +199,29 @@ def test_a_foreign_checkpoint_around_the_whole_model_is_exact(model, stock, reen
     assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
 
 
-class TestOutsideForward:
-    """A part of an enabled model that is reached past the entry raises; nothing is computed with documents unknown."""
+def _call_a_layer(model):
+    states = model.get_input_embeddings()(IDS)
+    rotary = model.model.rotary_emb(states, positions(LENGTHS))
+    model.model.layers[0](states, position_embeddings=rotary)
 
-    def test_calling_a_layer_directly(self, model):
-        states = model.get_input_embeddings()(IDS)
-        rotary = model.model.rotary_emb(states, positions(LENGTHS))
+
+def test_a_layer_that_is_called_past_the_entry_raises(model):
+    with refused("past-the-entry"):
+        _call_a_layer(model)
+
+
+def test_calling_a_layer_inside_the_forward_of_another_model(model):
+    other, failures = llama(), []
+
+    def call_a_layer(*_):
         with refused("past-the-entry"):
-            model.model.layers[0](states, position_embeddings=rotary)
-        with refused("past-the-entry"):
-            model.model.layers[0].self_attn(states, position_embeddings=rotary, attention_mask=None)
+            _call_a_layer(model)
+        failures.append(True)
 
-    def test_calling_a_layer_inside_the_forward_of_another_model(self, model):
-        states = model.get_input_embeddings()(IDS)
-        other, failures = llama(), []
-
-        def call_a_layer(*_):
-            with refused("past-the-entry"):
-                model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
-            failures.append(True)
-
-        other.lm_head.register_forward_pre_hook(call_a_layer)
-        with autopack.enable(other):
-            other(input_ids=IDS, position_ids=positions(LENGTHS))
-        assert failures
+    other.lm_head.register_forward_pre_hook(call_a_layer)
+    with autopack.enable(other):
+        other(input_ids=IDS, position_ids=positions(LENGTHS))
+    assert failures
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["the same model", "another"])
@@ -247,65 +242,45 @@ def test_a_forward_inside_a_forward_has_its_own_layout(model, stock, seed):
     assert error(inner[0], alone(llama(seed=seed), IDS, OTHER_LENGTHS)) <= FLOAT64
 
 
-class TestInterruptedForwards:
-    """torch skips exit hooks for a KeyboardInterrupt: what such a forward leaves behind must never be used."""
+def _interrupt(model, place, kind):
+    # A hook on the model is audited, which it raises in.
+    with raising(model.get_submodule(place), kind, "before"), pytest.raises((kind, UnsupportedModel), match="planted"):
+        logits(model)
 
-    PLACES = ("model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn", "lm_head", "")
 
-    @pytest.fixture(params=[KeyboardInterrupt, ValueError], ids=lambda kind: kind.__name__)
-    def kind(self, request):
-        return request.param
-
-    def _interrupt(self, model, place, kind, lengths=LENGTHS):
-        def stop(*_):
-            raise kind
-
-        hook = model.get_submodule(place).register_forward_pre_hook(stop)
-        with pytest.raises((kind, UnsupportedModel), match="" if kind is KeyboardInterrupt else "ValueError|^$"):
-            model(input_ids=IDS, position_ids=positions(lengths))  # a hook on the model is audited, which it raises in
-        hook.remove()
-
-    @pytest.mark.parametrize("place", PLACES)
-    def test_the_next_call_has_its_own_layout(self, model, stock, place, kind):
-        expected = alone(stock, IDS, OTHER_LENGTHS)
-        for _ in range(2):
-            self._interrupt(model, place, kind)
-        assert error(logits(model, OTHER_LENGTHS), expected) <= FLOAT64
-        self._interrupt(model, place, kind)
-        assert torch.equal(model(input_ids=IDS).logits, stock(input_ids=IDS).logits)
-
-    @pytest.mark.parametrize("place", PLACES)
-    def test_calls_past_the_entry_still_raise_and_the_backbone_has_its_own_layout(self, model, stock, place, kind):
-        self._interrupt(model, place, kind)
-        states = model.get_input_embeddings()(IDS)
-        with refused("past-the-entry"):
-            model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
-        found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
-        expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(OTHER_LENGTHS)]
-        assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
-        assert current() is None
-
-    def test_other_models_are_not_concerned(self, model, stock, kind):
-        expected = stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits
-        self._interrupt(model, "lm_head", kind)
-        assert torch.equal(stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits, expected)
-
-    def test_an_error_raised_by_the_entry_opens_nothing(self, model, kind):
-        self._interrupt(model, "model.layers.0.mlp", kind)
-        with refused("declaration-invalid"):
-            model(input_ids=IDS, position_ids=positions(LENGTHS).float())
-        assert current() is None
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize(
+    "place", ["model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn", "lm_head", ""]
+)
+def test_what_an_interrupted_forward_leaves_behind_is_never_used(model, stock, place, kind):
+    """torch skips exit hooks for a KeyboardInterrupt."""
+    packed = {"input_ids": IDS, "position_ids": positions(LENGTHS), "use_cache": False}
+    leaking = stock(**packed).logits
+    for _ in range(2):
+        _interrupt(model, place, kind)
+    assert torch.equal(stock(**packed).logits, leaking)
+    assert error(logits(model, OTHER_LENGTHS), alone(stock, IDS, OTHER_LENGTHS)) <= FLOAT64
+    _interrupt(model, place, kind)
+    assert torch.equal(model(input_ids=IDS).logits, stock(input_ids=IDS).logits)
+    _interrupt(model, place, kind)
+    with refused("past-the-entry"):
+        _call_a_layer(model)
+    found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+    expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(OTHER_LENGTHS)]
+    assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
+    _interrupt(model, place, kind)
+    with refused("declaration-invalid"):
+        model(input_ids=IDS, position_ids=positions(LENGTHS).float())
+    assert current() is None
 
 
 def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, monkeypatch):
-    states = model.get_input_embeddings()(IDS)
-    layer, rotary = model.model.layers[0], model.model.rotary_emb(states, positions(OTHER_LENGTHS))
-    TestInterruptedForwards()._interrupt(model, "model.embed_tokens", KeyboardInterrupt)
+    _interrupt(model, "model.embed_tokens", KeyboardInterrupt)
     with monkeypatch.context() as patched:
         patched.setattr("autopack.runtime.scope._running", lambda frame: True)
-        layer(states, position_embeddings=rotary)  # in the scope of a forward that is no more
+        _call_a_layer(model)  # in the scope of a forward that is no more
     with refused("past-the-entry"):
-        layer(states, position_embeddings=rotary)
+        _call_a_layer(model)
 
 
 def test_no_tensor_of_a_finished_forward_is_kept(model):

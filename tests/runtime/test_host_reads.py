@@ -3,8 +3,6 @@
 Tensors on the meta device have no values, so a model there that reads any raises; nothing is faked.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections import Counter
@@ -112,7 +110,7 @@ def test_only_the_positions_of_packed_rows_are_read(model_type):
 class Elsewhere(torch.Tensor):
     """The CPU stands for a device of another kind."""
 
-    device = torch.device("meta")  # type: ignore[assignment]
+    device = torch.device("meta")
 
     @classmethod
     def of(cls, tensor):

@@ -1,7 +1,5 @@
 """Whatever ends a call, `enable` or `disable` in the middle: what comes after is right, and nothing stays behind."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import contextmanager, suppress
 
@@ -32,11 +30,8 @@ from tests.subjects import rebuilt
 from tests.support.interrupted import Interrupter, events_of, spread
 from tests.support.one_llama import IDS, logits
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_left_behind"),
-    # Python swallows what is raised while it ends a generator.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+# Python swallows what is raised while it ends a generator.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TWO = token_ids(rows=2)
 MASK = torch.ones_like(TWO)
 MASK[1, 25:] = 0
@@ -116,12 +111,16 @@ class TestAtAnyPoint:
                 assert expected.of(model) <= FLOAT32
         assert as_before(model, before)
 
-    def test_of_enabling(self):
+    @pytest.mark.parametrize(("has_twin", "points"), [(True, 20), (False, 6)])
+    def test_of_enabling(self, has_twin, points):
+        """Without a twin the model itself is audited."""
         expected, model = Expected(), build()
+        if not has_twin:
+            model.config.model_type = "made_up"
         before = pictures(model)
         events = events_of(lambda: autopack.enable(model))
         autopack.disable(model)
-        for at in spread(events, 20):
+        for at in spread(events, points):
             interrupter = Interrupter(at)
             interrupter.run(lambda: autopack.enable(model))
             assert not interrupter.interrupted or not autopack.is_enabled(model)
@@ -129,17 +128,6 @@ class TestAtAnyPoint:
             assert as_before(model, before), interrupter.place
         with autopack.enable(model):
             assert expected.of(model) <= FLOAT32
-
-    def test_of_an_audit_while_enabling(self):
-        model = build()
-        model.config.model_type = "made_up"  # which has no twin
-        before = pictures(model)
-        for at in spread(events_of(lambda: autopack.enable(model)), 6):
-            autopack.disable(model)
-            interrupter = Interrupter(at)
-            interrupter.run(lambda: autopack.enable(model))
-            autopack.disable(model)
-            assert as_before(model, before), interrupter.place
 
     @pytest.mark.parametrize("model_type", ["llama", "mamba"])
     def test_of_disabling(self, model_type):
@@ -259,27 +247,6 @@ class TestRaisedBySomebody:
             assert expected.of(model) <= FLOAT32
             train(model)
         assert current() is None
-
-    def test_a_mask_function(self, kind, monkeypatch):
-        from transformers import AttentionMaskInterface
-
-        armed, stock = [], AttentionMaskInterface._global_mapping["sdpa"]
-
-        def mask(*args, **kwargs):
-            if armed:
-                raise kind("planted")
-            return stock(*args, **kwargs)
-
-        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask)
-        twin, model = (tiny.build("mistral", attn_implementation="sdpa").double() for _ in range(2))
-        expected = alone(twin, IDS, OTHER_LENGTHS)
-        with autopack.enable(model, verify=False):
-            armed.append(True)
-            with pytest.raises(kind):
-                model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS))
-            armed.clear()
-            assert error(logits(model, OTHER_LENGTHS), expected) <= FLOAT32
-            assert torch.equal(model(input_ids=IDS).logits, twin(input_ids=IDS).logits)
 
     def test_an_audit(self, kind):
         class Fails(type(build())):

@@ -1,22 +1,17 @@
 """How long things live: rounds of enable and disable, models that are dropped, forks, threads."""
 
-from __future__ import annotations
-
 import gc
-import multiprocessing
 import os
 import threading
 import weakref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import autopack
-from tests.conftest import FLOAT64, LENGTHS, OTHER_LENGTHS, alone, error, llama, positions
+from tests.conftest import FLOAT64, OTHER_LENGTHS, alone, error, llama
 from tests.support.one_llama import IDS, is_exact, logits
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 ROUNDS = 60
 
 
@@ -97,37 +92,13 @@ class TestForks:
         thread.join(timeout=600)
         autopack.disable(other)
 
-    def test_workers_of_a_loader(self):
-        model = llama(num_hidden_layers=1)
-        expected = alone(model, IDS, LENGTHS)
-        rows = [{"input_ids": IDS[0], "position_ids": positions(LENGTHS)[0]}] * 4
-        with torch.no_grad(), autopack.enable(model):
-            for batch in DataLoader(rows, num_workers=1, multiprocessing_context="fork"):
-                assert error(model(**batch).logits, expected) <= FLOAT64
-
-
-def exact_in_spawned(model, found):
-    with torch.no_grad():
-        found.put(is_exact(model, llama(num_hidden_layers=1)))
-
-
-@pytest.mark.exhaustive
-def test_an_enabled_model_in_a_spawned_process():
-    model, context = llama(num_hidden_layers=1), multiprocessing.get_context("spawn")
-    with autopack.enable(model):
-        found = context.Queue()
-        process = context.Process(target=exact_in_spawned, args=(model, found))
-        process.start()
-        assert found.get(timeout=600)
-        process.join(timeout=600)
-
 
 def test_models_come_and_go_in_one_thread_while_another_calls_two():
     """One of them enabled, the other one not: what is put at the sites and taken away concerns neither."""
     enabled, plain, ended = llama(num_hidden_layers=1), llama(num_hidden_layers=1), threading.Event()
     with torch.no_grad():
         expected = alone(plain, IDS, OTHER_LENGTHS), logits(plain)
-    wrong: list[object] = []
+    wrong = []
 
     def come_and_go():
         try:
