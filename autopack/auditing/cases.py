@@ -102,12 +102,11 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
-        for document in (*self.documents, *self.others):
-            document[:beginning] = self.documents[0][:beginning]
-        self.documents[1][: 2 * beginning] = self.documents[0][: 2 * beginning]
         end = heads.end_token(model)
-        if end is not None:
-            for document in (*self.documents, *self.others):
+        for number, document in enumerate((*self.documents, *self.others)):
+            begun = beginning * (1 if number % len(lengths) > 1 else 2)
+            document[:begun] = self.documents[0][:begun]
+            if end is not None:
                 document[-1] = end
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
