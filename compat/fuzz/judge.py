@@ -237,11 +237,15 @@ def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer,
 
 
 def _upstream(model: Model, asked: Asked, arranged: Arranged) -> str | None:
-    """What stock raises for a document alone in the form of a call, or for the same call where it packs nothing."""
+    """What stock raises for a document alone in the form of a call, or for a token of padding if there is padding in
+    packed rows (Funnel takes no document of one token); or for the same call where it packs nothing."""
     plain = replace(arranged, form="positions", mask=False, positional=0, offset=0, collator=())
     try:
-        for number in asked.picks:
-            only = replace(plain, rows=((number,),))
+        rows = [(number,) for number in asked.picks]
+        if any(number < 0 for row in arranged.rows for number in row):
+            rows.append((-1,))
+        for row in rows:
+            only = replace(plain, rows=(row,))
             given = model.call(only)
             for name in ("position_ids", "decoder_position_ids"):
                 given.arguments.pop(name, None)
