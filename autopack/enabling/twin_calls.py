@@ -24,7 +24,7 @@ from autopack.auditing.compare import (
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.enabling.by_twin import enabled_like, is_refusal, parts_outside, precisions_of, with_what_is_on
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part
+from autopack.enabling.reading import as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection.code_origin import is_of_library, whose
 from autopack.inspection.put_on import hooks_of, is_foreign_hook
@@ -50,6 +50,9 @@ MakeTwin = Callable[[], PreTrainedModel]
 Ask = Callable[[MakeTwin, torch.dtype], "str | None"]
 Refuse = Callable[[Twin, PreTrainedModel], Any]
 
+_ALIKE = (11,) * 4
+"""Tokens of documents behind what they begin with: a batch of them has no padding, for which stock may lack numbers."""
+
 _RANKS = 2
 _LENGTHS = ((7, 60, 29), (50, 11, 35))
 """Documents of two rows of 96 columns, of which a rank has 48: one is longer than a part, none ends with one."""
@@ -74,7 +77,7 @@ def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | No
             part = callable_part(twin_enabled)
             with left_as_found(part):
                 before = _shared(twin_enabled)
-                report = as_float32(Audit(part, LENGTHS, ("default", "right-padded"), alike=True).run())
+                report = as_float32(Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run())
                 shared = _shared(twin_enabled) - before
         raised = next((said for r in report.results for said in (r.failure, r.loss_refused) if said is not None), None)
         if raised is not None:
