@@ -18,9 +18,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 244_997,
+    "tokens": 244_987,
     "statements": 21_501,
-    "functions": 2_223,
+    "functions": 2_222,
     "modules": 207,
     "lines over 110 characters": 1_358,
     "files over 400 lines": 0,

@@ -79,11 +79,11 @@ def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | No
                 before = _shared(twin_enabled)
                 report = as_float32(Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run())
                 shared = _shared(twin_enabled) - before
-        raised = next((said for r in report.results for said in (r.failure, r.loss_refused) if said is not None), None)
-        if raised is not None:
-            if is_refusal(raised):
-                return _refused(raised.partition(": ")[2])
-            raise RuntimeError(raised)
+        for result in report.results:
+            for said in filter(None, (result.failure, result.loss_refused)):
+                if is_refusal(said):
+                    return f"its twin refuses it: {said.partition(': ')[2]}".partition(". ")[0]
+                raise RuntimeError(said)
         if not shared:
             raise NoTwin("it takes none of the tokens together")
         return None if report.exact else f"its twin gives something else: {report.worst_case}"
@@ -301,16 +301,12 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refu
         try:
             return ask(make, dtype)
         except AutopackError as error:
-            return _refused(error.message)
+            return f"its twin refuses it: {error.message}".partition(". ")[0]
         except NoTwin:
             raise
         except Exception as error:  # a class may compute nothing at this size, or know no float64
             failure = error
     raise NoTwin(f"it raised {type(failure).__name__}: {failure}")
-
-
-def _refused(message: str) -> str:
-    return f"its twin refuses it: {message}".partition(". ")[0]
 
 
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:

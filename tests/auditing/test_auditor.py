@@ -15,6 +15,7 @@ from autopack.auditing.auditor import MODES, PADDED_MODES, TRAINED
 from autopack.auditing.compare import TOLERANCE, scales_of
 from autopack.calls.hooks import EntryHook
 from tests.conftest import LEAK, attributes, llama, same
+from tests.subjects import build
 from tests.support.refusals import refused
 
 FEW = ("default", "use_cache=False")
@@ -67,6 +68,12 @@ def test_influence_says_who_changes_whom(stock_report, enabled_report):
     assert (first_row[later[:4, :4].T] == 0).all()
     clean = enabled_report.influence
     assert (clean[~np.isnan(clean)] == 0).all()
+
+
+def test_a_router_loss_that_is_no_number_in_stock_keeps_no_labels_from_packed_rows():
+    """By eager attention in float64 stock has none for padded batches of mixtures."""
+    with autopack.enable(build("qwen2_moe", attn_implementation="eager")) as handle:
+        assert handle.enabled.proof.labels is None
 
 
 def test_loss_across_boundaries_counts_as_a_leak(stock_report):

@@ -214,8 +214,6 @@ MIXERS = alternating(crossed(DECODERS, [shifted, averaged, attended]), STALE)
 OTHER_PARTS = alternating(crossed(DECODERS, ["feed-forward", "norm", "layer"]), STALE)
 SAME = alternating(crossed(DECODERS, [True, False], 1), STALE)
 MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for when in STALE]
-# Of a mixture whose attention reads no mask, labels alone are refused: the loss of its routers is not stock's.
-MODULES = [case for case in MODULES if case[:2] != ("qwen2_moe", "attends without mask")]
 
 
 @table([
