@@ -116,9 +116,7 @@ class Leak:
         return (
             f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
             f"{self.model} got other {self.field} {self.than}: relative error {self.error:.1e}, wanted at most "
-            f"{self.tolerance:.1e}.{begins} What was trained on since the last check that found nothing may have "
-            f"leaked. autopack.audit(model) shows which calls leak; until that is mended, train on padded batches "
-            f"after autopack.disable(model)."
+            f"{self.tolerance:.1e}.{begins}"
         )
 
 
@@ -128,5 +126,9 @@ class LeakDetected(AutopackError):
     code = "leak-detected"
 
     def __init__(self, report: Leak):
-        super().__init__(report)
+        super().__init__(
+            f"{report} What was trained on since the last check that found nothing may have leaked. "
+            f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
+            f"autopack.disable(model)."
+        )
         self.report = report

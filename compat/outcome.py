@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import Case, PairCase
+from autopack.auditing.cases import MODES, Case, PairCase
 from autopack.auditing.fields import fields_of
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, LeakDetected
 from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
 from compat.words import said
@@ -53,7 +53,7 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
     handle = report = None
     try:
         handle = autopack.enable(model, **enable)
-        if handle.enabled.proof.source == "checks":
+        if handle.enabled.proof.source in ("checks", "part"):
             _call_once(model, handle)
         report = autopack.audit(model, **audit)
     except AutopackError as error:
@@ -73,15 +73,32 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
 
 
 def _call_once(model: Any, handle: Any) -> None:
-    """Call a model with a padded batch of each kind, since nothing but checks of calls says what becomes of those."""
+    """Call a model once as users do in each way that nothing but checks of calls judges, which an audit has none of.
+
+    Padded batches are left from then on where their first one differs. Packed rows raise `LeakDetected`. Where those
+    with labels alone do, they are refused from then on.
+    """
     of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
     case, trained = (PairCase if of_pair else Case)(model, _LENGTHS, 0), model.training
-    read, handle.enabled.padding_read = handle.enabled.padding_read, None
-    options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
-    for trains, side in itertools.product((False, True), ("right", "left")):
-        with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
-            model.train(trains)(**case.padded(side), **options)
-    handle.enabled.padding_read = read
+    enabled = handle.enabled
+    read, enabled.padding_read = enabled.padding_read, None
+    if enabled.proof.source == "checks":
+        options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
+        for trains, side in itertools.product((False, True), ("right", "left")):
+            with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
+                model.train(trains)(**case.padded(side), **options)
+    packed = case.given(MODES["default"](case))
+    labels = {"labels": packed.get("decoder_input_ids", packed.get("input_ids"))}
+    for given in ({}, labels):
+        try:
+            model.train()(**packed, **given)
+        except LeakDetected as leak:
+            if not given:
+                raise
+            enabled.proof = replace(enabled.proof, labels=str(leak))
+        except Exception:
+            continue  # the audit says so
+    enabled.padding_read = read
     model.train(trained)
 
 

@@ -72,6 +72,8 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
             vars(found)[name] = 0
         elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
             vars(found)[name] = rules.HIDDEN // 2
+        elif name not in vars(found) and type(found) is type(config):
+            vars(found)[name] = value  # of an older release, or put there by its user: code may read it
 
 
 def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any]:

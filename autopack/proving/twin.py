@@ -33,7 +33,6 @@ from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.words import words_of
 from autopack.proving import configuration
 from autopack.proving.alike import alike
-from autopack.proving.readable import Code
 from autopack.tiny.models import randomize
 
 MOST_PARAMETERS = 20_000_000
@@ -84,8 +83,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     Call it where neither a default device nor a mode of torch is in force (`apart`).
     """
     cls = own_class(model)
-    words, code = configuration.describe(model.config), Code(model)
-    whole = Kinds(model)
+    words, whole = configuration.describe(model.config), Kinds(model)
     why: str | None = None
     best: Twin | None = None
     try:
@@ -93,7 +91,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
             _keep_vocabulary(config, model)
             twin = _built(cls, config, model, dtype).to(device)
             _pad_as(twin, model)
-            missing = _missing(words, configuration.describe(twin.config), code)
+            missing = _missing(words, configuration.describe(twin.config))
             if missing is not None:
                 why = why or f"its class makes another configuration of a tiny one: {missing}"
                 continue
@@ -128,12 +126,12 @@ def own_class(model: nn.Module) -> Any:
     return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith(_RUN_TIME))
 
 
-def _missing(wanted: configuration.Words, found: configuration.Words, code: Code) -> str | None:
+def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
     for model_type, fields in wanted.items():
         for field, words in fields.items():
             known = found.get(model_type, {}).get(field, set())
             left = sorted(word for word in words if not configuration.is_met(word, known))
-            if left and code.can_read(field):
+            if left:
                 return f"{field} of {model_type!r} is {', '.join(left)}, not {', '.join(sorted(known)) or 'there'}"
     return None
 

@@ -122,8 +122,11 @@ class TestFailures:
         assert not autopack.is_enabled(model)
 
     def test_a_structure_of_which_there_is_no_twin_is_checked(self):
-        model = llama()
-        model.config.model_type = "made_up"
+        class WantsMore(LlamaForCausalLM):
+            def __init__(self, config, wanted):
+                super().__init__(config)
+
+        model = WantsMore(llama().config, None).eval()
         with autopack.enable(model) as handle:
             assert "by checks of its calls" in handle.verified
             logits(model)

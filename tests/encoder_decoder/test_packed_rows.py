@@ -111,6 +111,20 @@ def test_on_kernels(model_type, standin, implementation):
         hold(model, pairs, expected, "one_row")
 
 
+def test_padded_batches_by_flash_kernels_run_without_padding_that_stock_lets_decoders_see():
+    """Stock's padded batch says nothing there, so its first check compares nothing with it."""
+    pairs = Pairs.draw()
+    with flash_standin():
+        model = build("bart")
+        set_implementation(model, "flash_attention_2")
+        seen = model(**pairs.padded()).logits
+        handle = autopack.enable(model)
+        logits = model(**pairs.padded()).logits
+        assert float((logits - seen).detach().abs().max()) > 1e-2 * float(seen.detach().std())
+    assert handle.enabled.proof.padded is None
+    assert handle.enabled.live.checked.leaks == 0 < handle.enabled.live.checked.checks
+
+
 def _declared(name, made):
     return lambda model, pairs: {**pairs.undeclared(), name: made(SOURCES), f"decoder_{name}": made(TARGETS)}
 

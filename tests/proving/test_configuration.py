@@ -1,4 +1,4 @@
-"""Words of configurations, and which fields the code of a model may read."""
+"""Words of configurations."""
 
 import functools
 
@@ -10,22 +10,6 @@ import autopack
 from autopack import tiny
 from autopack.inspection.code import ModelCode
 from autopack.proving import configuration
-from autopack.proving.readable import Code
-
-
-def test_properties_of_a_configuration_read_its_fields():
-    class Own(LlamaConfig):
-        @property
-        def attention_bias(self):
-            return bool(self.secret_switch)
-
-    model = tiny.build("llama")
-    model.config.secret_switch = True
-    assert not Code(model).can_read("secret_switch")
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config.__class__ = Own
-    assert Code(model).can_read("secret_switch")
 
 
 @pytest.mark.parametrize(
