@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import releases, sharding
+from autopack.inspection import process, releases, sharding
 from autopack.inspection.code_origin import (
     MODELING,
     PLAIN,
@@ -28,7 +28,6 @@ from autopack.inspection.code_origin import (
     whose,
 )
 from autopack.inspection.followed import Followed
-from autopack.inspection.process import Process
 from autopack.inspection.put_on import (
     foreign_hook_of_accelerate,
     functions_on,
@@ -52,7 +51,7 @@ class ModelCode:
     and columns of a part that is no model.
 
     `places` are those of the libraries' own functions, and `followed` is what third-party code
-    reads, for `autopack.inspection.fingerprint`. `process` is torch as found in this process.
+    reads, for `autopack.inspection.fingerprint`. `words` are those of the model's code.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
@@ -78,8 +77,8 @@ class ModelCode:
             if function is not None and (other := self._reached(function)) is not None:
                 self._note(f"the attention function {implementation!r} is, or calls, {whose(other)}")
         self.followed = Followed(self._others, foreign_modules, self._modules)
-        self.process = Process({cls.__module__ for cls in self._classes}, self.followed.names)
-        for part in self.process.foreign:
+        self.words = process.words_of({cls.__module__ for cls in self._classes}, self.followed.names)
+        for part in process.foreign(self.words):
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:

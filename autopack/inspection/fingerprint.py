@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -14,8 +15,9 @@ import torch.utils.checkpoint
 from torch import nn
 from transformers import PretrainedConfig
 
+from autopack.inspection import process
 from autopack.inspection.code import ModelCode
-from autopack.inspection.code_origin import is_of_autopack, is_own, original
+from autopack.inspection.code_origin import Place, is_of_autopack, is_own, original
 from autopack.inspection.followed import Key
 from autopack.inspection.put_on import HOOKS, NOISE, functions_on, hooks_of, is_foreign_hook, looks_at_rows, types_in
 
@@ -33,10 +35,7 @@ _RESTLESS = 4
 
 
 class Fingerprint:
-    """A model as it was at the last look; `changed` names the first difference from it.
-
-    Every call asks, so facts about all modules are compared as a whole, and by identity.
-    """
+    """A model as it was at the last look; `changed` names the first difference from it."""
 
     def __init__(
         self,
@@ -45,51 +44,42 @@ class Fingerprint:
         configs: list[PretrainedConfig],
         changes: Counter[Key] | None = None,
     ):
-        self._modules = list(model.modules())
-        self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
+        modules = list(model.modules())
         # What torch.jit has made keeps its parts and tensors in objects of its own, and they do not change.
-        plain = [module for module in self._modules if not isinstance(module, torch.jit.ScriptModule)]
-        self._children = _Values([module._modules for module in plain])
-        # One entry for each place: the same function stands in many trees of calls.
-        places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
-        places += [(vars(module), NOISE, vars(module)[NOISE]) for module in self._modules if NOISE in vars(module)]
-        unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
-        self._places = list(unique.values())
-        self._standing = [value for _, _, value in self._places]
-        """What was last found at each place: the value, or what autopack has put in front of it."""
-        self._configs = [_Config(config) for config in configs]
-        self._process = code.process
-        self._followed, self._changes = code.followed, Counter() if changes is None else changes
-        self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
+        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        children = [module._modules for module in plain]
         # A dict is held, and what somebody puts into it is seen.
-        self._tensors = [held for module in plain for held in (module._parameters, module._buffers)]
-        self._types = types_in(self._tensors)
-        self._parameters = _Values(self._tensors)
+        tensors = [held for module in plain for held in (module._parameters, module._buffers)]
+        places = [*code.places, *(place for module in modules for place in functions_on(module))]
+        places += [(vars(module), NOISE, vars(module)[NOISE]) for module in modules if NOISE in vars(module)]
+        # One entry for each place: the same function stands in many trees of calls.
+        places = list({(id(mapping), name): (mapping, name, value) for mapping, name, value in places}.values())
+        self._followed, self._changes = code.followed, Counter() if changes is None else changes
+        self._parts = [
+            _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
+            _Part(
+                "a function on one of its modules, its forward or its loss",
+                lambda: ([*map(len, map(vars, modules))], [mapping.get(name) for mapping, name, _ in places]),
+                lambda: _functions(places, modules),
+            ),
+            _Part("the types of its tensors", partial(_values, tensors), partial(types_in, tensors)),
+            _Part("what stands in the place of torch's functions", process.held, lambda: process.foreign(code.words)),
+            *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
+            _Part(_HOOKS, partial(_hooks, modules), partial(_watched_hooks, modules)),
+        ]
 
     def changed(self) -> str | None:
         """Return the first change, in words, or None."""
-        if list(map(type, self._modules)) != self._classes or self._children.changed():
-            return "its modules"
-        if self._hooks_changed():
-            return _HOOKS
-        for number, (mapping, name, value) in enumerate(self._places):
-            found = mapping.get(name)
-            if found is value or found is self._standing[number]:
-                continue
-            if original(found) is not value and not (only_checkpoints(found) and only_checkpoints(value)):
-                return f"the function {name}"
-            self._standing[number] = found
         if self._followed.held and any(is_code for _, is_code in self._followed.changes()):
             return "code that third-party code calls"
-        if self._functions_added():
-            return "a function on one of its modules, its forward or its loss"
-        if self._parameters.changed():
-            if types_in(self._tensors) != self._types:
-                return "the types of its tensors"
-            self._parameters = _Values(self._tensors)
-        if self._process.changed():
-            return "what stands in the place of torch's functions"
-        return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
+        for part in self._parts:
+            if part.changed():
+                return part.said
+        return None
+
+    def only_hooks(self) -> bool:
+        """Return True if nothing has changed but third-party hooks, which are the last part."""
+        return self.changed() == _HOOKS
 
     def values_changed(self) -> bool:
         """Return True if a value that third-party code reads has changed since the last query.
@@ -106,62 +96,46 @@ class Fingerprint:
             self._followed.take()
         return found
 
-    def only_hooks(self) -> bool:
-        """Return True if nothing has changed but third-party hooks, put on or taken off."""
-        return self.changed() == _HOOKS
 
-    def _functions_added(self) -> bool:
-        """Return True if modules hold new functions. Their old ones are places of code."""
-        sizes = _sizes(self._modules)
-        if sizes == self._sizes:
-            return False
-        if not _functions(self._modules) <= self._functions:
-            return True
-        self._sizes = sizes
-        return False
+class _Part:
+    """One kind of facts about a model, which `said` names.
 
-    def _hooks_changed(self) -> bool:
-        """Return True if hooks have been taken off, or third-party hooks have been put on.
+    Every call compares what `read` returns with the last time, by identity as far as possible.
+    `facts` are what must stay the same, and are compared only where the former differs.
+    """
 
-        transformers puts on its own when a user first asks for hidden states.
-        """
-        hooks = _hooks(self._modules)
-        if hooks == self._hooks:
-            return False
-        known = set(self._hooks)
-        for module in self._modules:
-            for number, hook in hooks_of(module).items():
-                if number in known:
-                    known.remove(number)
-                elif is_foreign_hook(hook) or looks_at_rows(hook, module):
-                    return True
-        if known:
-            return True
-        self._hooks = hooks
-        return False
-
-
-class _Values:
-    """The values of some dicts, by identity. None is kept alive: a lost one has left its dict."""
-
-    def __init__(self, dicts: list[dict[str, Any]]):
-        self._dicts = dicts
-        self._filled = list(filter(None, dicts))
-        self._sizes, self._ids = list(map(len, dicts)), self._now()
-
-    def _now(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._filled))))
+    def __init__(self, said: str, read: Callable[[], Any], facts: Callable[[], Any] | None = None):
+        self.said, self._read, self._facts = said, read, facts or read
+        self._last, self._kept = read(), self._facts()
 
     def changed(self) -> bool:
-        return list(map(len, self._dicts)) != self._sizes or self._now() != self._ids
+        found = self._read()
+        with suppress(Exception):  # what somebody has put there compares as it likes
+            if found == self._last:
+                return False
+        with suppress(Exception):
+            if self._facts() == self._kept:
+                self._last = found
+                return False
+        return True
 
 
-def _sizes(modules: list[nn.Module]) -> list[int]:
-    return list(map(len, map(vars, modules)))
+def _values(dicts: list[dict[str, Any]]) -> list[int]:
+    """Return the identities of the values of some dicts, and their sizes.
+
+    None is kept alive: a lost one has left its dict.
+    """
+    return [*map(len, dicts), *map(id, chain.from_iterable(map(dict.values, dicts)))]
 
 
-def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
-    return {(id(module), name, id(original(value))) for module in modules for _, name, value in functions_on(module)}
+def _functions(places: list[Place], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
+    """Return the functions at places and on modules, as they are without autopack.
+
+    torch's checkpoint function is left out: trainers put it on layers, and take it off, between calls.
+    """
+    held = [(mapping, name, mapping.get(name)) for mapping, name, _ in places]
+    held += [place for module in modules for place in functions_on(module)]
+    return {(id(mapping), name): original(value) for mapping, name, value in held if not only_checkpoints(value)}
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
@@ -169,10 +143,17 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 
+def _watched_hooks(modules: list[nn.Module]) -> list[int]:
+    """Return the numbers of third-party hooks, and of those that may read rows and columns.
+
+    transformers puts on its own when a user first asks for hidden states.
+    """
+    hooks = ((number, hook, module) for module in modules for number, hook in hooks_of(module).items())
+    return [number for number, hook, module in hooks if is_foreign_hook(hook) or looks_at_rows(hook, module)]
+
+
 def only_checkpoints(function: Any) -> bool:
     """Return True if a function is torch's own checkpoint function.
-
-    Trainers put it on layers anew between calls.
 
     autopack may have bound the documents of a forward around it.
     """
@@ -185,35 +166,7 @@ def only_checkpoints(function: Any) -> bool:
             return function is torch.utils.checkpoint.checkpoint and is_own(function)
 
 
-class _Config:
-    """A configuration, and the values that its fields had when this object was made.
-
-    Fields that do not decide a model's results are left out.
-    """
-
-    def __init__(self, config: PretrainedConfig):
-        self.config = config
-        self._fields, self._size = _fields(vars(config)), len(vars(config))
-
-    def changed(self) -> bool:
-        now = vars(self.config)
-        # Key by key and not as a whole: comparing identical values costs next to nothing.
-        for name, value in self._fields.items():
-            if now.get(name) is not value and _kept(now.get(name)) != value:
-                return True
-        if len(now) != self._size:
-            if len(_fields(now)) != len(self._fields):
-                return True
-            self._size = len(now)
-        return False
-
-
-def _fields(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: _kept(value) for name, value in config.items() if name not in _FOLLOWED}
-
-
-def _kept(value: Any) -> Any:
-    """Return a copy of a value that changes of its collections do not reach."""
-    if isinstance(value, Mapping):
-        return {key: _kept(part) for key, part in value.items()}
-    return tuple(map(_kept, value)) if isinstance(value, list | tuple) else value
+def _fields(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the fields of a configuration that decide a model's results; of collections their text."""
+    fields = vars(config).items()
+    return {n: repr(v) if isinstance(v, dict | list | tuple) else v for n, v in fields if n not in _FOLLOWED}

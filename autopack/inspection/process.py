@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
@@ -46,34 +45,23 @@ modules).
 """
 
 
-class Process:
-    """torch as it was found in this process.
-
-    `foreign` names its third-party parts: hooks on all modules, and replaced functions of torch. A
-    replaced function counts if the source of `modules` (the Python modules of a model's classes)
-    has its name, or if third-party code reads it (`names`).
-    """
-
-    def __init__(self, modules: Iterable[str], names: Iterable[str] = ()):
-        self._words = frozenset(names).union(*map(_words, (*_RUN, *modules)))
-        self._held = _held()
-        self.foreign = list(_foreign(self._words))
-
-    def changed(self) -> bool:
-        """Return True if third-party code has replaced something else of torch since."""
-        # Asked at every call: lists compare by identity first, which costs next to nothing.
-        with suppress(Exception):  # what somebody has put there compares as it likes
-            if _held() == self._held:
-                return False
-        if list(_foreign(self._words)) != self.foreign:
-            return True
-        self._held = _held()
-        return False
+def words_of(modules: Iterable[str], names: Iterable[str] = ()) -> frozenset[str]:
+    """Return some `names`, and the words in the source of Python modules and of what models run."""
+    return frozenset(names).union(*map(_words, (*_RUN, *modules)))
 
 
-def _held() -> list[list[Any]]:
+def held() -> list[list[Any]]:
+    """Return the hooks on all modules, and all that stands in torch's places."""
     places: list[Any] = [*_HOOKS, *map(vars, _SPACES.values())]
     return [list(held.values()) for held in places]
+
+
+def foreign(words: frozenset[str]) -> list[str]:
+    """Name torch's third-party parts in this process: hooks on all modules, and replaced functions of torch.
+
+    A replaced function counts if its name is among the `words` of the code that runs.
+    """
+    return list(_foreign(words))
 
 
 def _foreign(words: frozenset[str]) -> Iterator[str]:

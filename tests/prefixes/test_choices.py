@@ -284,4 +284,4 @@ class TestHowever:
             assert handle.enabled.said_by_twins is asked
             assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: function(*given) * 2
-            assert handle.enabled.fingerprint.changed() == "the function _gradient_checkpointing_func"
+            assert handle.enabled.fingerprint.changed().startswith("a function on one of its modules")
