@@ -157,6 +157,16 @@ def test_what_mixes_tokens_is_refused_after(name):
             CALL.packed(model)
 
 
+def test_what_changes_beside_a_new_hook_is_noticed_where_no_call_is_checked():
+    """A hook alone has no twin run again."""
+    model = tiny.build("llama")
+    with autopack.enable(model, check_every=0):
+        CALL.packed(model)
+        model.model.layers[0].register_forward_hook(lambda module, args, output: None)
+        with in_place("F.silu", model, mixes=True), refused("not-exact"):
+            CALL.packed(model)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served(name):
