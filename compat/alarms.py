@@ -1,11 +1,12 @@
 """Check every call of every type, and count false alarms: `autopack.LeakDetected` from transformers' own code.
 
     python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2
+    python -m compat.alarms --settings lora checkpointing autocast compile --types llama bert t5 mamba2
     python -m compat.alarms --json compat/results/alarms.json
 
 Each type is enabled as users do it, but for `check_every=1`: packed rows in one row and in two, and padded batches of
 both sides, in evaluation and in training with dropout. A call that autopack refuses, or that stock cannot run, is no
-alarm.
+alarm. Several processes (DDP, FSDP2, ZeRO) are those of `python -m compat.engines`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,37 @@ _RATE = 0.1
 Found = dict[str, Any]
 
 
-def checked(task: str, model_type: str, dtype: str) -> Found:
+def _lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", lora_dropout=_RATE))
+
+
+def _checkpointed(model: Any, reentrant: bool) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    return model
+
+
+def _compiled(model: Any) -> Any:
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager", dynamic=True)
+    return model
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda model: model,
+    "lora": _lora,
+    "checkpointing": lambda model: _checkpointed(model, reentrant=False),
+    "reentrant": lambda model: _checkpointed(model, reentrant=True),
+    "autocast": lambda model: model,
+    "compile": _compiled,
+}
+"""What users do to a model before they enable it; `autocast` is around its calls, in bfloat16."""
+
+
+def checked(task: str, model_type: str, dtype: str, setting: str = "plain") -> Found:
     """Return what checks of one type have found: calls, checks, alarms, the largest error, skipped checks."""
     found: Found = {"calls": 0, "checks": 0, "worst": 0.0, "alarms": [], "skipped": Counter()}
     for implementation in ("eager", "sdpa"):
@@ -45,23 +77,26 @@ def checked(task: str, model_type: str, dtype: str) -> Found:
             model = tiny.build(model_type, task=task, attn_implementation=implementation)
         except Exception:  # of an implementation that the type has not, or a type without a tiny model
             continue
-        _check_calls(model.to(getattr(torch, dtype)), found)
+        with torch.autocast("cpu", torch.bfloat16, enabled=setting == "autocast"):
+            _check_calls(model.to(getattr(torch, dtype)), found, SETTINGS[setting])
     return {**found, "skipped": dict(found["skipped"])}
 
 
-def _check_calls(model: Any, found: Found) -> None:
+def _check_calls(model: Any, found: Found, change: Callable[[Any], Any]) -> None:
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or name.endswith("dropout")):
                 setattr(module, name, _RATE)
+    base = model
     try:
+        model = change(model)
         handle = autopack.enable(model, check_every=1)
-    except autopack.AutopackError:
+    except (autopack.AutopackError, ValueError):  # PEFT finds no linear layers in some types, or no checkpoints
         return
     for number, lengths in enumerate(_LENGTHS):
         for trains in (False, True):
             model.train(trains)
-            for call in _calls(model, lengths, number):
+            for call in _calls(base, lengths, number):
                 handle.enabled.padding_read = None  # padded batches run without their padding at once
                 torch.manual_seed(number)
                 with torch.set_grad_enabled(trains):
@@ -92,19 +127,20 @@ def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, An
     return [*rows, *({**case.padded(side), "use_cache": False} for side in ("right", "left"))]
 
 
-def _of(about: tuple[str, str, str]) -> Found:
+def _of(about: tuple[str, str, str, str]) -> Found:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    task, model_type, dtype = about
-    return {"task": task, "type": model_type, "dtype": dtype, **checked(task, model_type, dtype)}
+    task, model_type, dtype, setting = about
+    return {"task": task, "type": model_type, "dtype": dtype, "setting": setting, **checked(*about)}
 
 
 def table(found: list[Found]) -> str:
-    """Return a line for each task and dtype."""
+    """Return a line for each task, dtype and setting."""
     lines = [f"{'':40}{'types':>6}{'calls':>8}{'checks':>8}{'alarms':>8}{'worst':>10}"]
-    for key in dict.fromkeys((each["task"], each["dtype"]) for each in found):
-        of = [each for each in found if (each["task"], each["dtype"]) == key and each["calls"]]
+    keys = [(each["task"], each["dtype"], each["setting"]) for each in found]
+    for key in dict.fromkeys(keys):
+        of = [each for each, its in zip(found, keys, strict=True) if its == key and each["calls"]]
         total = [sum(each[name] for each in of) for name in ("calls", "checks")]
         alarms, worst = sum(len(each["alarms"]) for each in of), max((each["worst"] for each in of), default=0.0)
         lines.append(f"{' '.join(key):40}{len(of):6}{total[0]:8}{total[1]:8}{alarms:8}{worst:10.1e}")
@@ -115,22 +151,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["plain"])
     parser.add_argument("--types", nargs="+", help="of these types alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
     asked = parser.parse_args(arguments)
     todo = [
-        (task, model_type, dtype)
+        (task, model_type, dtype, setting)
         for task in asked.tasks
         for dtype in asked.dtypes
-        for model_type in asked.types or tiny.types_for(task)
+        for setting in asked.settings
+        for model_type in tiny.types_for(task)
+        if asked.types is None or model_type in asked.types
     ]
     with ProcessPoolExecutor(asked.jobs) as pool:
         found = list(tqdm(pool.map(_of, todo), total=len(todo), disable=None))
     print(table(found))
     for each in found:
         for alarm in each["alarms"]:
-            print(f"ALARM {each['task']} {each['type']} {each['dtype']}: {alarm}")
+            print(f"ALARM {each['task']} {each['type']} {each['dtype']} {each['setting']}: {alarm}")
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return int(any(each["alarms"] for each in found))

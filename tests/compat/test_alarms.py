@@ -7,9 +7,12 @@ from autopack.watching import replaced
 from compat import alarms
 
 
-@pytest.mark.parametrize(("task", "model_type"), [("causal-lm", "llama"), ("seq2seq", "t5")])
-def test_exact_types_have_none(task, model_type):
-    found = alarms.checked(task, model_type, "float32")
+@pytest.mark.parametrize(
+    ("task", "model_type", "setting"),
+    [("causal-lm", "llama", "plain"), ("seq2seq", "t5", "plain"), ("causal-lm", "llama", "reentrant")],
+)
+def test_exact_types_have_none(task, model_type, setting):
+    found = alarms.checked(task, model_type, "float32", setting)
     assert found["alarms"] == []
     assert 0 < found["checks"] <= found["calls"]
     assert found["worst"] < 1e-4
@@ -22,4 +25,6 @@ def test_a_false_one_is_counted(monkeypatch):
     monkeypatch.setattr(replaced._Replacing, "beside_itself", lambda self, worst: worst)
     found = alarms.checked("causal-lm", "llama", "float32")
     assert found["alarms"]
-    assert "alarms" in alarms.table([{"task": "causal-lm", "type": "llama", "dtype": "float32", **found}])
+    assert "alarms" in alarms.table(
+        [{"task": "causal-lm", "type": "llama", "dtype": "float32", "setting": "plain", **found}]
+    )
