@@ -25,8 +25,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     words of the results. Raises `tiny.CannotBuild` if the class refuses the first of them.
     """
     layers = _layers(config)
-    shortest = _walk(layers) if layers else list(range(rules.LAYERS))
-    depths = [shortest, *([_prefix(layers)] if layers else [[*range(n)] for n in (4, 6, 8)])]
+    depths = [_chosen(layers)] if layers else [[*range(n)] for n in (rules.LAYERS, 4, 6, 8)]
     for number, chosen in enumerate(depths):
         if number and len(chosen) > configuration_depth(config):
             return
@@ -86,7 +85,7 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
         if hasattr(value, "to_diff_dict"):
             if getattr(value, "model_type", ""):
                 inner = _layers(value)
-                given[name] = _behaviour(value, _walk(inner) if inner else chosen)
+                given[name] = _behaviour(value, _chosen(inner) if inner else chosen)
             else:
                 own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
                 given[name] = {n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)}
@@ -155,41 +154,12 @@ def _layers(config: PretrainedConfig) -> list[Any]:
     return [tuple(repr(value[index]) for value in lists.values() if len(value) == depth) for index in range(depth)]
 
 
-def _walk(layers: Sequence[Any]) -> list[int]:
-    """Return few layers in an order with every pair of neighbours, the first one first."""
-    pairs = dict.fromkeys(pairwise(layers))
-    left = list(pairs)
-    where: dict[Any, int] = {}
-    for index, layer in enumerate(layers):
-        where.setdefault(layer, index)
-    path = [layers[0]]
-    while left:
-        path += _way_to(path[-1], left, pairs)
-        left = [pair for pair in left if pair not in set(pairwise(path))]
-    if path[-1] != layers[-1]:  # some classes see to it that the last layer is of a certain kind
-        path += _way_to(path[-1], [pair for pair in pairs if pair[1] == layers[-1]], pairs)
-    while len(path) < min(rules.LAYERS, len(layers)):
-        path.append(path[-1])
-    return [where[layer] for layer in path]
+def _chosen(layers: Sequence[Any]) -> list[int]:
+    """Return the first layers that have all pairs of neighbours, and the last one where it is another kind.
 
-
-def _way_to(start: Any, wanted: Sequence[tuple[Any, Any]], known: Mapping[tuple[Any, Any], None]) -> list[Any]:
-    """Return the shortest way from a layer over a wanted pair; without one, a pair by itself."""
-    ways: list[list[Any]] = [[start]]
-    seen = {start}
-    while ways:
-        way = ways.pop(0)
-        for before, after in known:
-            if before == way[-1]:
-                if (before, after) in wanted:
-                    return [*way[1:], after]
-                if after not in seen:
-                    seen.add(after)
-                    ways.append([*way, after])
-    return list(wanted[0])
-
-
-def _prefix(layers: Sequence[Any]) -> list[int]:
-    """Return the first layers that have all pairs of neighbours."""
-    every = set(pairwise(layers))
-    return list(range(next((n for n in range(2, len(layers)) if set(pairwise(layers[:n])) == every), len(layers))))
+    Some classes see to it that the last layer is of a certain kind.
+    """
+    every, depth = set(pairwise(layers)), len(layers)
+    enough = (n for n in range(min(rules.LAYERS, depth), depth) if set(pairwise(layers[:n])) == every)
+    count = next(enough, depth)
+    return [*range(count), *([depth - 1] if layers[count - 1] != layers[-1] else [])]
