@@ -88,7 +88,7 @@ def _is_of_choices(module: PreTrainedModel) -> bool:
 
 def as_float32(report: LeakReport) -> LeakReport:
     """Hold a model in float64 to no more than one in float32: a good part of them casts to it in code of its own."""
-    least = TOLERANCE[torch.float32] / 10 if report.dtype == "float64" else TOLERANCE[torch.float32]
+    least = TOLERANCE[torch.float32]
     return replace(
         report,
         tolerance=max(report.tolerance, least),

@@ -27,7 +27,7 @@ _LABEL = _pattern(r"""
     |id2label|label2id|(torch_)?dtype|language|license|quantization_config|gradient_checkpointing|return_dict|use_cache
     |output_(attentions|hidden_states|past|scores)|torchscript|use_bfloat16|pruned_heads|tie_word_embeddings|pretraining_tp
     |init_device|rescale_prenorm_residual|ignore_keys_at_rope_validation|_is_quantized|_name_or_path|_commit_hash|_post_init_done|_output_attentions
-    |_attn_implementation(_internal|_autoset)?|_pad_token_id|vocabulary_map|vocab_list|langs?|languages|lang2id|id2lang
+    |_(attn|experts)_implementation(_internal|_autoset)?|_pad_token_id|vocabulary_map|vocab_list|langs?|languages|lang2id|id2lang
     |cache_implementation|max_length|min_length|do_sample|early_stopping|num_beams|temperature|top_k|top_p|length_penalty|use_return_dict
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
     |attention_types|aggregation_labels

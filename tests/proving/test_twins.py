@@ -7,7 +7,7 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import autopack
 from autopack import tiny
@@ -236,6 +236,16 @@ def test_the_published_size_of_a_model_does_not_matter():
     with torch.device("meta"):
         model = Mine(config)
     assert source(model) == "twin"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("model_type", ["zamba2", "qwen3_5_moe", "kimi_linear"])
+def test_layers_that_share_weights_and_experts_that_know_no_float64(model_type):
+    """Zamba 2 reads earlier layers of its own; a mixture in float32 rounds by nearly as much as leaks."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type))
+    with autopack.enable(model) as handle:
+        assert "in float64" in handle.verified
 
 
 def test_what_is_raised_apart_is_raised_here():
