@@ -1,4 +1,4 @@
-"""Write README's numbers: what the recorded results, the families and the version matrix say.
+"""Write README's numbers: what stock does, measured here, and what recorded results say.
 
 python -m compat.readme            write them anew, each between the two comments that name it
 python -m compat.readme --check    exit with 1 where README.md says something else; write nothing
@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autopack import registry
+import autopack
+from autopack import registry, tiny
 from autopack.architectures.encoder_decoders import WHOLE_HALF as HALVES
 from autopack.mixers import OneByOne
 from compat.exactness import RELEASE, recorded, results_of
@@ -170,11 +171,38 @@ def summary() -> str:
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 
+NEEDS = {
+    "Llama, `position_ids` and `use_cache=False`": ("llama", "use_cache=False"),
+    "Llama, `position_ids` alone: the cache is on by default": ("llama", "default"),
+    "Llama, an `attention_mask` of ones beside them": ("llama", "all-ones mask"),
+    "Llama, two packed rows in a batch": ("llama", "two rows"),
+    "OPT: absolute positions": ("opt", "use_cache=False"),
+    "GPT-OSS: windows and sinks": ("gpt_oss", "use_cache=False"),
+    "Mamba-2: a recurrence": ("mamba2", "default"),
+    "BERT, `position_ids`": ("bert", "default"),
+}
+"""Packed calls that users make: a model type and a mode of the auditor, by the words of README's table."""
+
+
+def needed() -> str:
+    """Measure packed rows of tiny models in stock transformers, and enabled: a table of what leaks."""
+    lines = [f"| packed rows, transformers {_short(RELEASE)} | stock | enabled |", "|---|---|---|"]
+    for words, (model_type, mode) in NEEDS.items():
+        model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
+        audits = {"modes": (mode,), "training": (False,), "gradients": False}
+        stock = autopack.audit(model, **audits)
+        with autopack.enable(model):
+            enabled = autopack.audit(model, **audits)
+        said = ("exact" if report.exact else "**leaks**" for report in (stock, enabled))
+        lines.append(f"| {words} | {' | '.join(said)} |")
+    return "\n".join(lines)
+
+
 def _short(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"served": summary}
+BLOCKS: dict[str, Callable[[], str]] = {"needed": needed, "served": summary}
 """What is generated, by the name that the comments around it have."""
 
 

@@ -39,5 +39,5 @@ def test_what_is_stale_is_found_and_written_anew(monkeypatch, tmp_path, capsys):
 
 
 def test_a_missing_place_is_named():
-    with pytest.raises(ValueError, match=r"wants the two lines '<!-- served: .*' and '<!-- /served -->' once"):
+    with pytest.raises(ValueError, match=r"wants the two lines '<!-- needed: .*' and '<!-- /needed -->' once"):
         readme.written("# autopack\n")
