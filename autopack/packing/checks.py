@@ -4,8 +4,9 @@ options."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -56,13 +57,17 @@ def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
 
 
 @contextmanager
-def in_the_whole(numbers: Any) -> Iterator[None]:
-    """Name an example of a part by its number in the whole, in errors about it."""
+def reworded(change: Callable[[str], str]) -> Iterator[None]:
+    """Change the messages of errors about data."""
     try:
         yield
     except InvalidPacking as error:
-        found = re.sub(r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}", error.message)
-        raise InvalidPacking(found, code=error.code) from error
+        raise InvalidPacking(change(error.message), code=error.code) from error
+
+
+def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
+    """Name an example of a part by its number in the whole, in errors about it."""
+    return reworded(partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}"))
 
 
 def check_columns(names: Collection[Any], where: str, option: str) -> None:

@@ -129,11 +129,9 @@ class Documents:
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
         rows, number = self._places(documents)
-        order = np.argsort(number, kind="stable")
-        batches, starts = np.unique(number[order], return_index=True)
-        of_batches = zip(batches.tolist(), np.split(rows[order], starts[1:]), strict=True)
-        parts = [self.batches[n].column(name).take(pa.array(of - self.first_rows[n])) for n, of in of_batches]
-        return pa.concat_arrays(parts).take(pa.array(np.argsort(order)))
+        columns = [batch.column(name) for batch in self.batches]
+        places = zip(number.tolist(), (rows - self.first_rows[number]).tolist(), strict=True)
+        return pa.concat_arrays([columns[n].slice(row, 1) for n, row in places])
 
     def _places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the row of the table of each document, and the batch that has it."""

@@ -192,7 +192,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
-    number, tokens_over = int(over.sum()), int(lengths[over].sum())
+    number = int(over.sum())
     if overflow == "error":
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
@@ -200,13 +200,11 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         raise InvalidPacking(
             f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'", code="does-not-fit"
         )
-    if overflow == "truncate":
-        counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
-        return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts
-    if overflow == "drop":
-        counts = Counts(count, tokens, dropped=number, dropped_tokens=tokens_over)
-        return Pieces(documents[~over], zeros(count - number), lengths[~over]), counts
-    parts = -(-lengths // max_length)
-    owners, offsets = np.repeat(documents, parts), numbered(parts) * max_length
+    is_split = overflow == "split"
+    parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
+    owners = np.repeat(documents, parts)
+    offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
-    return pieces, Counts(count, tokens, split=number)
+    done = {"split": "split", "drop": "dropped", "truncate": "truncated"}[overflow]
+    lost = {} if is_split else {f"{done}_tokens": tokens - int(pieces.lengths.sum())}
+    return pieces, Counts(count, tokens, **{done: number}, **lost)

@@ -20,7 +20,7 @@ from autopack.packing.checks import in_the_whole, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import Counts, bounds_of
 from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
-from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
+from autopack.packing.rows import Packing, WrittenRows, nothing_left
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
@@ -53,7 +53,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         counts, marked = whole.counts, mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
-    about = folder, marked, packing.marks, schema
+    about = folder, marked, packing, schema
     with folder.undone(marked):
         tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
         del parts
@@ -141,7 +141,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: bytes, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder, marked: bytes, packing: Packing, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
 ) -> tuple[int, int]:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
@@ -154,7 +154,7 @@ def write_shard(
             index = int(wrong.argmax())
             found = f"has {documents.lengths[index]} tokens, of which the plan has {work.lengths[index]}"
             raise other_data(f"example {index} {found}; make the plan of the same data again")
-        return folder.write(WrittenRows(documents, work.plan, marks).tables(), marked, name)
+        return folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -182,8 +182,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
     It covers the plan, and everything else that determines the contents of rows.
     """
     planned = packing.planned if plan is None else None
-    options = packing.max_length, sorted(packing.drop_columns), packing.marks
-    found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
+    found = hashlib.sha256(repr((__version__, count, packing.options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
     return found.hexdigest().encode()
@@ -276,7 +275,7 @@ def pack_own(
                     counts.append(planned.counts)
                 else:
                     planned = whole[edges[number] : edges[number + 1]]
-                rows = WrittenRows(documents, planned, packing.marks)
+                rows = WrittenRows(documents, planned, packing)
                 tables = rows.tables(features_of(dataset, rows).arrow_schema)
                 written.append(folder.write(tables, marked, name))
     return folder.shards(names, written, packing.max_length, whole.counts if whole is not None else total(counts))

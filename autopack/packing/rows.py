@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,17 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    IDS,
+    LABEL_KEYS,
+    LENGTHS,
+    POSITIONS,
+    invalid,
+    no_examples,
+    reworded,
+    unusable,
+)
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts
@@ -24,13 +36,6 @@ from autopack.packing.plans import Plan, plan
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
-
-
-class Marks(NamedTuple):
-    """Marks of documents in rows: the first position of each, and no target at its first token."""
-
-    first_position: int = 0
-    mask_first_label: bool = True
 
 
 @dataclass
@@ -43,7 +48,7 @@ class WrittenRows:
 
     documents: Documents
     plan: Plan
-    marks: Marks
+    packing: Packing
 
     def __post_init__(self) -> None:
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
@@ -76,7 +81,7 @@ class WrittenRows:
             kept = np.logical_and.reduce([np.asarray(mask) for mask in masks])
             values["labels"] = np.where(kept, values[IDS].astype(np.int64), IGNORED_LABEL)
         key = documents.label_key or "labels"
-        if self.marks.mask_first_label and key in values:
+        if self.packing.mask_first_label and key in values:
             values[key] = _without_first(values[key], starts, key)
         if POSITIONS in values:
             # A difference of small types wraps around: 255, 0 would go on by 1.
@@ -85,7 +90,7 @@ class WrittenRows:
             way = "pack the documents themselves, or name the column in drop_columns"
             self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
         else:
-            positions = np.repeat((self.marks.first_position - starts).astype(np.int32), lengths)
+            positions = np.repeat((self.packing.first_position - starts).astype(np.int32), lengths)
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         for name in documents.per_document:
@@ -147,19 +152,23 @@ class Packing:
     max_length: int
     planned: dict[str, Any]
     drop_columns: tuple[str, ...]
-    marks: Marks
+    first_position: int
+    mask_first_label: bool
     groups: str | bool = False
     warned: bool = False
     kinds: dict[str, str] | None = None
     """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """All that determines rows beside their plan."""
+        columns = sorted(self.drop_columns)
+        return self.max_length, columns, self.first_position, self.mask_first_label, self.groups
+
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
-        try:
+        with reworded(partial(re.sub, r"lengths\[", "example [")):
             return plan(lengths, self.max_length, **self.planned | changes)
-        except InvalidPacking as error:
-            message = error.message.replace("lengths[", "example [")
-            raise InvalidPacking(message, code=error.code) from error
 
     def planned_rows(self, documents: Documents, **changes: Any) -> Plan:
         """Return the plan of all documents, with its groups; `changes` are other options of it.
@@ -175,7 +184,7 @@ class Packing:
         """Return the rows of all documents of a dataset."""
         made = self.planned_rows(documents)
         logger.log(made.counts.level, "Packed: %r", made)
-        return WrittenRows(documents, made, self.marks)
+        return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
@@ -189,7 +198,7 @@ class Packing:
         They depend on the buffer alone, so that a resumed stream makes the same rows again.
         """
         count = len(next(iter(batch.values())))
-        try:
+        with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
             columns, pictures = set_aside({name: batch[name] for name in batch}, self.drop_columns)
             documents = self.documents(columns)
             self._check_kinds(documents, columns)
@@ -202,11 +211,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
-        except InvalidPacking as error:
-            raise InvalidPacking(
-                f"in a buffer of {count} examples, counted from its start: {error.message}", code=error.code
-            ) from error
+            return put_back(WrittenRows(documents, made, self).table().to_pydict(), pictures)
 
     def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise if columns differ in kind from the first buffer, whose rows would not go with

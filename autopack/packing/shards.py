@@ -83,7 +83,7 @@ def pack_shards(
     """
     planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
     packing = prepare(
-        "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
+        "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
     )
     from autopack.packing.parts import Folder, pack_own
 
@@ -92,7 +92,6 @@ def pack_shards(
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
-    make([1], packing.max_length, **planned)  # checks the options
     if isinstance(plan, Plan):
         for name, value in planned.items():
             if value != signature(make).parameters[name].default:

@@ -16,7 +16,6 @@ from datasets import IterableDataset
 from datasets import iterable_dataset as upstream
 
 from autopack.errors import InvalidPacking
-from autopack.packing.plans import plan
 from autopack.packing.rows import Packing
 
 ROWS = "autopack_rows"
@@ -64,7 +63,6 @@ def _forgets(dataset: IterableDataset) -> bool:
 
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
     """Return the rows of a stream, as a stream that resumes by `state_dict`."""
-    plan([1], packing.max_length, **packing.planned)  # checks the options before the first example is drawn
     names = dataset.column_names
     if names is None:
         names = list(next(iter(dataset.take(1)), {}))
