@@ -164,20 +164,17 @@ class Contest:
         report: Callable[[int], Any] = lambda number: None,
     ) -> None:
         """Time the arms that have not failed, as `autopack.bench.race.race` does; `report` gets the round's number."""
-        racing = {outcome.arm.name: outcome for outcome in self.outcomes if outcome.failed is None}
-        entrants = {
-            name: Entrant(partial(self.run, of.arm), partial(self.state, of.arm), partial(self._get_ready, of.arm))
-            for name, of in racing.items()
-        }
+        racing = {outcome.arm.name: partial(self._lap, outcome) for outcome in self.outcomes if outcome.failed is None}
+        race(racing, rounds, until=until, least=least, report=lambda number, _: report(number))
 
-        def attempt(name: str, lap: Callable[[], Lap]) -> Lap | None:
-            found = self.attempt(racing[name], lap)
-            if found is not None:
-                racing[name].seconds.append(found["wall"])
-            return found
-
-        form: dict[str, Any] = {"until": until, "least": least, "wait": partial(wait_for, self.device)}
-        race(entrants, rounds, attempt=attempt, report=lambda number, _: report(number), **form)
+    def _lap(self, outcome: Outcome) -> Lap | None:
+        """Time a lap of an arm; return None where it fails."""
+        arm = outcome.arm
+        state, ready = partial(self.state, arm), partial(self._get_ready, arm)
+        lap = self.attempt(outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device)))
+        if lap is not None:
+            outcome.seconds.append(lap["wall"])
+        return lap
 
     @torch.no_grad()
     def _get_ready(self, arm: Arm) -> None:

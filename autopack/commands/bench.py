@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
-    from autopack.bench import report
     from autopack.bench.compare import RaceSettings, compare
+    from autopack.bench.report import report_of
 
     lengths, source = _lengths(args)
     model, about = _model(args, int(lengths.max()) + args.prompt)
@@ -104,11 +104,12 @@ def run(args: argparse.Namespace) -> int:
     with tqdm(total=args.rounds, desc="timing", unit="round", file=sys.stderr, leave=False, disable=None) as bar:
         tell = partial(bar.write, file=sys.stderr)
         result = compare(model, lengths, settings, about, tell, lambda number: bar.update())
-    print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
+    report = report_of(result)
+    print(report.text(max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
     title = f"autopack bench: {result.model['name']}"
-    write_outputs(args, title, partial(report.body, result), partial(report.draw, result))
+    write_outputs(args, title, report.html, report.picture)
     return 1 if result.wrong else 0
 
 

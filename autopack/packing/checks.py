@@ -31,24 +31,18 @@ Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
 
-def unusable(message: str) -> InvalidPacking:
-    """Return the error about data that cannot be packed."""
-    return InvalidPacking(message, code="unusable-data")
-
-
-def no_examples(message: str) -> InvalidPacking:
-    """Return the error about data that are no examples."""
-    return InvalidPacking(message, code="no-examples")
-
-
-def wrong_numbers(message: str) -> InvalidPacking:
-    """Return the error about numbers that are not those of documents."""
-    return InvalidPacking(message, code="numbers-per-document")
-
-
-def other_data(message: str) -> InvalidPacking:
-    """Return the error about a plan or a state of other data."""
-    return InvalidPacking(message, code="other-data")
+unusable = partial(InvalidPacking, code="unusable-data")
+"""The error about data that cannot be packed."""
+no_examples = partial(InvalidPacking, code="no-examples")
+"""The error about data that are no examples."""
+wrong_numbers = partial(InvalidPacking, code="numbers-per-document")
+"""The error about numbers that are not those of documents."""
+other_data = partial(InvalidPacking, code="other-data")
+"""The error about a plan or a state of other data."""
+does_not_fit = partial(InvalidPacking, code="does-not-fit")
+"""The error about documents that are too long or too many."""
+bad_file = partial(InvalidPacking, code="bad-file")
+"""The error about a file or folder that is not there, not whole, or of another kind."""
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import is_int, no_examples, wrong_numbers
+from autopack.packing.checks import does_not_fit, is_int, no_examples, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
@@ -39,9 +39,22 @@ class Counts:
     dropped_tokens: int = 0
 
     @property
+    def overflow(self) -> dict[str, int]:
+        """What became of longer documents, in words, and how many documents or tokens that was."""
+        done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
+        return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
+
+    @property
     def level(self) -> int:
         """Level of logging: a warning if anything was lost."""
         return logging.WARNING if self.truncated or self.dropped else logging.INFO
+
+
+def nothing_left(counts: Counts) -> InvalidPacking:
+    """Return the error about data that make no row."""
+    if not counts.documents:
+        return no_examples("wanted at least one example, found an empty dataset")
+    return does_not_fit(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 class Pieces(NamedTuple):
@@ -169,9 +182,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
     found = found.astype(np.int64, copy=copy)
     if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
-        raise InvalidPacking(
-            f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}", code="does-not-fit"
-        )
+        raise does_not_fit(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
     return found
 
 
@@ -197,9 +208,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(
-            f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'", code="does-not-fit"
-        )
+        raise does_not_fit(f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'")
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
     owners = np.repeat(documents, parts)

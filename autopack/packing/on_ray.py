@@ -18,9 +18,9 @@ import ray
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import Counts, bounds_of
+from autopack.packing.lengths import Counts, bounds_of, nothing_left
 from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
-from autopack.packing.rows import Packing, WrittenRows, nothing_left
+from autopack.packing.rows import Packing, WrittenRows
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from autopack.errors import InvalidPacking
-from autopack.packing.checks import LENGTHS, in_the_whole, other_data
+from autopack.packing.checks import LENGTHS, bad_file, in_the_whole, other_data
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents
-from autopack.packing.lengths import Counts
+from autopack.packing.lengths import Counts, nothing_left
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, WrittenRows, nothing_left
+from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
 
 SHARD_TOKENS = 1 << 25
@@ -61,11 +60,6 @@ class Shards:
     def __repr__(self) -> str:
         rows = f"{self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files"
         return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
-
-
-def broken(message: str) -> InvalidPacking:
-    """Return the error about a file or a folder that is not whole."""
-    return InvalidPacking(message, code="bad-file")
 
 
 class Folder:
@@ -124,7 +118,7 @@ class Folder:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 return (pq.read_schema(file).metadata or {}).get(SET)
         except pa.ArrowException as error:
-            raise broken(f"{self.address(name)}: wanted a parquet file, found {error}") from error
+            raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     @contextmanager
     def undone(self, marked: bytes) -> Iterator[None]:

@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
-from autopack.packing.checks import POSITIONS, invalid
+from autopack.packing.checks import POSITIONS, does_not_fit, invalid
 from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.strategies import next_fit
 
@@ -88,9 +87,7 @@ def place(
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
         found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
-        raise InvalidPacking(
-            f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)", code="does-not-fit"
-        )
+        raise does_not_fit(f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
     if rows and max_length:
         used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
     else:

@@ -109,8 +109,7 @@ class Plan:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
-        counts = {k: v for k, v in asdict(self.counts).items() if v and k not in ("documents", "tokens")}
-        did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
+        did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
         rows = f"{len(self):,} rows of {self.max_length:,} tokens"

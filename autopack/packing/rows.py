@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
@@ -23,13 +22,12 @@ from autopack.packing.checks import (
     LENGTHS,
     POSITIONS,
     invalid,
-    no_examples,
     reworded,
     unusable,
 )
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import Counts
+from autopack.packing.lengths import nothing_left
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 
@@ -118,15 +116,6 @@ class WrittenRows:
         if wrong.any():
             piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
             raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
-
-
-def nothing_left(counts: Counts) -> InvalidPacking:
-    """Return the error about data that make no row."""
-    if not counts.documents:
-        return no_examples("wanted at least one example, found an empty dataset")
-    return InvalidPacking(
-        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it", code="does-not-fit"
-    )
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from autopack.inspection.callers import objects_of, running
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
-from autopack.packing.lengths import read
+from autopack.packing.lengths import nothing_left, read
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import permutation
 
@@ -147,8 +147,7 @@ class PackedBatchSampler:
         options = self._options | self._grouped
         made = plan(self._lengths, self.max_length, seed=seed, ranks=self.num_replicas, **options)
         if not len(made):
-            found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
-            raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
+            raise nothing_left(made.counts)
         return made
 
     def _rows_of(self, step: int) -> np.ndarray:

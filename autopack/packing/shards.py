@@ -13,7 +13,7 @@ from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopack.packing.checks import check_int, no_examples
+from autopack.packing.checks import bad_file, check_int, no_examples
 from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan
@@ -127,20 +127,20 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
     shards are there, each under its own name, and of one set: of the same plan and options.
     """
-    from autopack.packing.parts import NAME, NAMED, Folder, broken
+    from autopack.packing.parts import NAME, NAMED, Folder
 
     folder = Folder(path)
     found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+        raise bad_file(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
-        raise broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
+        raise bad_file(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
         found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
-        raise broken(f"{folder.path}: {found_some}; write those")
+        raise bad_file(f"{folder.path}: {found_some}; write those")
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+        raise bad_file(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
     return [folder.address(name) for name in wanted]

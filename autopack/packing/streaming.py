@@ -15,7 +15,7 @@ from typing import Any
 from datasets import IterableDataset
 from datasets import iterable_dataset as upstream
 
-from autopack.errors import InvalidPacking
+from autopack.packing.checks import other_data
 from autopack.packing.rows import Packing
 
 ROWS = "autopack_rows"
@@ -44,9 +44,7 @@ class ReplayedStream(IterableDataset):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the rows that were given, once this is iterated in their epoch."""
         if ROWS not in state_dict:
-            raise InvalidPacking(
-                f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}", code="other-data"
-            )
+            raise other_data(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
         self._resumed = dict(state_dict)
         self._given = state_dict[ROWS]
 

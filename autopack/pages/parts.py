@@ -22,17 +22,19 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
 
 def table(head: Row, rows: Iterable[Row], sides: str, caption: str = "") -> str:
     """A table; `sides` has a character per column, < for texts and > for numbers. A row may end early."""
-    return _part("table", head, [list(row) for row in rows], sides, caption)
+    return _part("table", head, list(rows), sides, caption)
 
 
 def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
     """Return a list of facts: a name and a text in each line."""
-    return _part("facts", [(caption, list(pairs))])
+    return groups_of_facts([], caption, pairs)
 
 
-def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
+def groups_of_facts(
+    groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str, first: Iterable[tuple[str, str]] = ()
+) -> str:
     """Facts of several things in one table, each under its name; those of the whole have none."""
-    return _part("facts", [(caption, []), *((name, list(pairs)) for name, pairs in groups)])
+    return _part("facts", [(caption, first), *groups])
 
 
 def matrix(numbers: Sequence[Sequence[tuple[str, float]]]) -> str:
@@ -42,17 +44,17 @@ def matrix(numbers: Sequence[Sequence[tuple[str, float]]]) -> str:
 
 def lines(texts: Iterable[str], strong: bool = False) -> str:
     """A paragraph for each text."""
-    return _part("lines", list(texts), strong)
+    return _part("lines", texts, strong)
 
 
 def named(pieces: Iterable[tuple[str, str]]) -> str:
     """Pieces of HTML, each under its name."""
-    return _part("named", [(name, _markup(piece)) for name, piece in pieces])
+    return _part("named", pieces)
 
 
 def figures(shown: Iterable[tuple[str, str]]) -> str:
     """Figures beside each other, or below where there is no room: the caption of each, and its SVG or table."""
-    return _part("figures", [(caption, _markup(piece)) for caption, piece in shown])
+    return _part("figures", shown)
 
 
 def joined(*pieces: str) -> str:
@@ -62,17 +64,11 @@ def joined(*pieces: str) -> str:
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
     """A page that needs nothing but itself, light or dark as its reader has it."""
-    return _templates().get_template("page.html").render(title=title, pairs=list(pairs), body=_markup(body))
+    return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 
 def _part(name: str, *values: Any) -> str:
     return str(getattr(_templates().get_template("parts.html").module, name)(*values))
-
-
-def _markup(piece: str) -> str:
-    from markupsafe import Markup
-
-    return Markup(piece)
 
 
 @cache
