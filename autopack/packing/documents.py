@@ -23,7 +23,7 @@ from autopack.packing.checks import (
     unusable,
     wrong_numbers,
 )
-from autopack.packing.lengths import to_numpy
+from autopack.packing.lengths import bounds_of, to_numpy
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
@@ -191,23 +191,19 @@ class Documents:
 
     def _remove_padding(self) -> None:
         """Cut the zeros of the attention mask off both ends of each document."""
-        begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
-        odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
+        begins, lengths, ends = np.zeros((3, self.table.num_rows), np.int64)
+        odd = np.zeros(self.table.num_rows, np.bool_)
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
             offsets = lists.offsets.to_numpy().astype(np.int64)
             mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-            starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
-            if (mask == 1).all():
-                lengths[rows] = ends - starts
-                continue
-            other, real = np.flatnonzero((mask != 0) & (mask != 1)), np.flatnonzero(mask)
-            odd[rows] = np.searchsorted(other, ends) > np.searchsorted(other, starts)
-            low, high = np.searchsorted(real, starts), np.searchsorted(real, ends)
-            lengths[rows] = high - low
-            real = np.append(real, 0)  # read for documents without a token, which are refused
-            begins[rows] = np.where(high > low, real[low] - starts, 0)
-            hole[rows] = (high > low) & (real[high - 1] + 1 - real[low] != high - low)
+            bounds = offsets - offsets[0]
+            other, real = (bounds_of(of) for of in ((mask != 0) & (mask != 1), mask != 0))  # before each token
+            odd[rows] = np.diff(other[bounds])
+            lengths[rows] = np.diff(real[bounds])
+            begins[rows] = np.searchsorted(real, real[bounds[:-1]], "right") - 1 - bounds[:-1]
+            ends[rows] = np.searchsorted(real, real[bounds[1:]]) - bounds[:-1]
+        hole = (lengths > 0) & (ends - begins != lengths)
         reason = "found values that are not 0 or 1, as segment ids of a packed row are"
         self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")

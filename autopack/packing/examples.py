@@ -3,7 +3,6 @@ starts."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from autopack.packing.checks import (
     refuse_unlike,
     unusable,
 )
-from autopack.packing.lengths import is_text, numbered, numbers
+from autopack.packing.lengths import is_text, numbered, numbers, to_numpy
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -224,16 +223,12 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 
 def _flat(values: list[Any]) -> np.ndarray | None:
-    """Return one-dimensional lists, arrays or tensors end to end; None if they differ in kind."""
-    kinds, torch = {*map(type, values)}, sys.modules.get("torch")
-    if kinds == {list}:
-        with suppress(ValueError):  # lists in the lists
+    """Return lists, arrays or tensors of one dimension end to end; None for what cannot be joined."""
+    with suppress(AttributeError, ValueError):  # several sorts, lists in the lists
+        if {*map(type, values)} == {list}:
             return np.array([*chain.from_iterable(values)])
-    if all(getattr(value, "ndim", 0) == 1 for value in values):
-        if kinds == {np.ndarray}:
-            return np.concatenate(values)
-        if torch is not None and kinds == {torch.Tensor} and not any(value.is_cuda for value in values):
-            return torch.cat(values).numpy()
+        if len({value.dtype for value in values}) == 1:
+            return np.concatenate([*map(to_numpy, values)])
     return None
 
 

@@ -197,21 +197,24 @@ class Plan:
             if meta.pop("format", None) != FORMAT:
                 raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
-            length = meta.pop(_LENGTH)
-            check_int("max_length", length, 1, most=LONGEST)
-            check_int("align", meta.get("align", 1), 1)
-            found = cls(**arrays, **{**meta, "max_length": length, "counts": Counts(**meta["counts"])})
-            bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
-            whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in arrays.values())
-            whole = whole and bounds[0] == 0 and sizes == {bounds[-1]} and bool((np.diff(bounds) > 0).all())
-            whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
-            whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
-            whole = whole and bool((found.columns_per_row <= found.max_length).all())
+            meta |= {"max_length": meta.pop(_LENGTH), "counts": Counts(**meta["counts"])}
+            for name in ("max_length", "align"):
+                check_int(name, meta[name], 1, most=LONGEST)
+            found, bounds = cls(**arrays, **meta), arrays["bounds"]
+            contradicts = [
+                *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
+                *((arrays[name] < (name == "lengths")).any() for name in arrays),
+                *(len(arrays[name]) != bounds[-1] for name in arrays if name != "bounds"),
+                bounds[0] != 0,
+                (np.diff(bounds) < 1).any(),
+                (found._computed < 0).any(),
+                (found.columns_per_row > found.max_length).any(),
+            ]
         except (InvalidPacking, OSError, MemoryError):
             raise
         except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
-        if not whole:
+        if any(contradicts):
             raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 

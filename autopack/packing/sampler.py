@@ -19,7 +19,7 @@ from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int, other_data
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import nothing_left, read
-from autopack.packing.plans import Plan, Strategy, plan
+from autopack.packing.plans import Strategy, plan
 from autopack.packing.strategies import permutation
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,10 @@ class PackedBatchSampler:
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks = self.num_replicas
         self.epoch, self._start, self._step = epoch, 0, 0
-        self.plan = self._planned(seeds[0])
+        options = self._options | self._grouped
+        self.plan = plan(self._lengths, self.max_length, seed=seeds[0], ranks=ranks, **options)
+        if not len(self.plan):
+            raise nothing_left(self.plan.counts)
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
         self.repeated = 0
@@ -141,14 +144,6 @@ class PackedBatchSampler:
             message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
-
-    def _planned(self, seed: int) -> Plan:
-        """Return the plan of an epoch; all epochs have the same number of rows."""
-        options = self._options | self._grouped
-        made = plan(self._lengths, self.max_length, seed=seed, ranks=self.num_replicas, **options)
-        if not len(made):
-            raise nothing_left(made.counts)
-        return made
 
     def _rows_of(self, step: int) -> np.ndarray:
         """Return the rows of a step, (ranks, rows): of a round for each row, if they cost alike, or
@@ -228,20 +223,16 @@ class PackedBatchSampler:
 
     @cached_property
     def _digest(self) -> str:
-        made = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
-        made.update(str(self._lengths.shape[1:]).encode() if self._lengths.ndim > 1 else b"")
-        for name, of_documents in sorted(self._grouped.items()):
-            made.update(name.encode() + of_documents.tobytes())
+        made = hashlib.blake2b(digest_size=8)
+        for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
+            made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"lengths": self._digest, "max_length": self.max_length}
+        found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
         found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
-        cost, align = self._options["cost"], self._options["align"]
-        found |= {"drop_last": False, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
-        # States of 0.2 are read where its rows were these: those of ranks, groups and many documents were others.
-        found |= {"rows": "of 0.3"} if self.num_replicas > 1 or self._grouped or len(self._lengths) > 1 << 16 else {}
-        return {name: value for name, value in found.items() if name != "align" or align > 1}
+        cost = self._options["cost"]
+        return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's

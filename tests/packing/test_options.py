@@ -47,7 +47,10 @@ REFUSED = {
         [
             ({"max_length": 0}, "max_length=0"),
             ({"overflow": "split"}, "overflow='split' cuts documents"),
-            ({"lengths": [90, 70], "overflow": "drop"}, "all 2 documents are longer than max_length=8, and overflow"),
+            (
+                {"lengths": [90, 70], "overflow": "drop"},
+                "no document is left of 2: all are longer than max_length; raise it",
+            ),
             ({"rows_per_batch": 0}, "rows_per_batch=0"),
             ({"seed": "a"}, "seed='a'"),
             ({"cost": "quadratic"}, "cost='quadratic': wanted 'auto'"),
