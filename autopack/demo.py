@@ -156,16 +156,12 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE `tokenizers.Tokenizer` on texts; any text can be encoded and decoded without loss."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and decoded without loss."""
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = ByteLevelBPETokenizer()
     options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "show_progress": False}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, **options)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, **options)
     return tokenizer
 
 

@@ -248,9 +248,10 @@ class PackingCollator:
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
+            pictures = [each.pop("images", []) for each in media]
             seen = along_diagonal(media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape)
             batch |= join(media, *where) | seen
-            batch |= read_pictures(self.image_processor, media, *where, return_tensors)
+            batch |= read_pictures(self.image_processor, pictures, *where, return_tensors)
         if return_tensors == "pt":
             import torch
 

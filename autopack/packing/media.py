@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def _kept(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
 def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
     """Leave out images of an example, (1, images, ...) by name; if none is left, the names too."""
     for name, values in list(media.items()):
-        if name == "images" or values.shape[:2] != (1, len(keep)):
+        if values.shape[:2] != (1, len(keep)):
             continue
         if keep.any():
             media[name] = values[:, keep]
@@ -165,7 +166,7 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
     with zeros.
     """
     examples = _going_on(examples)
-    names = list(dict.fromkeys(name for media in examples for name in media if name != "images"))
+    names = list(dict.fromkeys(name for media in examples for name in media))
     if not by_row:
         return {name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names}
     found = {}
@@ -194,17 +195,16 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def read_pictures(
-    processor: Any, examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
+    processor: Any, pictures: Sequence[list[Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
 ) -> dict[str, Any]:
-    """Return an image processor's media of the pictures of a batch, without its values per
-    token."""
-    made: list[Any] = [[] for _ in range(count)]
-    for media, row in zip(examples, rows, strict=True):
-        made[row] += media.get("images", [])
-    if not by_row:
-        made = [picture for of_row in made for picture in of_row]
-    if not any(media.get("images") for media in examples):
+    """Return an image processor's media of the pictures of each example of a batch, without its values per token."""
+    if not any(pictures):
         return {}
+    made: list[Any] = [[] for _ in range(count)]
+    for of_example, row in zip(pictures, rows, strict=True):
+        made[row] += of_example
+    if not by_row:
+        made = [*chain(*made)]
     read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
     return {name: value for name, value in read.items() if holds_media(name)}
 
@@ -213,10 +213,11 @@ def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -
     """Return columns with numbers in place of pictures, which tables cannot hold, and the
     pictures."""
     held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(name, values)}
-    return {name: range(len(values)) if name in held else values for name, values in columns.items()}, held
+    return {**columns, **{name: range(len(values)) for name, values in held.items()}}, held
 
 
 def put_back(rows: dict[str, list[Any]], held: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return columns of rows with pictures in place of their numbers."""
-    numbered = {name: [[held[name][number] for number in row] for row in rows[name]] for name in held if name in rows}
-    return {**rows, **numbered}
+    for name in held.keys() & rows.keys():
+        rows[name] = [[held[name][number] for number in row] for row in rows[name]]
+    return rows

@@ -148,10 +148,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's; return their figure."""
-    _check()
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
+    with _matplotlib().rc_context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
     return axes.figure
@@ -162,17 +159,14 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
-    _check()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     columns = min(len(charts), 3)
     rows = math.ceil(len(charts) / columns)
     title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
     height = rows * (0.3 + max(chart.height for chart in charts))
     height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
+    library = _matplotlib()
+    with library.rc_context(STYLE):
+        figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
         for number, chart in enumerate(charts, 1):
@@ -185,21 +179,18 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
 def figures(charts: Sequence[Chart]) -> str:
     """Return charts as figures of a page; a line says so if there are none."""
     try:
-        _check()
+        return parts.figures([(chart.caption, svg(chart)) for chart in charts])
     except NeedsMatplotlib:
         return parts.lines([NO_FIGURES])
-    return parts.figures((chart.caption, svg(chart)) for chart in charts)
 
 
 def svg(chart: Chart) -> str:
     """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Several figures share a page: what one names must not be another's.
-    with rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
-        figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
+    library = _matplotlib()
+    with library.rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
+        figure = library.figure.Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
         readable(figure).savefig(buffer, format="svg", metadata=nothing)
     drawn = buffer.getvalue()
@@ -210,18 +201,20 @@ def svg(chart: Chart) -> str:
 
 def formats() -> list[str]:
     """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
-    _check()
+    _matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(FigureCanvasAgg.get_supported_filetypes())
 
 
-def _check() -> None:
+def _matplotlib() -> Any:
+    """Return matplotlib; raise `NeedsMatplotlib` where it is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure
     except ImportError as error:
         said = f"pictures need matplotlib, which could not be imported ({error})"
         raise NeedsMatplotlib(f"{said}; install it with: pip install 'autopack[plot]'") from error
+    return matplotlib
 
 
 def _filled(text: str, width: int) -> str:
