@@ -46,9 +46,6 @@ Labels = Literal["auto", "given", "unshifted", "completions", "none"]
 Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
 _CHOICES = {"labels": get_args(Labels), "overflow": ("error", "truncate"), "loss_weights": WEIGHINGS}
 
-# Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
-UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
-
 _MADE_FOR = "_made_for"
 """Name of the attribute with the model of `for_model`, until a first batch is made."""
 logger = logging.getLogger(__name__)
@@ -213,7 +210,7 @@ class PackingCollator:
             found["first_position"] = first_position(config)
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif type(model).__name__.endswith(UNSHIFTED_HEADS) or _keeps_columns(model):
+        elif _keeps_columns(model):
             found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
@@ -355,13 +352,13 @@ def _model_in(model: Any) -> Any:
 
 
 def _keeps_columns(model: Any) -> bool:
-    """Return True if transformers' own loss compares a label with the logits of its own column."""
+    """Return True if the model's loss compares a label with the logits of its own column."""
     forward = getattr(type(model), "forward", None)
-    if forward is None or not forward.__module__.startswith("transformers.models."):
-        return False  # the names of a third-party class tell nothing, and an enabled model asks its loss
+    if forward is None or "labels" not in inspect.signature(forward).parameters:
+        return False
     from autopack.inspection.source import shifts_labels
 
-    return "labels" in inspect.signature(forward).parameters and not shifts_labels(model)
+    return not shifts_labels(model)
 
 
 def _say_if_plain(model: Any) -> None:
