@@ -4,13 +4,13 @@ training."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autopack.integrations.trainers import derives_from
 from autopack.packing.checks import check_in, check_int, check_names, no_examples, reworded
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy, plan
@@ -127,16 +127,10 @@ def prepare(
     return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), mask_first_label, groups)
 
 
-def is_of(module: str, name: str, dataset: Any) -> bool:
-    """Return True if a dataset is of class `name` of `module`, without importing the module."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(dataset, kind)
-
-
 def _kind(dataset: Any) -> str:
     """Return the sort of dataset; raise `InvalidPacking` for others."""
     for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
-        if is_of("datasets", name, dataset):
+        if derives_from(dataset, name, "datasets"):
             return name
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"

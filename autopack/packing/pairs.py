@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.layout import common_beginning
 from autopack.packing.checks import no_examples, unusable
 from autopack.packing.lengths import to_numpy
 
@@ -55,11 +56,7 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndar
     for the pairs of a model that computes a prompt once for both
     (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`.
     """
-    found = []
-    for chosen, rejected in _sequences(dataset, collator):
-        shorter = min(len(chosen), len(rejected))
-        differs = chosen[:shorter] != rejected[:shorter]
-        found.append(int(differs.argmax()) if differs.any() else shorter)
+    found = [common_beginning(chosen, rejected) for chosen, rejected in _sequences(dataset, collator)]
     return np.array(found, np.int64)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
+from autopack.integrations.trainers import derives_from
 from autopack.packing.checks import bad_file, check_int, no_examples
-from autopack.packing.dataset import is_of, prepare
+from autopack.packing.dataset import prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan
 from autopack.packing.plans import plan as make
@@ -102,19 +103,19 @@ def pack_shards(
         wanted = "wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
         raise ValueError(f"plan={plan!r}: {wanted}")
     folder = Folder(path)
-    if is_of("ray.data", "Dataset", dataset):
+    if derives_from(dataset, "Dataset", "ray.data"):
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
             raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
         made = pack_ray(dataset, packing, folder, plan, num_shards)
-    elif is_of("datasets", "Dataset", dataset):
+    elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, plan, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
-        if is_of("datasets", "DatasetDict", dataset):
+        if derives_from(dataset, "DatasetDict", "datasets"):
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
-        if is_of("datasets", "IterableDataset", dataset):
+        if derives_from(dataset, "IterableDataset", "datasets"):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
