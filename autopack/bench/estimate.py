@@ -13,9 +13,9 @@ import numpy as np
 
 from autopack.bench.sources import documents_of, lengths_of
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int
+from autopack.packing.checks import check_ints
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, nothing_left, read
+from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
 from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram
 from autopack.pages.report import Report, Table
@@ -225,8 +225,7 @@ def estimate(
     for options out of range.
     """
     for size in (batch_size, *batch_sizes):
-        check_int("batch_size", size, 1)
-    check_int("max_length", max_length, 1, most=LONGEST)
+        check_ints(batch_size=size)
     cost = cost or CostModel()
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
     documents = documents_of(data) if groups else None

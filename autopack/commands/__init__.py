@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autopack.errors import AutopackError
-from autopack.packing.lengths import LONGEST
+from autopack.packing.checks import LONGEST
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__

@@ -27,6 +27,11 @@ DOCUMENT_WEIGHT = "document_weight"
 """Weight of a document: a float in an example, a list of them in a packed row."""
 PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 """Two columns that together make an example a pair: text, and tokens by the names of TRL."""
+LONGEST = (1 << 31) - 1
+"""Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
+bits, and its bounds into 32."""
+FROM_0 = ("seed", "first_position", "epoch", "step", "rank", "shard")
+"""Options that begin to count at 0."""
 Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
@@ -98,13 +103,15 @@ def is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_int(name: str, value: Any, least: int, optional: bool = False, most: int | None = None) -> None:
-    """Raise `ValueError` unless an option is an int from `least` to `most`, or None and
+def check_ints(optional: bool = False, **options: Any) -> None:
+    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None if
     optional."""
-    if not (is_int(value) and value >= least) and not (optional and value is None):
-        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
-    if most is not None and value is not None and value > most:
-        raise ValueError(f"{name}={value!r}: wanted at most {most:,}")
+    for name, value in options.items():
+        least = int(name not in FROM_0)
+        if not (is_int(value) and value >= least) and not (optional and value is None):
+            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
+        if name == "max_length" and value is not None and value > LONGEST:
+            raise ValueError(f"{name}={value!r}: wanted at most {LONGEST:,}")
 
 
 def check_in(name: str, value: Any, choices: Collection[Any]) -> None:

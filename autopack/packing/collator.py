@@ -30,7 +30,7 @@ from autopack.packing.checks import (
     WEIGHINGS,
     Weighing,
     check_in,
-    check_int,
+    check_ints,
     check_names,
     invalid,
     no_examples,
@@ -154,10 +154,9 @@ class PackingCollator:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             check_in(name, getattr(self, name), choices)
-        for name in ("max_length", "pad_to_multiple_of", "max_documents", "rows"):
-            check_int(name, getattr(self, name), 1, optional=True)
-        check_int("align", self.align, 1)
-        check_int("first_position", self.first_position, 0)
+        optional = ("max_length", "pad_to_multiple_of", "max_documents", "rows")
+        check_ints(True, **{name: getattr(self, name) for name in optional})
+        check_ints(align=self.align, first_position=self.first_position)
         for name, what in (("declare", "forms"), ("drop_keys", "keys")):
             check_names(name, getattr(self, name), what)
             object.__setattr__(self, name, tuple(getattr(self, name)))

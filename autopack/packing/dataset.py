@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import check_in, check_int, check_names, no_examples, reworded
+from autopack.packing.checks import check_in, check_ints, check_names, no_examples, reworded
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy, plan
 from autopack.version import __version__
@@ -91,7 +91,7 @@ def pack(
     """
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
     planned |= {"max_documents": max_documents, "align": align}
-    check_int("buffer_size", buffer_size, 1)
+    check_ints(buffer_size=buffer_size)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
     packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, mask_first_label, groups)
@@ -119,8 +119,7 @@ def prepare(
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
-    check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
-    check_int("first_position", first_position, 0)
+    check_ints(first_position=first_position)
     check_in("mask_first_label", mask_first_label, (True, False))
     check_names("drop_columns", drop_columns, "columns")
     plan([1], max_length, **planned)  # checks them

@@ -12,12 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import does_not_fit, is_int, no_examples, wrong_numbers
+from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
-LONGEST = 1 << 31
-"""Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
-bits."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 

@@ -16,10 +16,9 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_int, other_data
+from autopack.packing.checks import check_in, check_ints, other_data
 from autopack.packing.groups import check_groups, read_groups, together, units_of
 from autopack.packing.lengths import (
-    LONGEST,
     Counts,
     Overflow,
     Pieces,
@@ -198,8 +197,7 @@ class Plan:
                 raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
             meta |= {"max_length": meta.pop(_LENGTH), "counts": Counts(**meta["counts"])}
-            for name in ("max_length", "align"):
-                check_int(name, meta[name], 1, most=LONGEST)
+            check_ints(max_length=meta["max_length"], align=meta["align"])
             found, bounds = cls(**arrays, **meta), arrays["bounds"]
             contradicts = [
                 *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
@@ -273,11 +271,8 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_int("max_length", max_length, 1, most=LONGEST)
-    check_int("seed", seed, 0)
-    check_int("max_documents", max_documents, 1, optional=True)
-    check_int("ranks", ranks, 1)
-    check_int("align", align, 1)
+    check_ints(max_length=max_length, seed=seed, ranks=ranks, align=align)
+    check_ints(True, max_documents=max_documents)
     if max_length % align:
         raise ValueError(f"align={align}: wanted it to divide {max_length=}")
     if cost is not None and not isinstance(cost, CostModel):

@@ -16,7 +16,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import objects_of, running
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int, other_data
+from autopack.packing.checks import check_ints, other_data
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import nothing_left, read
 from autopack.packing.plans import Strategy, plan
@@ -99,7 +99,7 @@ class PackedBatchSampler:
     ) -> None:
         if overflow == "split":
             raise ValueError(f"{overflow=} cuts documents, which indices cannot say: use autopack.pack")
-        check_int("rows_per_batch", rows_per_batch, 1)
+        check_ints(rows_per_batch=rows_per_batch)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
@@ -184,7 +184,7 @@ class PackedBatchSampler:
 
         The present epoch stays at its step, so that a resumed one goes on.
         """
-        check_int("epoch", epoch, 0)
+        check_ints(epoch=epoch)
         if epoch != self.epoch:
             if self._start:
                 message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
@@ -198,7 +198,7 @@ class PackedBatchSampler:
         is the number handed out, which is more if a loader asks ahead (`num_workers`, accelerate).
         """
         step = self._step if step is None else step
-        check_int("step", step, 0)
+        check_ints(step=step)
         return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ class PackedBatchSampler:
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
             raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
         try:
-            check_int("step", step, 0)
+            check_ints(step=step)
             self.set_epoch(epoch)
         except ValueError as error:
             raise other_data(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
@@ -288,8 +288,7 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if rank < 0 and num_replicas > 1:
             raise ValueError(f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank")
         rank = max(rank, 0)
-    check_int("num_replicas", num_replicas, 1)
-    check_int("rank", rank, 0)
+    check_ints(num_replicas=num_replicas, rank=rank)
     if rank >= num_replicas:
         raise ValueError(f"rank={rank}: wanted an int below num_replicas={num_replicas}")
     return int(num_replicas), int(rank)

@@ -14,7 +14,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import bad_file, check_int, no_examples
+from autopack.packing.checks import bad_file, check_ints, no_examples
 from autopack.packing.dataset import prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan
@@ -88,8 +88,7 @@ def pack_shards(
     )
     from autopack.packing.parts import Folder, pack_own
 
-    check_int("num_shards", num_shards, 1, optional=True)
-    check_int("shard", shard, 0, optional=True)
+    check_ints(True, num_shards=num_shards, shard=shard)
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
