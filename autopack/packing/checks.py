@@ -69,15 +69,15 @@ def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
     return reworded(partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}"))
 
 
-def check_columns(names: Collection[Any], where: str, option: str) -> None:
+def check_columns(names: Collection[Any], option: str) -> None:
     """Raise `InvalidPacking` unless these are keys or columns of documents: names with tokens, and
     with labels once. An `option` leaves others out."""
     if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
-        raise unusable(f"{where}wanted names that are text, found {other!r}; rename it, or drop it")
+        raise unusable(f"wanted names that are text, found {other!r}; rename it, or drop it")
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
-            f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
+            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
             f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
             f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
             f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
@@ -85,9 +85,9 @@ def check_columns(names: Collection[Any], where: str, option: str) -> None:
         )
     if IDS not in names:
         found = f"found {sorted(names)}; tokenize first (inputs_embeds are not packed)"
-        raise unusable(f"{where}wanted 'input_ids', {found}")
+        raise unusable(f"wanted 'input_ids', {found}")
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
-        raise unusable(f"{where}found {labels}, which all are labels; name all but one in {option}")
+        raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
 def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:

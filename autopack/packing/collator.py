@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -34,7 +35,9 @@ from autopack.packing.checks import (
     check_names,
     invalid,
     no_examples,
+    reworded,
     token_weights,
+    unusable,
 )
 from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
 from autopack.packing.lengths import aligned, bounds_of, numbered
@@ -259,31 +262,33 @@ class PackingCollator:
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """Return the examples as arrays; as a single one if they go into one row and are only
         documents."""
-        if self.labels == "completions":
-            examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
-        merged = None if self.max_length else merge(examples, self._ignored)
-        return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
+        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+        if not self.max_length and (merged := merge(examples, ignored)) is not None:
+            return [merged]
+        read = []
+        for index, example in enumerate(examples):
+            with reworded(partial("example {}, {}".format, index)):
+                read.append(self._read(example, ignored))
+        return read
 
-    @property
-    def _ignored(self) -> set[str]:
-        return {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-
-    def _read(self, index: int, example: Mapping[str, Any]) -> Example:
+    def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays, no longer than a row."""
-        weighs, reads_pictures = self.loss_weights is not None, self.image_processor is not None
-        read = read_example(index, example, self._ignored, weighs, reads_pictures, self.labels == "completions")
+        completes = self.labels == "completions"
+        given = as_documents(example, ignored) if completes else example
+        read = read_example(given, ignored, self.loss_weights is not None, self.image_processor is not None, completes)
         columns = int(aligned(read.lengths, self.align).sum())
+        found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and columns > self.max_length:
             if self.overflow == "error":
                 of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
-                found = f"found {len(read)} tokens{of_columns} for rows of at most max_length={self.max_length}"
-                raise invalid(index, IDS, f"{found}; raise it, or pass overflow='truncate'")
+                found += f"{of_columns} for rows of at most max_length={self.max_length}"
+                raise unusable(f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
-                raise invalid(index, IDS, f"found {len(read)} tokens and {[*read.media]}, which are not cut with them")
+                raise unusable(f"{found} and {[*read.media]}, which are not cut with them; raise max_length")
             read.truncate(tokens_within(read.lengths, self.align, self.max_length))
         if self.max_documents and len(read.starts) > self.max_documents:
-            found = f"found {len(read.starts)} documents for rows of at most {self.max_documents}"
-            raise invalid(index, IDS, f"{found}; raise max_documents, or pack with it")
+            found = f"{IDS!r}: found {len(read.starts)} documents for rows of at most {self.max_documents}"
+            raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:

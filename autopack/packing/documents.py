@@ -216,7 +216,7 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     Raises `InvalidPacking` unless they are columns of documents.
     """
     wanted = [name for name in names if name == IDS or name not in drop_columns]
-    check_columns(wanted, "", "drop_columns")
+    check_columns(wanted, "drop_columns")
     if missing := [name for name in drop_columns if name not in names]:
         raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:

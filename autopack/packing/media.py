@@ -48,7 +48,7 @@ def has_pictures(name: str, values: Any) -> bool:
     return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES) for each in found)
 
 
-def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
+def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
     """Take the pictures out of an example's values; raise `InvalidPacking` unless something `reads`
     them."""
     found: list[Any] = []
@@ -56,7 +56,7 @@ def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
         if name in given and (reads or has_pictures(name, given[name])):
             if not reads:
                 way = "pass image_processor=processor, or name it in drop_keys"
-                raise invalid(index, name, f"found pictures, and nothing that makes pixels of them; {way}")
+                raise unusable(f"{name!r}: found pictures, and nothing that makes pixels of them; {way}")
             found += pictures_in(given.pop(name))
     return found
 
@@ -72,12 +72,12 @@ _IDS = "aspect_ratio_ids"
 """Values below 1 mark images that only fill up a row (Mllama)."""
 
 
-def of_tokens(index: int, name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
+def of_tokens(name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
     """Return an example's mask of `SEEN`, (tokens, images, ...), without the padding of its
     attention mask."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
         found = f"found shape {values.shape} for {tokens} tokens"
-        raise invalid(index, name, f"{found}; wanted (1, tokens, images, ...), as processors give it")
+        raise unusable(f"{name!r}: {found}; wanted (1, tokens, images, ...), as processors give it")
     real = np.flatnonzero(np.ones(tokens) if mask is None else np.asarray(mask).reshape(-1))
     return values[0, real[0] : real[-1] + 1] if len(real) else values[0]
 
