@@ -4,7 +4,7 @@ options."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal, get_args
@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.layout import IGNORED_LABEL
 
 IDS = "input_ids"
 MASK = "attention_mask"
@@ -124,6 +125,12 @@ def check_names(option: str, value: Any, what: str) -> None:
     """Raise `ValueError` if an option is one name instead of several."""
     if isinstance(value, str):
         raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
+
+
+def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
+    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a token."""
+    kept = np.logical_and.reduce([np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns])
+    return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
 
 
 def are_weights(weights: np.ndarray, documents: int) -> bool:

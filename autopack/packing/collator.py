@@ -34,6 +34,7 @@ from autopack.packing.checks import (
     check_ints,
     check_names,
     invalid,
+    labels_of,
     no_examples,
     reworded,
     token_weights,
@@ -302,7 +303,7 @@ class PackingCollator:
         if lacking and self.labels == "unshifted":
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for example in lacking:
-            example.columns["labels"] = _labels(example.columns)
+            example.columns["labels"] = labels_of(example.columns)
         if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
             for columns in (example.columns for example in examples if "labels" in example.columns):
                 for key in COMPLETION_KEYS:
@@ -374,9 +375,3 @@ def _say_if_plain(model: Any) -> None:
             "documents of a row see each other. Call autopack.enable(model) before the model is called.",
             type(model).__name__,
         )
-
-
-def _labels(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return tokens as labels, -100 where a mask of the example excludes a token as target."""
-    kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
-    return np.where(kept, columns[IDS], IGNORED_LABEL)

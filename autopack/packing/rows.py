@@ -22,6 +22,7 @@ from autopack.packing.checks import (
     LENGTHS,
     POSITIONS,
     invalid,
+    labels_of,
     reworded,
     unusable,
 )
@@ -74,10 +75,9 @@ class WrittenRows:
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
         values = documents.values(chosen, plan.offsets[pieces], lengths)
         self._refuse(values[IDS] < 0, pieces, IDS, "found a token id below 0")
-        masks = [values.pop(name) for name in COMPLETION_KEYS if name in values and documents.label_key is None]
-        if masks:  # trainers drop columns that they do not know
-            kept = np.logical_and.reduce([np.asarray(mask) for mask in masks])
-            values["labels"] = np.where(kept, values[IDS].astype(np.int64), IGNORED_LABEL)
+        if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
+            values["labels"] = labels_of(values)  # trainers drop columns that they do not know
+            values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
         key = documents.label_key or "labels"
         if self.packing.mask_first_label and key in values:
             values[key] = _without_first(values[key], starts, key)
