@@ -26,7 +26,7 @@ BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
 """Columns of packed rows that declare where documents begin."""
 TARGETS = ("completion_mask", "assistant_masks")
 """Columns that mark target tokens in a data set without labels."""
-_KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
+_KEPT = (*BOUNDARIES, "loss_weights", "document_weight")
 _LABELS = ("labels", "label", "label_ids")
 _ROWS = 8
 """Number of rows of a data set that are searched for one of several documents."""
@@ -49,7 +49,7 @@ def keep_columns(trainer: Any) -> None:
     before = trainer._signature_columns
     known = adapter.found_columns(trainer)
     there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
-    added = [name for name in (*_KEPT, *_pictures(collator)) if name in there and name not in known]
+    added = [name for name in (*_KEPT, *_read_by(collator)) if name in there and name not in known]
     columns = KeptColumns([*known, *added])
     columns.before, columns.added = before, added
     trainer._signature_columns = columns if added else before
@@ -97,9 +97,11 @@ def _packs(collator: Any) -> bool:
     return made is not None and isinstance(collator, made.PackingCollator)
 
 
-def _pictures(collator: Any) -> tuple[str, ...]:
-    """Return the columns of pictures that a collator reads."""
-    return PICTURES if _packs(collator) and collator.image_processor is not None else ()
+def _read_by(collator: Any) -> tuple[str, ...]:
+    """Return the columns of which a collator makes targets and pixels."""
+    if not _packs(collator):
+        return ()
+    return TARGETS if collator.image_processor is None else (*TARGETS, *PICTURES)
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -171,7 +173,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     adapter = _adapter(trainer)
     collator, name = adapter.collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
-    if names and not {*BOUNDARIES, *TARGETS, *_pictures(collator)}.intersection(names):
+    if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):
         return None
     samples = _samples(dataset)
     names = names or list(samples[0])
@@ -188,15 +190,12 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
             f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
             f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
         )
-    targets = [] if {*_LABELS}.intersection(names) else [column for column in dropped if column in TARGETS]
-    if targets and _packs(collator):
-        return (
-            f"{name} drops {', '.join(targets)} of its data, so tokens that are no targets would be trained on. {ways}."
-        )
-    if pictures := [column for column in dropped if column in _pictures(collator)]:
-        return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
-    declared = _declared(_collated(collator, kept)) if kept else None
-    if declared is not None and declared < documents:
+    has_labels = not {*_LABELS}.isdisjoint(names)
+    read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in TARGETS)]
+    if read:
+        return f"{name} drops {', '.join(read)} of its data, of which its collator makes targets and pixels. {ways}."
+    batch = _collated(collator, kept) if kept else None
+    if batch is not None and (_declared(batch) or documents) < documents:
         return (
             f"{type(collator).__name__} makes one document of a row of {documents}. Give {name} "
             f"data_collator=autopack.PackingCollator(), which keeps them apart."
@@ -204,10 +203,8 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     return None
 
 
-def _declared(batch: Mapping[str, Any] | None) -> int | None:
+def _declared(batch: Mapping[str, Any]) -> int | None:
     """Return the number of documents that a batch declares; None if it cannot be told."""
-    if batch is None:
-        return None
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

@@ -112,9 +112,9 @@ class PackedBatchSampler:
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), int(seed)
         grouped = read_groups(groups, prefixes, self._lengths)
-        self._grouped: dict[str, Any] = {}
-        if grouped is not None:
-            self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
+        self._grouped = {} if grouped is None else grouped._asdict()
+        if groups is None:  # of pairs, which have none
+            self._grouped.pop("groups", None)
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:
