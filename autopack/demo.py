@@ -284,11 +284,14 @@ def write_table(result: DemoResult) -> str:
 
 def _verdict(result: DemoResult) -> str:
     if not result.same(ENABLED):
-        wrong = "the losses of padded training and of packed rows with autopack differ by more than rounding"
-        return f"FAILED: {wrong}. Please report this with the output of `autopack doctor`."
+        return (
+            "FAILED: the losses of padded training and of packed rows with autopack differ by more "
+            "than rounding. Please report this with the output of `autopack doctor`."
+        )
     said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens per second, the same losses."
-    leak = "In stock transformers documents of a packed row see each other: it trains on something else."
-    return said if result.same(STOCK) else f"{said}\n{leak}"
+    if result.same(STOCK):
+        return said
+    return f"{said}\nIn stock transformers documents of a packed row see each other: it trains on something else."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

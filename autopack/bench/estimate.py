@@ -94,8 +94,10 @@ class Estimate:
 
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
-        batches = f"padding {self.baseline.padding:.0%} in batches of {self.baseline.batch_size}"
-        return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
+        return (
+            f"Estimate({len(self.lengths):,} documents, padding {self.baseline.padding:.0%} in batches "
+            f"of {self.baseline.batch_size}, {best.speedup:.2f} x by {best.name})"
+        )
 
     def __str__(self) -> str:
         return self._report().text()

@@ -87,8 +87,12 @@ def notes_of(result: Comparison) -> Iterator[str]:
     enough = result.rounds >= LEAST
     interval = f"that holds it with {CONFIDENCE:.0%} confidence" if enough else "from the least to the greatest"
     few = "" if enough else f"; fewer than {LEAST} rounds cannot tell a difference from noise"
-    took = f"Rounds in turns: {result.rounds}. Shown are their median and an interval {interval}{few}. Peak memory is "
-    yield f"{took}torch's, of the largest batch." if result.rounds else "Nothing was timed."
+    yield (
+        f"Rounds in turns: {result.rounds}. Shown are their median and an interval {interval}{few}. "
+        "Peak memory is torch's, of the largest batch."
+        if result.rounds
+        else "Nothing was timed."
+    )
 
 
 def _off(outcome: Outcome) -> str:

@@ -150,8 +150,10 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
         return pc.list_value_length(values).to_numpy()
     is_chat = of_lists and _holds_messages(inner)
     if not (is_chat or _is_text(kind)):
-        wanted = "lengths, lists of token ids, text, or messages with role and content"
-        raise unusable(f"column {name!r}: wanted {wanted}, found {kind}")
+        raise unusable(
+            f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
+            f"content, found {kind}"
+        )
     if tokenizer is None:
         raise InvalidPacking(
             f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: tokenizer=NAME",

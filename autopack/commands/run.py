@@ -135,8 +135,11 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
             code="bad-option",
         )
     if os.pathsep in settings.DIRECTORY:
-        found = f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it"
-        raise AutopackError(f"{found}; install autopack elsewhere", code="cannot-run")
+        raise AutopackError(
+            f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a "
+            f"{os.pathsep} in it; install autopack elsewhere",
+            code="cannot-run",
+        )
     environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

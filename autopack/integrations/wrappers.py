@@ -166,6 +166,9 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
             seen.update(map(id, models))
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
     if "model" not in first:
-        found = f"{type(trainer).__name__} holds no transformers model in its attribute 'model'"
-        raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.", code="which-model")
+        raise UnsupportedModel(
+            f"{type(trainer).__name__} holds no transformers model in its attribute 'model'. "
+            "Pass the model that you train to autopack.enable.",
+            code="which-model",
+        )
     return first, second

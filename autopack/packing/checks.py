@@ -85,8 +85,7 @@ def check_columns(names: Collection[Any], option: str) -> None:
             code="pairs-are-no-documents",
         )
     if IDS not in names:
-        found = f"found {sorted(names)}; tokenize first (inputs_embeds are not packed)"
-        raise unusable(f"wanted 'input_ids', {found}")
+        raise unusable(f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)")
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 

@@ -352,8 +352,9 @@ def _model_in(model: Any) -> Any:
     try:
         return unwrap(model)
     except UnsupportedModel as error:
-        found = f"found {type(model).__name__}: {error.message}"
-        raise ValueError(f"wanted a transformers model or config, {found}") from None
+        raise ValueError(
+            f"wanted a transformers model or config, found {type(model).__name__}: {error.message}"
+        ) from None
 
 
 def _keeps_columns(model: Any) -> bool:

@@ -133,8 +133,10 @@ def _kind(dataset: Any) -> str:
             return name
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"
-    wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
-    raise no_examples(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
+    raise no_examples(
+        "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
+        f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
+    )
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:

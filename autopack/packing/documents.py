@@ -63,8 +63,12 @@ class Documents:
             self._remove_padding()
         empty = int((self.lengths == 0).sum())
         also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
-        way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
-        self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
+        self._refuse(
+            self._sizes == 0,
+            IDS,
+            f"found no tokens{also}; leave empty documents out, as by "
+            "dataset.filter(lambda example: len(example['input_ids']) > 0)",
+        )
 
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
@@ -146,8 +150,10 @@ class Documents:
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
-            found = f"column {name!r} holds {self.table.schema.field(name).type}"
-            raise wrong_numbers(f"groups: {found}; wanted ints or text, one per document") from error
+            raise wrong_numbers(
+                f"groups: column {name!r} holds {self.table.schema.field(name).type}; wanted ints "
+                "or text, one per document"
+            ) from error
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -204,8 +210,11 @@ class Documents:
             begins[rows] = np.searchsorted(real, real[bounds[:-1]], "right") - 1 - bounds[:-1]
             ends[rows] = np.searchsorted(real, real[bounds[1:]]) - bounds[:-1]
         hole = (lengths > 0) & (ends - begins != lengths)
-        reason = "found values that are not 0 or 1, as segment ids of a packed row are"
-        self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
+        self._refuse(
+            odd,
+            MASK,
+            "found values that are not 0 or 1, as segment ids of a packed row are; pack the documents themselves",
+        )
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
 
@@ -220,8 +229,10 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     if missing := [name for name in drop_columns if name not in names]:
         raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
-        way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-        raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
+        raise unusable(
+            f"found a column {packed[0]!r}, so the examples are packed rows; pack the documents "
+            "themselves; or name it in drop_columns if each example is one document"
+        )
     return wanted
 
 
@@ -272,8 +283,9 @@ def from_columns(
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise unusable(f"column {name!r}: {reason}") from error
+            raise unusable(
+                f"column {name!r}: found values that make no column ({error}); fix them, or name it in drop_columns"
+            ) from error
     return pa.table(made)
 
 

@@ -82,8 +82,10 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
         raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")
     given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None}
     if [*given] not in ([COMPLETIONS], [*ANSWERS]):
-        wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
-        raise unusable(f"{PROMPT!r}: {wanted} beside it; found {[*given] or 'neither'}")
+        raise unusable(
+            f"{PROMPT!r}: wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r} beside it; "
+            f"found {[*given] or 'neither'}"
+        )
     prompt, (name, *_), rests = _tokens(PROMPT, others.pop(PROMPT)), given, [*given.values()]
     if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
         (rests,) = rests  # several completions
@@ -131,8 +133,10 @@ def read_example(
     if not ids.size:
         raise unusable(f"{IDS!r}: found no tokens; leave empty documents out")
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
-        wanted = "wanted token ids, ints of at least 0 of shape (T,)"
-        raise unusable(f"{IDS!r}: {wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
+        raise unusable(
+            f"{IDS!r}: wanted token ids, ints of at least 0 of shape (T,), found {ids.dtype} of "
+            f"shape {ids.shape} from {ids.min()}"
+        )
     pictures = take_pictures(given, reads_pictures)
     columns, per_document = {IDS: ids}, {}
     media: dict[str, Any] = {"images": pictures} if pictures else {}
@@ -168,8 +172,10 @@ def read_example(
     read.media = media
     for key, values in sorted(per_document.items()):
         if key == DOCUMENT_WEIGHT and not are_weights(values, len(read.starts)):
-            wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
-            raise unusable(f"{key!r}: found {values.tolist()}, {wanted}")
+            raise unusable(
+                f"{key!r}: found {values.tolist()}, wanted a finite number of at least 0 for each of "
+                f"{len(read.starts)} document(s)"
+            )
         if key in (*LABEL_KEYS, *PER_DOCUMENT):
             values = _targets(key, values, len(ids), len(read.starts), lengths is not None)
         read.per_document["labels" if key in LABEL_KEYS else key] = values
@@ -245,8 +251,10 @@ def _without_declarations(columns: dict[str, np.ndarray], lengths: np.ndarray | 
     if (mask := columns.pop(MASK, None)) is not None:
         real = np.flatnonzero(mask)
         if not (mask >= 0).all() or not real.size:
-            found = f"found values from {mask.min()} to {mask.max()}"
-            raise unusable(f"{MASK!r}: {found}; wanted 0 at padding and 1 at one token or more")
+            raise unusable(
+                f"{MASK!r}: found values from {mask.min()} to {mask.max()}; wanted 0 at padding and "
+                "1 at one token or more"
+            )
         low, high = int(real[0]), int(real[-1]) + 1
         if high - low != real.size:
             hole = low + int(np.argmin(mask[low:high]))
@@ -270,14 +278,18 @@ def _without_declarations(columns: dict[str, np.ndarray], lengths: np.ndarray | 
         step = np.diff(positions)
         if not declared and (step > 1).any():
             at = int(np.argmax(step > 1))
-            found = f"jump from {positions[at]} to {positions[at + 1]}, where a packed row starts a new document"
-            raise unusable(f"{POSITIONS!r}: {found}; name them in drop_keys, or add seq_idx if it is one")
+            raise unusable(
+                f"{POSITIONS!r}: jump from {positions[at]} to {positions[at + 1]}, where a packed "
+                "row starts a new document; name them in drop_keys, or add seq_idx if it is one"
+            )
         declared[POSITIONS] = np.flatnonzero(step != 1) + 1
     name, inner = next(iter(declared.items()), ("", np.empty(0, np.int64)))
     for other, starts in declared.items():
         if not np.array_equal(starts, inner):
-            found = f"starts documents at {[0, *starts.tolist()]}, but {name!r} at {[0, *inner.tolist()]}"
-            raise unusable(f"{other!r}: {found}; name the wrong one in drop_keys")
+            raise unusable(
+                f"{other!r}: starts documents at {[0, *starts.tolist()]}, but {name!r} at "
+                f"{[0, *inner.tolist()]}; name the wrong one in drop_keys"
+            )
     return Example(columns, np.concatenate([[0], inner]))
 
 
@@ -293,9 +305,11 @@ def _targets(key: str, values: np.ndarray, tokens: int, documents: int, is_packe
         return values
     if documents == 1 and (values.ndim == 0 or is_vector):
         return values[None]
-    found = f"found {values.dtype} of shape {values.shape} for {tokens} tokens in {documents} document(s)"
-    wanted = "wanted an int per token, or per document an int (a class), a float or a vector of floats"
-    raise unusable(f"{key!r}: {found}; {wanted}")
+    raise unusable(
+        f"{key!r}: found {values.dtype} of shape {values.shape} for {tokens} tokens in "
+        f"{documents} document(s); wanted an int per token, or per document an int (a class), a "
+        "float or a vector of floats"
+    )
 
 
 def check_alike(examples: list[Example]) -> None:
@@ -313,8 +327,12 @@ def check_alike(examples: list[Example]) -> None:
     for index, found in enumerate(sorts):
         for key, wanted in sorts[0].items():
             if found.get(key, wanted) != wanted:
-                differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
-                raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")
+                raise invalid(
+                    index,
+                    key,
+                    f"found {found[key]}, but {wanted} in example 0; make them equal (vectors of "
+                    "floats as labels are targets of a whole document)",
+                )
 
 
 def joined(examples: list[Example], first_position: int) -> Example:

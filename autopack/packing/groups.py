@@ -166,8 +166,10 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
     if (over := found > shortest).any():
         index = int(over.argmax())
-        reason = f"over the {shortest[index]} tokens of its document"
-        raise wrong_numbers(f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common")
+        raise wrong_numbers(
+            f"prefixes[{index}] is {found[index]}, over the {shortest[index]} tokens of its "
+            "document; pass what documents begin with in common"
+        )
     return Grouped(numbered_groups, found)
 
 

@@ -161,17 +161,21 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
     if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
-        found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
-        way = "or, where they are lengths of several sequences, an array of numpy"
-        raise wrong_numbers(f"lengths: wanted one int per document, {found_lists}, {way}")
+        raise wrong_numbers(
+            f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
+            "may be tokens; pass len() of each, or, where they are lengths of several "
+            "sequences, an array of numpy"
+        )
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
         if index is not None:
-            wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-            raise wrong_numbers(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
+            raise wrong_numbers(
+                f"lengths{_place(index, found)} is {given[index]!r}: wanted an int, its number of "
+                f"tokens; convert from {found.dtype}"
+            )
         found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
     if found.min() < 1:
         raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
@@ -204,8 +208,10 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     if overflow == "error":
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
-        found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise does_not_fit(f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'")
+        raise does_not_fit(
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
+            "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
+        )
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
     owners = np.repeat(documents, parts)

@@ -55,8 +55,10 @@ def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
     for name in PICTURES:
         if name in given and (reads or has_pictures(name, given[name])):
             if not reads:
-                way = "pass image_processor=processor, or name it in drop_keys"
-                raise unusable(f"{name!r}: found pictures, and nothing that makes pixels of them; {way}")
+                raise unusable(
+                    f"{name!r}: found pictures, and nothing that makes pixels of them; pass "
+                    "image_processor=processor, or name it in drop_keys"
+                )
             found += pictures_in(given.pop(name))
     return found
 
@@ -76,8 +78,10 @@ def of_tokens(name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarr
     """Return an example's mask of `SEEN`, (tokens, images, ...), without the padding of its
     attention mask."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
-        found = f"found shape {values.shape} for {tokens} tokens"
-        raise unusable(f"{name!r}: {found}; wanted (1, tokens, images, ...), as processors give it")
+        raise unusable(
+            f"{name!r}: found shape {values.shape} for {tokens} tokens; wanted (1, tokens, images, "
+            "...), as processors give it"
+        )
     real = np.flatnonzero(np.ones(tokens) if mask is None else np.asarray(mask).reshape(-1))
     return values[0, real[0] : real[-1] + 1] if len(real) else values[0]
 

@@ -42,8 +42,9 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
-            found_blocks = f"only {len(works)} of so many blocks have documents"
-            raise ValueError(f"num_shards={num_shards}: {found_blocks}; ask for fewer")
+            raise ValueError(
+                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
+            )
     else:
         whole, works = plan_of(lengths, packing, plan), []
         for first, end in pairwise(edges_of(whole, num_shards)):
@@ -62,8 +63,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         finally:
             ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
     if {*names} - {*folder.names()}:
-        way = "name a folder that all workers and this process reach"
-        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
+        raise ValueError(
+            f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "
+            "all workers and this process reach"
+        )
     return folder.shards(names, written, packing.max_length, counts)
 
 
@@ -106,8 +109,9 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
             raise nothing_left(Counts(0, 0))
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
-        way = "cast it, or name it in drop_columns"
-        raise unusable(f"blocks have unlike values in a column: {error}; {way}") from error
+        raise unusable(
+            f"blocks have unlike values in a column: {error}; cast it, or name it in drop_columns"
+        ) from error
 
 
 def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
@@ -152,8 +156,10 @@ def write_shard(
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
         if (wrong := documents.lengths != work.lengths).any():
             index = int(wrong.argmax())
-            found = f"has {documents.lengths[index]} tokens, of which the plan has {work.lengths[index]}"
-            raise other_data(f"example {index} {found}; make the plan of the same data again")
+            raise other_data(
+                f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
+                f"{work.lengths[index]}; make the plan of the same data again"
+            )
         return folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
 
 

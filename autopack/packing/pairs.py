@@ -63,8 +63,9 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndar
 def _sequences(dataset: Any, collator: Callable[[list[Any]], Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the tokens of both sequences that a collator makes of each pair."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
-        found = f"found {type(dataset).__name__}"
-        raise no_examples(f"wanted a data set with a length, {found}; of a stream, take what fits into memory")
+        raise no_examples(
+            f"wanted a data set with a length, found {type(dataset).__name__}; of a stream, take what fits into memory"
+        )
     if not len(dataset):
         raise no_examples("wanted at least one pair, found an empty data set")
     name = getattr(collator, "__name__", type(collator).__name__)

@@ -58,8 +58,10 @@ class Shards:
         return self.rows * self.max_length - self.tokens
 
     def __repr__(self) -> str:
-        rows = f"{self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files"
-        return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
+        return (
+            f"Shards({self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files, "
+            f"fill {self.fill:.4f}, padding {self.padding:,})"
+        )
 
 
 class Folder:
@@ -80,8 +82,10 @@ class Folder:
             raise ValueError(f"path={path!r}: wanted a folder; {error}") from error
         self.base = base.rstrip("/")
         if pattern := re.search(r"[*?[]", self.base):
-            found = f"found {pattern[0]!r}, which datasets reads as a pattern of names"
-            raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
+            raise ValueError(
+                f"path={self.path!r}: found {pattern[0]!r}, which datasets reads as a pattern of "
+                "names; rename the folder, or name another one"
+            )
 
     def names(self) -> list[str]:
         """Return the names in the folder that are not hidden, sorted; none if there is no
@@ -108,8 +112,10 @@ class Folder:
             if wanted is None or named is None or int(named[2]) != count:
                 raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
         if found and self.mark(found[0]) != marked:
-            found_other = f"found {found[0]!r}, of another plan or other options"
-            raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
+            raise ValueError(
+                f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
+                "a new folder, or the same arguments"
+            )
         self.system.create_dir(self.base, recursive=True)
 
     def mark(self, name: str) -> bytes | None:
@@ -219,8 +225,10 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
     if isinstance(plan, str):
         return packing.plan(lengths)
     if plan.counts.documents != len(lengths):
-        found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {len(lengths):,}"
-        raise other_data(f"{found}; make the plan of the same data again")
+        raise other_data(
+            f"the plan is of {plan.counts.documents:,} documents, and the dataset has "
+            f"{len(lengths):,}; make the plan of the same data again"
+        )
     planned = np.zeros_like(lengths)
     np.maximum.at(planned, plan.documents, plan.offsets + plan.lengths)
     same, over = lengths == planned, lengths > plan.max_length
@@ -230,8 +238,10 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
         same |= over & (planned == 0)
     if not same.all():
         index = int(same.argmin())
-        reason = f"has {lengths[index]} tokens, of which the plan has {planned[index]}"
-        raise other_data(f"example {index} {reason}; make the plan of the same data again")
+        raise other_data(
+            f"example {index} has {lengths[index]} tokens, of which the plan has "
+            f"{planned[index]}; make the plan of the same data again"
+        )
     return plan
 
 

@@ -55,8 +55,12 @@ class Places:
         runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
         if runs_on.size:
             at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
-            found = f"end at {at}, and the next document of the row starts at {start}: no boundary is left"
-            raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")
+            raise invalid(
+                int(runs_on[0]),
+                POSITIONS,
+                f"end at {at}, and the next document of the row starts at {start}: no "
+                "boundary is left; drop them by drop_keys=('position_ids',)",
+            )
 
 
 def place(
@@ -81,8 +85,10 @@ def place(
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
-        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
-        raise does_not_fit(f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
+        raise does_not_fit(
+            f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
+            f"rows of {max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
+        )
     if rows and max_length:
         used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
     else:

@@ -54,12 +54,16 @@ class WrittenRows:
         if not len(self.plan):
             raise nothing_left(counts)
         if counts.split and key in documents.per_document:
-            found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
-            raise unusable(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
+            raise unusable(
+                f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; "
+                "use overflow='truncate' or 'drop', or name it in drop_columns"
+            )
         pictures = [name for name in documents.per_document if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
-            found = f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} are not"
-            raise unusable(f"{found}; use overflow='drop', or name it in drop_columns")
+            raise unusable(
+                f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
+                "are not; use overflow='drop', or name it in drop_columns"
+            )
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
@@ -85,8 +89,12 @@ class WrittenRows:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
             breaks[starts] = False
-            way = "pack the documents themselves, or name the column in drop_columns"
-            self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
+            self._refuse(
+                breaks,
+                pieces,
+                POSITIONS,
+                "found positions that restart; pack the documents themselves, or name the column in drop_columns",
+            )
         else:
             positions = np.repeat((self.packing.first_position - starts).astype(np.int32), lengths)
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
@@ -122,8 +130,10 @@ def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
     """Return labels per token in which those at `starts` are no targets."""
     if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
         kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
-        found = f"found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no target"
-        raise unusable(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
+        raise unusable(
+            f"column {key!r}: found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no "
+            "target; cast it, or pass mask_first_label=False"
+        )
     masked = labels.copy()
     masked[starts] = IGNORED_LABEL
     return masked
@@ -207,12 +217,17 @@ class Packing:
         these, and if a column has no value, of which the kind is unknown."""
         for name, values in columns.items():
             if name not in self.drop_columns and all(value is None for value in values):
-                way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
-                raise unusable(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
+                raise unusable(
+                    f"column {name!r}: found no value in a buffer of {len(values)} examples; whether "
+                    "it is a column of rows would depend on the buffer; fill it, or name it in "
+                    "drop_columns"
+                )
         found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
         self.kinds = self.kinds or found
         for name in sorted(found.keys() | self.kinds.keys()):
             now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
             if now != before:
-                reason = f"found {now}, and {before} in the first buffer"
-                raise unusable(f"column {name!r}: {reason}; make them alike, or name it in drop_columns")
+                raise unusable(
+                    f"column {name!r}: found {now}, and {before} in the first buffer; make them alike, "
+                    "or name it in drop_columns"
+                )

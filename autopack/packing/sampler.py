@@ -169,9 +169,11 @@ class PackedBatchSampler:
                 yield np.concatenate([self.plan[row] for row in rows[rank]]).tolist()
 
     def __repr__(self) -> str:
-        size = f"{self._steps:,} steps of {self.rows_per_batch} x {self.max_length:,} tokens"
-        ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
-        return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
+        return (
+            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {self._steps:,} "
+            f"steps of {self.rows_per_batch} x {self.max_length:,} tokens on each of "
+            f"{self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f})"
+        )
 
     @property
     def sampler(self) -> PackedBatchSampler:

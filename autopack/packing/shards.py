@@ -99,8 +99,9 @@ def pack_shards(
         if max_length != plan.max_length:
             raise ValueError(f"{max_length=}: the plan is of rows of {plan.max_length} tokens")
     elif not isinstance(plan, str) or plan not in ("all", "shard"):
-        wanted = "wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
-        raise ValueError(f"plan={plan!r}: {wanted}")
+        raise ValueError(
+            f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
+        )
     folder = Folder(path)
     if derives_from(dataset, "Dataset", "ray.data"):
         from autopack.packing.on_ray import pack_ray
@@ -138,8 +139,9 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     if others := found.keys() - {*wanted}:
         raise bad_file(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
-        found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
-        raise bad_file(f"{folder.path}: {found_some}; write those")
+        raise bad_file(
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are missing; write those"
+        )
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
         raise bad_file(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")

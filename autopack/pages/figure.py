@@ -212,8 +212,10 @@ def _matplotlib() -> Any:
     try:
         import matplotlib.figure
     except ImportError as error:
-        said = f"pictures need matplotlib, which could not be imported ({error})"
-        raise NeedsMatplotlib(f"{said}; install it with: pip install 'autopack[plot]'") from error
+        raise NeedsMatplotlib(
+            f"pictures need matplotlib, which could not be imported ({error}); install it "
+            "with: pip install 'autopack[plot]'"
+        ) from error
     return matplotlib
 
 
