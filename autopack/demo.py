@@ -160,8 +160,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
-    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "show_progress": False}
-    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, **options)
+    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=[END_OF_TEXT])
     return tokenizer
 
 
@@ -227,8 +226,16 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
     from autopack.bench.subjects import build
 
-    form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "device": "cpu", "seed": settings.seed}
-    model = build("llama", settings.size, "causal-lm", settings.longest, **form).train()
+    model = build(
+        "llama",
+        settings.size,
+        "causal-lm",
+        settings.longest,
+        attn="sdpa",
+        dtype=torch.float32,
+        device="cpu",
+        seed=settings.seed,
+    ).train()
     # The second beta and the clipped norm are those of most language models. They also keep the training calm:
     # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))

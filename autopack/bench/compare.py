@@ -125,8 +125,8 @@ def compare(
     optimizer = None
     if not settings.forward:
         # A rate that moves no weight of half precision: all arms and rounds find the same model.
-        form: dict[str, Any] = {"lr": 1e-9, "eps": 1e-4, "weight_decay": 0.0, "fused": device.type == "cuda"}
-        optimizer = torch.optim.AdamW(model.parameters(), **form)
+        on_gpu = device.type == "cuda"
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=on_gpu)
 
     def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Handle | None]:
         # Verified models have their first calls checked, which is not what is timed.

@@ -66,9 +66,17 @@ def obtain(
         return load_saved(str(Path(args.model).expanduser()), args)
     known = types_for(tasks)
     if args.model in known:
-        form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
         try:
-            return build(args.model, size, str(task), longest, seed=seed, **form)
+            return build(
+                args.model,
+                size,
+                str(task),
+                longest,
+                attn=args.attn_implementation,
+                dtype=getattr(torch, args.dtype),
+                device=args.device,
+                seed=seed,
+            )
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
             raise CannotLoad(
