@@ -3,6 +3,7 @@ starts."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -227,11 +228,13 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 def _flat(values: list[Any]) -> np.ndarray | None:
     """Return lists, arrays or tensors of one dimension end to end; None for what cannot be joined."""
-    with suppress(AttributeError, ValueError):  # several sorts, lists in the lists
+    # Several sorts, lists in the lists, and sorts of other libraries:
+    with suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         if {*map(type, values)} == {list}:
             return np.array([*chain.from_iterable(values)])
         if len({value.dtype for value in values}) == 1:
-            return np.concatenate([*map(to_numpy, values)])
+            join = np.concatenate if isinstance(values[0], np.ndarray) else sys.modules["torch"].cat
+            return to_numpy(join(values))
     return None
 
 
