@@ -253,23 +253,22 @@ def write_table(result: DemoResult) -> str:
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
     last = settings.steps - 1
     shown = sorted({*range(0, last, max(1, last // 5)), last})
-    speeds = [
-        ["", *arms],
-        ["tokens computed", *(f"{arm.tokens:,}" for arm in arms.values())],
-        ["of these padding", *(f"{1 - real / arm.tokens:.1%}" for arm in arms.values())],
-        ["seconds of training", *(f"{arm.seconds:.1f}" for arm in arms.values())],
-        ["real tokens per second", *(f"{real / arm.seconds:,.0f}" for arm in arms.values())],
-        ["relative speed", *(f"{result.speed(name):.2f}x" for name in arms)],
-    ]
-    losses = [
-        ["", *arms],
-        *([f"step {n + 1}", *(f"{arm.losses[n]:.6f}" for arm in arms.values())] for n in shown),
-        ["largest difference", *(f"{result.difference(name):.1e}" for name in arms)],
-        [
-            "within float32 rounding",
-            *("equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms),
-        ],
-    ]
+    speeds, losses = [], []
+    for name, arm in arms.items():
+        speeds.append({
+            "": name,
+            "tokens computed": f"{arm.tokens:,}",
+            "of these padding": f"{1 - real / arm.tokens:.1%}",
+            "seconds of training": f"{arm.seconds:.1f}",
+            "real tokens per second": f"{real / arm.seconds:,.0f}",
+            "relative speed": f"{result.speed(name):.2f}x",
+        })  # fmt: skip
+        losses.append({
+            "": name,
+            **{f"step {n + 1}": f"{arm.losses[n]:.6f}" for n in shown},
+            "largest difference": f"{result.difference(name):.1e}",
+            "within float32 rounding": "equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG",
+        })  # fmt: skip
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
@@ -279,14 +278,19 @@ def write_table(result: DemoResult) -> str:
         f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
         "",
         "Speed: padding costs time and teaches nothing; packed rows have none.",
-        *text_table(speeds, "<>>>"),
+        *_table_of(speeds),
         "",
         "Loss: every optimizer step sees the same documents, so the losses must be the same.",
-        *text_table(losses, "<>>>"),
+        *_table_of(losses),
         "",
         _verdict(result),
     ]
     return "\n".join(lines)
+
+
+def _table_of(arms: list[dict[str, str]]) -> list[str]:
+    """Return a table with a column for each arm."""
+    return text_table([[name, *(cells[name] for cells in arms)] for name in arms[0]], "<>>>")
 
 
 def _verdict(result: DemoResult) -> str:

@@ -144,8 +144,8 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
 
 def _after(hook: FirstCall, module: nn.Module) -> list[Any]:
     """Return the hooks of a call that run after this one."""
-    hooks = list(module._forward_pre_hooks.values())
-    return hooks[next(place for place, each in enumerate(hooks) if each is hook) + 1 :]
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
+    return hooks[hooks.index(hook) + 1 :]
 
 
 def _enable(here: Session, module: Any) -> bool:
