@@ -93,7 +93,7 @@ class Plan:
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return self.select(np.arange(len(self))[row])
+            return self.select(np.arange(*row.indices(len(self))))
         return self.documents[self.pieces(row)]
 
     def __iter__(self) -> Iterator[np.ndarray]:

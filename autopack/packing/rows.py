@@ -28,7 +28,7 @@ from autopack.packing.checks import (
 )
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import nothing_left
+from autopack.packing.lengths import bounds_of, nothing_left
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 
@@ -70,15 +70,11 @@ class WrittenRows:
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """Return the rows from `first` to `end`."""
-        plan, documents = self.plan, self.documents
-        bounds = plan.bounds[first : None if end is None else end + 1]
-        pieces = slice(int(bounds[0]), int(bounds[-1]))
-        chosen, lengths = plan.documents[pieces], plan.lengths[pieces]
-        bounds = bounds - bounds[0]
-        starts = np.cumsum(lengths) - lengths
-        tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
-        values = documents.values(chosen, plan.offsets[pieces], lengths)
-        self._refuse(values[IDS] < 0, pieces, IDS, "found a token id below 0")
+        plan, documents = self.plan[first:end], self.documents
+        tokens = bounds_of(plan.lengths)
+        starts = tokens[:-1]
+        values = documents.values(plan.documents, plan.offsets, plan.lengths)
+        _refuse(values[IDS] < 0, plan, IDS, "found a token id below 0")
         if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
             values["labels"] = labels_of(values)  # trainers drop columns that they do not know
             values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
@@ -89,19 +85,19 @@ class WrittenRows:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
             breaks[starts] = False
-            self._refuse(
+            _refuse(
                 breaks,
-                pieces,
+                plan,
                 POSITIONS,
                 "found positions that restart; pack the documents themselves, or name the column in drop_columns",
             )
         else:
-            positions = np.repeat((self.packing.first_position - starts).astype(np.int32), lengths)
+            positions = np.repeat((self.packing.first_position - starts).astype(np.int32), plan.lengths)
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
-        columns = {name: _lists(tokens, array) for name, array in values.items()}
+        columns = {name: _lists(tokens[plan.bounds], array) for name, array in values.items()}
         for name in documents.per_document:
-            columns[name] = _lists(bounds, documents.of_documents(name, chosen))
-        columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
+            columns[name] = _lists(plan.bounds, documents.of_documents(name, plan.documents))
+        columns[LENGTHS] = _lists(plan.bounds, plan.lengths.astype(np.int32))
         return pa.table(columns)
 
     @property
@@ -119,11 +115,12 @@ class WrittenRows:
                 table = table_cast(table, schema)
             yield table
 
-    def _refuse(self, wrong: np.ndarray, pieces: slice, name: str, reason: str) -> None:
-        """Raise for the document of the first token of these pieces that is `wrong`."""
-        if wrong.any():
-            piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
-            raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
+
+def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
+    """Raise for the document of the first token of a plan that is `wrong`."""
+    if wrong.any():
+        piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
+        raise invalid(int(plan.documents[piece]), name, reason, "column ")
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:

@@ -166,7 +166,7 @@ class PackedBatchSampler:
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
-                yield np.concatenate([self.plan[row] for row in rows[rank]]).tolist()
+                yield self.plan.select(rows[rank]).documents.tolist()
 
     def __repr__(self) -> str:
         return (
