@@ -47,7 +47,7 @@ class Counts:
         return logging.WARNING if self.truncated or self.dropped else logging.INFO
 
 
-def nothing_left(counts: Counts) -> InvalidPacking:
+def nothing_left(counts: Counts = Counts(0, 0)) -> InvalidPacking:
     """Return the error about data that make no row."""
     if not counts.documents:
         return no_examples("wanted at least one example, found an empty dataset")

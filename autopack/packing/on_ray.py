@@ -18,7 +18,7 @@ import ray
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import Counts, bounds_of, nothing_left
+from autopack.packing.lengths import bounds_of, nothing_left
 from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
 from autopack.packing.rows import Packing, WrittenRows
 
@@ -106,7 +106,7 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
                 schemas.append(schema)
                 before += len(found)
         if not blocks:
-            raise nothing_left(Counts(0, 0))
+            raise nothing_left()
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise unusable(

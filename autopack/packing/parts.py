@@ -231,13 +231,11 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
         )
     planned = np.zeros_like(lengths)
     np.maximum.at(planned, plan.documents, plan.offsets + plan.lengths)
-    same, over = lengths == planned, lengths > plan.max_length
-    if plan.counts.truncated:
-        same |= over & (planned == plan.max_length)
-    if plan.counts.dropped:
-        same |= over & (planned == 0)
-    if not same.all():
-        index = int(same.argmin())
+    wanted = lengths
+    if plan.counts.truncated or plan.counts.dropped:
+        wanted = np.where(lengths > plan.max_length, plan.max_length if plan.counts.truncated else 0, lengths)
+    if (other := planned != wanted).any():
+        index = int(other.argmax())
         raise other_data(
             f"example {index} has {lengths[index]} tokens, of which the plan has "
             f"{planned[index]}; make the plan of the same data again"
@@ -251,7 +249,7 @@ def pack_own(
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
     if not len(dataset):
-        raise nothing_left(Counts(0, 0))
+        raise nothing_left()
     if plan == "shard":
         whole, count = None, num_shards
         if count is None:
