@@ -17,8 +17,7 @@ from autopack.packing.checks import check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram
-from autopack.pages.report import Report, Table
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Report, Table
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50

@@ -11,8 +11,7 @@ from autopack.bench.compare import Comparison
 from autopack.bench.contest import Outcome
 from autopack.bench.race import CONFIDENCE, LEAST, NOISY, TOO_FEW
 from autopack.pages import figure
-from autopack.pages.figure import Bar, Bars
-from autopack.pages.report import Report, Table
+from autopack.pages.figure import Bar, Bars, Report, Table
 
 MIB = 2**20
 HEAD = ["", "real tokens/s", "speed of padded", "peak MiB"]

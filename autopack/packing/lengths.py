@@ -37,7 +37,7 @@ class Counts:
 
     @property
     def overflow(self) -> dict[str, int]:
-        """What became of longer documents, in words, and how many documents or tokens that was."""
+        """Effects on longer documents, in words, and the number of documents or tokens of each."""
         done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
         return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
 

@@ -1,7 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
 A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
-SVG of its width, with texts that are texts.
+SVG of its width, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture are
+made.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -182,6 +183,47 @@ def figures(charts: Sequence[Chart]) -> str:
         return parts.figures([(chart.caption, svg(chart)) for chart in charts])
     except NeedsMatplotlib:
         return parts.lines([NO_FIGURES])
+
+
+class Table(NamedTuple):
+    """A table: its head and rows, and a side per column, as in `parts.table`."""
+
+    rows: Sequence[parts.Row]
+    sides: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Lines at the head, tables, figures, and notes."""
+
+    head: Sequence[str]
+    tables: Sequence[Table]
+    charts: Sequence[Chart]
+    notes: Sequence[str]
+
+    def text(self, width: int = 100) -> str:
+        """Return the report as text, with head and notes wrapped at `width`."""
+
+        def wrapped(line: str, hang: str = "") -> str:
+            return textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
+
+        tables = ("\n".join([*filter(None, [t.caption]), *parts.text_table(t.rows, t.sides)]) for t in self.tables)
+        notes = "\n".join(wrapped(note, "  ") for note in self.notes)
+        return "\n\n".join(["\n".join(map(wrapped, self.head)), *tables, notes])
+
+    def html(self) -> str:
+        """Return the report as HTML without scripts or outside references."""
+        return parts.joined(
+            parts.lines(self.head),
+            *(parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in self.tables),
+            figures(self.charts),
+            parts.lines(self.notes),
+        )
+
+    def picture(self) -> Figure:
+        """Return the charts below the first line of the head, and above the others, as a figure of matplotlib."""
+        return picture(self.charts, self.head[0], "\n".join(self.head[1:]))
 
 
 def svg(chart: Chart) -> str:
