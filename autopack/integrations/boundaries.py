@@ -18,7 +18,7 @@ from torch import nn
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
 from autopack.inspection.randomness import drawing_nothing
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
+from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, iterables_of
 from autopack.layout import declarations
 
 logger = logging.getLogger(__name__)
@@ -113,15 +113,10 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _is_packed_stream(dataset: Any) -> bool:
-    """Return True if `autopack.pack` made the rows of a stream, whatever was done with them
-    since."""
+    """Return True if `autopack.pack` made the rows of a stream."""
     made = sys.modules.get("autopack.packing.rows")
-    waiting = [getattr(dataset, "_ex_iterable", None)] if made is not None else []
-    for found in waiting:  # grows meanwhile
-        if isinstance(getattr(found, "function", None), made.Packing):  # type: ignore[union-attr]
-            return True
-        waiting += [inner] if (inner := getattr(found, "ex_iterable", None)) is not None else []
-    return False
+    functions = (getattr(each, "function", None) for each in iterables_of(dataset))
+    return made is not None and any(isinstance(each, made.Packing) for each in functions)
 
 
 def _samples(dataset: Any) -> list[Mapping[str, Any]]:

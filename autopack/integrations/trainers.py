@@ -100,6 +100,18 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
     return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
 
 
+def iterables_of(stream: Any) -> list[Any]:
+    """Return what a stream of datasets iterates over, whatever was done with it since; none of anything else."""
+    found = [stream._ex_iterable] if hasattr(stream, "_ex_iterable") else []
+    for each in found:  # grows meanwhile
+        for value in vars(each).values():
+            parts = value if isinstance(value, list | tuple) else [value]
+            found += [
+                part for part in parts if derives_from(part, "_BaseExamplesIterable", "datasets.iterable_dataset")
+            ]
+    return found
+
+
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Yield the trainers that train or evaluate in this thread, innermost first, with their
     adapters."""

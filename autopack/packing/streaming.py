@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from datasets import IterableDataset
-from datasets import iterable_dataset as upstream
+from datasets.iterable_dataset import BufferShuffledExamplesIterable
 
+from autopack.integrations.trainers import iterables_of
 from autopack.packing.checks import other_data
 from autopack.packing.rows import Packing
 
@@ -49,22 +50,12 @@ class ReplayedStream(IterableDataset):
         self._given = state_dict[ROWS]
 
 
-def _forgets(dataset: IterableDataset) -> bool:
-    """Return True if a shuffle buffer is in the dataset."""
-    waiting = [dataset._ex_iterable]
-    for found in waiting:  # grows meanwhile
-        for value in vars(found).values():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            waiting += [v for v in values if isinstance(v, upstream._BaseExamplesIterable)]
-    return any(isinstance(found, upstream.BufferShuffledExamplesIterable) for found in waiting)
-
-
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
     """Return the rows of a stream, as a stream that resumes by `state_dict`."""
     names = dataset.column_names
     if names is None:
         names = list(next(iter(dataset.take(1)), {}))
     rows = dataset.with_format(None).map(packing, batched=True, batch_size=buffer_size, remove_columns=names)
-    if _forgets(rows):
+    if any(isinstance(each, BufferShuffledExamplesIterable) for each in iterables_of(rows)):
         rows.__class__ = ReplayedStream
     return rows
