@@ -130,3 +130,9 @@ class LeakDetected(AutopackError):
     def __init__(self, report: Leak):
         super().__init__(report)
         self.report = report
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error in a line, with its class unless it is one of autopack's."""
+    kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())

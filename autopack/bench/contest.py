@@ -14,7 +14,7 @@ import torch
 from autopack.bench.batches import BASELINE, STOCK_ROW, Arm, Batch, calls_of
 from autopack.bench.machine import kept_by, peak_memory, wait_for
 from autopack.bench.race import Entrant, Lap, Spread, race, verdict
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, in_a_line
 from autopack.inspection.modules import device_of
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -186,18 +186,12 @@ class Contest:
         try:
             return act()
         except AutopackError as raised:
-            outcome.failed = f"refused: {_first_line(raised)}"
+            outcome.failed = f"refused: {in_a_line(raised)}"
         except Exception as raised:  # whatever a model may raise in one form of the batch and not in another
-            full = isinstance(raised, (torch.cuda.OutOfMemoryError, MemoryError))
-            full = full or any(said in str(raised) for said in _NO_MEMORY)
-            outcome.failed = "out of memory" if full else f"{type(raised).__name__}: {_first_line(raised)}"
+            full = isinstance(raised, MemoryError) or any(said in str(raised) for said in _NO_MEMORY)
+            outcome.failed = "out of memory" if full else in_a_line(raised)[:300]
         # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
         self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error, cut where it is long."""
-    return str(error).partition("\n")[0][:300]

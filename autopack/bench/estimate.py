@@ -162,7 +162,7 @@ class Estimate:
         caption, axes = f"Tokens of documents (dashed: mean {mean:,.0f})", ("tokens", "documents")
         return [
             Histogram(caption, counts.tolist(), edges.tolist(), axes, mean),
-            Bars(f"Expected speed in rows of {self.max_length:,}, against batches of {self.baseline.batch_size}", bars),
+            Bars(f"Expected speed, rows of {self.max_length:,}, batches of {self.baseline.batch_size}", bars),
         ]
 
     @property

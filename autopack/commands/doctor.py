@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import product
 
+from autopack.errors import in_a_line
 from autopack.pages.parts import text_table
 from autopack.version import MINIMUM, __version__, mismatch, problem
 
@@ -91,7 +92,7 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken binary package fails in any way it likes
-        said = f"{name} {found.packages[name]} is installed, but `import {module}` fails: {_first_line(error)}"
+        said = f"{name} {found.packages[name]} is installed, but `import {module}` fails: {in_a_line(error)}"
         way = "with what it needs" if name in MINIMUM else "to match the installed torch, or uninstall it"
         found.problems.append(f"{said.rstrip('.')}. Reinstall it {way}.")
         return False
@@ -141,11 +142,7 @@ def _failures(found: Diagnosis) -> Iterator[str]:
         try:
             attempt()
         except Exception as error:  # whatever an installation that does not fit may raise
-            yield f"{what} fails with {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            yield f"{what} fails with {in_a_line(error)}"
 
 
 def _import_all() -> None:

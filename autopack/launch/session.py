@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopack.errors import AutopackError
+from autopack.errors import in_a_line
 from autopack.launch import lines
 from autopack.launch.outcome import ProcessOutcome, is_first, keep, kept, summed
 from autopack.launch.settings import RunSettings
@@ -53,7 +53,7 @@ class Session:
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and log the reason."""
-        outcome = ProcessOutcome(f"{_name(model)} left as it is: {_line(reason)}")
+        outcome = ProcessOutcome(f"{_name(model)} left as it is: {in_a_line(reason)}")
         known = any(outcome.text == other.text for other in self._outcomes)
         if not known and (self.reports is None or is_first(outcome.text, self.reports)):
             _say(f"warning: {outcome.text}")
@@ -124,7 +124,7 @@ current: Session | None = None
 
 def warn_not_started(error: Exception) -> None:
     """Log that autopack does nothing in this process, and why."""
-    _say(f"warning: not started in this process: {_line(error)}")
+    _say(f"warning: not started in this process: {in_a_line(error)}")
 
 
 def _say(text: str) -> None:
@@ -140,8 +140,3 @@ def _write(text: str) -> None:
 
 def _name(model: PreTrainedModel) -> str:
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"
-
-
-def _line(error: Exception) -> str:
-    kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split())
