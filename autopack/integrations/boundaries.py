@@ -19,15 +19,12 @@ from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
 from autopack.inspection.randomness import drawing_nothing
 from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, iterables_of
-from autopack.layout import declarations
+from autopack.layout import COMPLETION_KEYS, LABEL_KEYS, declarations
 
 logger = logging.getLogger(__name__)
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
 """Columns of packed rows that declare where documents begin."""
-TARGETS = ("completion_mask", "assistant_masks")
-"""Columns that mark target tokens in a data set without labels."""
 _KEPT = (*BOUNDARIES, "loss_weights", "document_weight")
-_LABELS = ("labels", "label", "label_ids")
 _ROWS = 8
 """Number of rows of a data set that are searched for one of several documents."""
 
@@ -101,7 +98,7 @@ def _read_by(collator: Any) -> tuple[str, ...]:
     """Return the columns of which a collator makes targets and pixels."""
     if not _packs(collator):
         return ()
-    return TARGETS if collator.image_processor is None else (*TARGETS, *PICTURES)
+    return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -185,8 +182,8 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
             f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
             f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
         )
-    has_labels = not {*_LABELS}.isdisjoint(names)
-    read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in TARGETS)]
+    has_labels = not {*LABEL_KEYS}.isdisjoint(names)
+    read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)]
     if read:
         return f"{name} drops {', '.join(read)} of its data, of which its collator makes targets and pixels. {ways}."
     batch = _collated(collator, kept) if kept else None

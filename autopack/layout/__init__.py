@@ -4,6 +4,10 @@ import numpy as np
 
 IGNORED_LABEL = -100
 """Label that every loss of transformers ignores."""
+LABEL_KEYS = ("labels", "label", "label_ids")
+"""Names of labels in examples, and in columns of data."""
+COMPLETION_KEYS = ("completion_mask", "assistant_masks")
+"""Columns with 1 at tokens that are targets, for examples without labels."""
 LEAST_SHARED = 16
 """Smallest number of tokens that are computed once if documents begin with them in common."""
 

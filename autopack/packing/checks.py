@@ -12,16 +12,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.layout import IGNORED_LABEL
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 
 IDS = "input_ids"
 MASK = "attention_mask"
 POSITIONS = "position_ids"
 LENGTHS = "seq_lengths"
 """Column of packed rows with the number of tokens of each document."""
-LABEL_KEYS = ("labels", "label", "label_ids")
-COMPLETION_KEYS = ("completion_mask", "assistant_masks")
-"""Columns with 1 at tokens that are targets, for examples without labels."""
 LOSS_WEIGHTS = "loss_weights"
 """Weights per token, (B, T) float32."""
 DOCUMENT_WEIGHT = "document_weight"

@@ -19,12 +19,10 @@ import numpy as np
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.configs import text_config
-from autopack.layout import IGNORED_LABEL
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.packing.checks import (
-    COMPLETION_KEYS,
     DOCUMENT_WEIGHT,
     IDS,
-    LABEL_KEYS,
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
@@ -203,14 +201,13 @@ class PackingCollator:
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
                 f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
-        config = whole = getattr(model, "config", model)
-        config = text_config(config)
+        config = getattr(model, "config", model)
         from autopack.inspection.heads import row_head  # need torch, which this module does not
         from autopack.registry import families, first_position
 
         found: dict[str, Any] = {}
         if "first_position" not in options:
-            found["first_position"] = first_position(config)
+            found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
         elif _keeps_columns(model):
@@ -218,8 +215,8 @@ class PackingCollator:
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
         by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
-        object.__setattr__(made, "images_by_row", any(whole.model_type in types for types in by_row))
-        if whole is not model:
+        object.__setattr__(made, "images_by_row", any(config.model_type in types for types in by_row))
+        if config is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
 

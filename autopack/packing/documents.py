@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.inspection.media import holds_media
+from autopack.layout import LABEL_KEYS
 from autopack.layout.ways import OF_ROWS
 from autopack.packing.checks import (
     IDS,
-    LABEL_KEYS,
     MASK,
     check_columns,
     invalid,

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from autopack.layout import COMPLETION_KEYS, LABEL_KEYS
 from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import (
-    COMPLETION_KEYS,
     DOCUMENT_WEIGHT,
     IDS,
-    LABEL_KEYS,
     LENGTHS,
     LOSS_WEIGHTS,
     MASK,

@@ -14,11 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.inspection.media import PICTURES
-from autopack.layout import IGNORED_LABEL
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.packing.checks import (
-    COMPLETION_KEYS,
     IDS,
-    LABEL_KEYS,
     LENGTHS,
     POSITIONS,
     invalid,
