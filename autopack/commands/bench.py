@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
     settings = RaceSettings(**same, backend=args.backend or "auto")
     with tqdm(total=args.rounds, desc="timing", unit="round", file=sys.stderr, leave=False, disable=None) as bar:
         tell = partial(bar.write, file=sys.stderr)
-        result = compare(model, lengths, settings, about, tell, lambda number: bar.update())
+        result = compare(model, lengths, settings, tell, lambda number: bar.update())
+    result.model |= about
     report = report_of(result)
     print(report.text(max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:

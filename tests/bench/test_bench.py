@@ -184,8 +184,8 @@ def one_by_one(most):
 
 def test_arms_without_memory_say_so_and_the_others_go_on():
     model = tiny.build("llama", attn_implementation=one_by_one(most=30))
-    about = {"name": "a llama", "lengths": "some"}
-    result = compare(model, np.array([30, 12, 14, 9]), RaceSettings(batch_size=4, rounds=3, batches=1), about)
+    result = compare(model, np.array([30, 12, 14, 9]), RaceSettings(batch_size=4, rounds=3, batches=1))
+    result.model |= {"name": "a llama", "lengths": "some"}
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
     for name in NAMES[:3]:
         assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
@@ -233,7 +233,7 @@ def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
     rounds = []
     settings = RaceSettings(batch_size=2, seconds=3)
-    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
+    result = compare(model, np.full(64, 8), settings, progress=rounds.append)
     assert result.rounds >= 6
     assert result.outcomes[0].arm == BASELINE
     assert rounds == [*range(1, result.rounds + 1)]
