@@ -208,17 +208,14 @@ class PackedBatchSampler:
         another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
+            check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
+            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}") from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
             raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
-        try:
-            check_ints(step=step)
-            self.set_epoch(epoch)
-        except ValueError as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
+        self.set_epoch(epoch)
         if step > self._steps:
             raise other_data(f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them")
         self._start = self._step = int(step)
