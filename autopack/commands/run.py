@@ -50,8 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     kinds.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
-    about = "a file, a module with -m, or a program on PATH; what follows it is its own"
-    parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
+    parser.add_argument(
+        "command_line",
+        metavar="SCRIPT ARGS",
+        nargs=argparse.REMAINDER,
+        help="a file, a module with -m, or a program on PATH; what follows it is its own",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
