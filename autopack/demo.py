@@ -156,16 +156,11 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE `tokenizers.Tokenizer` on texts; any text can be encoded and decoded without loss."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and decoded without loss."""
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "show_progress": False}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, **options)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=[END_OF_TEXT])
     return tokenizer
 
 
@@ -231,8 +226,16 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
     from autopack.bench.subjects import build
 
-    form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "device": "cpu", "seed": settings.seed}
-    model = build("llama", settings.size, "causal-lm", settings.longest, **form).train()
+    model = build(
+        "llama",
+        settings.size,
+        "causal-lm",
+        settings.longest,
+        attn="sdpa",
+        dtype=torch.float32,
+        device="cpu",
+        seed=settings.seed,
+    ).train()
     # The second beta and the clipped norm are those of most language models. They also keep the training calm:
     # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
@@ -250,23 +253,22 @@ def write_table(result: DemoResult) -> str:
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
     last = settings.steps - 1
     shown = sorted({*range(0, last, max(1, last // 5)), last})
-    speeds = [
-        ["", *arms],
-        ["tokens computed", *(f"{arm.tokens:,}" for arm in arms.values())],
-        ["of these padding", *(f"{1 - real / arm.tokens:.1%}" for arm in arms.values())],
-        ["seconds of training", *(f"{arm.seconds:.1f}" for arm in arms.values())],
-        ["real tokens per second", *(f"{real / arm.seconds:,.0f}" for arm in arms.values())],
-        ["relative speed", *(f"{result.speed(name):.2f}x" for name in arms)],
-    ]
-    losses = [
-        ["", *arms],
-        *([f"step {n + 1}", *(f"{arm.losses[n]:.6f}" for arm in arms.values())] for n in shown),
-        ["largest difference", *(f"{result.difference(name):.1e}" for name in arms)],
-        [
-            "within float32 rounding",
-            *("equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG" for name in arms),
-        ],
-    ]
+    speeds, losses = [], []
+    for name, arm in arms.items():
+        speeds.append({
+            "": name,
+            "tokens computed": f"{arm.tokens:,}",
+            "of these padding": f"{1 - real / arm.tokens:.1%}",
+            "seconds of training": f"{arm.seconds:.1f}",
+            "real tokens per second": f"{real / arm.seconds:,.0f}",
+            "relative speed": f"{result.speed(name):.2f}x",
+        })  # fmt: skip
+        losses.append({
+            "": name,
+            **{f"step {n + 1}": f"{arm.losses[n]:.6f}" for n in shown},
+            "largest difference": f"{result.difference(name):.1e}",
+            "within float32 rounding": "equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG",
+        })  # fmt: skip
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
@@ -276,23 +278,31 @@ def write_table(result: DemoResult) -> str:
         f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
         "",
         "Speed: padding costs time and teaches nothing; packed rows have none.",
-        *text_table(speeds, "<>>>"),
+        *_table_of(speeds),
         "",
         "Loss: every optimizer step sees the same documents, so the losses must be the same.",
-        *text_table(losses, "<>>>"),
+        *_table_of(losses),
         "",
         _verdict(result),
     ]
     return "\n".join(lines)
 
 
+def _table_of(arms: list[dict[str, str]]) -> list[str]:
+    """Return a table with a column for each arm."""
+    return text_table([[name, *(cells[name] for cells in arms)] for name in arms[0]], "<>>>")
+
+
 def _verdict(result: DemoResult) -> str:
     if not result.same(ENABLED):
-        wrong = "the losses of padded training and of packed rows with autopack differ by more than rounding"
-        return f"FAILED: {wrong}. Please report this with the output of `autopack doctor`."
+        return (
+            "FAILED: the losses of padded training and of packed rows with autopack differ by more "
+            "than rounding. Please report this with the output of `autopack doctor`."
+        )
     said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens per second, the same losses."
-    leak = "In stock transformers documents of a packed row see each other: it trains on something else."
-    return said if result.same(STOCK) else f"{said}\n{leak}"
+    if result.same(STOCK):
+        return said
+    return f"{said}\nIn stock transformers documents of a packed row see each other: it trains on something else."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

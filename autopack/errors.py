@@ -132,3 +132,9 @@ class LeakDetected(AutopackError):
             f"autopack.disable(model)."
         )
         self.report = report
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error in a line, with its class unless it is one of autopack's."""
+    kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())

@@ -53,7 +53,8 @@ def interleave(
             done = ", ".join(f"{name} {of[-1]['wall']:.2f} s" for name, of in laps.items())
             report(f"round {number} of {rounds}: {done}")
 
-    return {name: summary(laps) for name, laps in race(arms, rounds, report=tell).items()}
+    entered = {name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()}
+    return {name: summary(laps) for name, laps in race(entered, rounds, report=tell).items()}
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 import autopack
 from autopack.bench.machine import kept_by, peak_memory, wait_for
-from autopack.bench.race import race
+from autopack.bench.race import Entrant, race
 from benchmarks import workload
 from benchmarks.paper_arms import ARMS, IGNORED, Arm, Corpus, Shape, padded, whole
 
@@ -184,7 +184,7 @@ def time_rounds(
     lengths, shape = corpus.lengths[: options.timed], shape_of(options)
     models = {enabled: prepare(enabled, options, corpus.vocabulary) for enabled in (False, True)}
     optimizers = {enabled: torch.optim.AdamW(model.parameters(), lr=1e-5) for enabled, model in models.items()}
-    runs: dict[str, Callable[[], None]] = {}
+    runs: dict[str, Entrant] = {}
     for name, arm in ARMS.items():
         steps = arm.choose(lengths, shape, 0)
         calls = [on(options.device, arm.collate(corpus.train, pieces, shape)) for pieces in steps]
@@ -195,7 +195,7 @@ def time_rounds(
             for call in calls:
                 step(call)
 
-        runs[name] = run
+        runs[name] = Entrant(run, wait=partial(wait_for, options.device))
 
     def report(number: int, laps: dict[str, Any]) -> None:
         done.append({arm: of[-1] for arm, of in laps.items()})
@@ -203,6 +203,5 @@ def time_rounds(
         said = ", ".join(f"{arm} {of[-1]['wall']:.1f} s" for arm, of in laps.items())
         print(f"{corpus.name}, round {len(done)} of {options.rounds}: {said}", flush=True)
 
-    wait = partial(wait_for, options.device)
-    race(runs, options.rounds - len(done), until=until, least=0, wait=wait, report=report)
+    race(runs, options.rounds - len(done), until=until, least=0, report=report)
     return len(done) >= options.rounds

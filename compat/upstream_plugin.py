@@ -64,7 +64,7 @@ class _Session(session.Session):
     """Notes what becomes of the models of the test that is running."""
 
     def __init__(self, settings: RunSettings, started: bool):
-        super().__init__(settings, started)
+        super().__init__(settings, started, Path())
         self.models: dict[str, str] = {}
 
     def enabled(self, model: PreTrainedModel, enabled: Any, by: str = "") -> None:

@@ -96,7 +96,6 @@ def compare(
     model: PreTrainedModel,
     lengths: np.ndarray,
     settings: RaceSettings,
-    about: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda stage: None,
     progress: Callable[[int], Any] = lambda number: None,
 ) -> Comparison:
@@ -109,7 +108,6 @@ def compare(
     Args:
         model: a causal or masked language model on its device.
         lengths: (documents,) ints, of which as many as are timed are drawn.
-        about: what is said of the model, beside what it says itself.
         tell: called with a line at the beginning of every stage.
         progress: called with the number of each round that is over.
 
@@ -125,8 +123,8 @@ def compare(
     optimizer = None
     if not settings.forward:
         # A rate that moves no weight of half precision: all arms and rounds find the same model.
-        form: dict[str, Any] = {"lr": 1e-9, "eps": 1e-4, "weight_decay": 0.0, "fused": device.type == "cuda"}
-        optimizer = torch.optim.AdamW(model.parameters(), **form)
+        on_gpu = device.type == "cuda"
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=on_gpu)
 
     def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Handle | None]:
         # Verified models have their first calls checked, which is not what is timed.
@@ -164,7 +162,7 @@ def compare(
     forms = zip(("as drawn", "grouped"), ARMS, strict=False)
     columns = {name: sum(call["input_ids"].numel() for call in whole.calls[arm.name]) for name, arm in forms}
     where["load at end"] = load()
-    return Comparison(settings, where, {**(about or {}), **found}, documents, columns, whole.outcomes)
+    return Comparison(settings, where, found, documents, columns, whole.outcomes)
 
 
 def _check(model: PreTrainedModel, lengths: np.ndarray) -> None:

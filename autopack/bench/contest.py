@@ -14,7 +14,7 @@ import torch
 from autopack.bench.batches import BASELINE, STOCK_ROW, Arm, Batch, calls_of
 from autopack.bench.machine import kept_by, peak_memory, wait_for
 from autopack.bench.race import Entrant, Lap, Spread, race, verdict
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, in_a_line
 from autopack.inspection.modules import device_of
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -164,20 +164,17 @@ class Contest:
         report: Callable[[int], Any] = lambda number: None,
     ) -> None:
         """Time the arms that have not failed, as `autopack.bench.race.race` does; `report` gets the round's number."""
-        racing = {outcome.arm.name: outcome for outcome in self.outcomes if outcome.failed is None}
-        entrants = {
-            name: Entrant(partial(self.run, of.arm), partial(self.state, of.arm), partial(self._get_ready, of.arm))
-            for name, of in racing.items()
-        }
+        racing = {outcome.arm.name: partial(self._lap, outcome) for outcome in self.outcomes if outcome.failed is None}
+        race(racing, rounds, until=until, least=least, report=lambda number, _: report(number))
 
-        def attempt(name: str, lap: Callable[[], Lap]) -> Lap | None:
-            found = self.attempt(racing[name], lap)
-            if found is not None:
-                racing[name].seconds.append(found["wall"])
-            return found
-
-        form: dict[str, Any] = {"until": until, "least": least, "wait": partial(wait_for, self.device)}
-        race(entrants, rounds, attempt=attempt, report=lambda number, _: report(number), **form)
+    def _lap(self, outcome: Outcome) -> Lap | None:
+        """Time a lap of an arm; return None where it fails."""
+        arm = outcome.arm
+        state, ready = partial(self.state, arm), partial(self._get_ready, arm)
+        lap = self.attempt(outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device)))
+        if lap is not None:
+            outcome.seconds.append(lap["wall"])
+        return lap
 
     @torch.no_grad()
     def _get_ready(self, arm: Arm) -> None:
@@ -189,18 +186,12 @@ class Contest:
         try:
             return act()
         except AutopackError as raised:
-            outcome.failed = f"refused: {_first_line(raised)}"
+            outcome.failed = f"refused: {in_a_line(raised)}"
         except Exception as raised:  # whatever a model may raise in one form of the batch and not in another
-            full = isinstance(raised, (torch.cuda.OutOfMemoryError, MemoryError))
-            full = full or any(said in str(raised) for said in _NO_MEMORY)
-            outcome.failed = "out of memory" if full else f"{type(raised).__name__}: {_first_line(raised)}"
+            full = isinstance(raised, MemoryError) or any(said in str(raised) for said in _NO_MEMORY)
+            outcome.failed = "out of memory" if full else in_a_line(raised)[:300]
         # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
         self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error, cut where it is long."""
-    return str(error).partition("\n")[0][:300]

@@ -12,15 +12,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.bench.sources import documents_of, lengths_of
-from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int
+from autopack.packing.checks import check_ints
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
-from autopack.packing.plans import Plan, Strategy, plan
-from autopack.pages import figure as drawing
-from autopack.pages import parts
-from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram
+from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
+from autopack.packing.plans import Strategy, plan
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Report, Table
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -96,88 +93,76 @@ class Estimate:
 
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
-        batches = f"padding {self.baseline.padding:.0%} in batches of {self.baseline.batch_size}"
-        return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
-
-    def __str__(self) -> str:
-        lines = self._head()
-        for caption, sides, rows in self._tables():
-            lines += [f"\n{caption}", *parts.text_table(rows, sides)]
-        return "\n".join([*lines, "", *self._notes()])
-
-    def _repr_html_(self) -> str:
-        notes = self._notes()
-        return parts.joined(
-            parts.lines(self._head()),
-            drawing.figures(self._charts()),
-            *(parts.table(head, rows, sides, caption) for caption, sides, (head, *rows) in self._tables()),
-            parts.lines([" ".join(notes[:3]), *notes[3:]]),
+        return (
+            f"Estimate({len(self.lengths):,} documents, padding {self.baseline.padding:.0%} in batches "
+            f"of {self.baseline.batch_size}, {best.speedup:.2f} x by {best.name})"
         )
 
-    def _head(self) -> list[str]:
-        """Return the data in words: a line, and one more if documents are longer than a row."""
-        counts = self.counts
-        spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
-        over = {name: value for name, value in asdict(counts).items() if value and name not in ("documents", "tokens")}
-        said = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in over.items())
-        longer = [f"longer than {self.max_length:,} tokens: {said}"] if over else []
-        return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
+    def __str__(self) -> str:
+        return self._report().text()
 
-    def _tables(self) -> Iterator[tuple[str, str, list[list[str]]]]:
-        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, and cells."""
-        pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
-        rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
-        head = ["documents per batch", "random", "grouped by length"]
-        yield "padded batches: share of padding", "<>>", [head, *rows]
-        grouped = next(arm for arm in self._compared if arm.order == "grouped")
-        named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
-        rows = [
-            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{arm.tokens_saved:.1%}",
-             f"{arm.attention_saved:.1%}", f"{arm.speedup:.2f} x"]
-            for name, arm in [("padded, grouped", grouped), *named]
-        ]  # fmt: skip
-        head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
-        caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
-        yield caption, "<>>>>>", [head, *rows]
-
-    def _notes(self) -> list[str]:
-        """Return lines that say what was counted."""
-        cost = self.cost
-        column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
-        groups = any("groups" in arm.name for arm in self.packed)
-        once = ["In rows of groups, what documents of one group begin with is computed once."] if groups else []
-        return [
-            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; "
-            "attention stays inside documents.",
-            f"Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and",
-            f"a pair of columns {pair}. Nothing was timed.",
-            *once,
-        ]
+    def _repr_html_(self) -> str:
+        return self._report().html()
 
     def plot(self) -> Any:
         """Draw lengths and speed; return the figure of matplotlib.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
-        title = f"{len(self.lengths):,} documents, {int(self.lengths.sum()):,} tokens, in rows of {self.max_length:,}"
-        return drawing.picture(self._charts(), title)
+        return self._report().picture()
+
+    def _report(self) -> Report:
+        return Report(self._head(), [*self._tables()], self._charts(), [*self._notes()])
+
+    def _head(self) -> list[str]:
+        """Return the data in words: a line, and one more if documents are longer than a row."""
+        counts = self.counts
+        spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
+        over = ", ".join(f"{value:,} {name}" for name, value in counts.overflow.items())
+        longer = [f"longer than {self.max_length:,} tokens: {over}"] if over else []
+        return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
+
+    def _tables(self) -> Iterator[Table]:
+        """Of padded batches, and of packed rows with grouped batches above them."""
+        pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
+        rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
+        head = ["documents per batch", "random", "grouped by length"]
+        yield Table([head, *rows], "<>>", "padded batches: share of padding")
+        rows = [
+            [
+                _name(arm) + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
+                f"{arm.rows:,}",
+                f"{arm.padding:.2%}",
+                f"{arm.tokens_saved:.1%}",
+                f"{arm.attention_saved:.1%}",
+                f"{arm.speedup:.2f} x",
+            ]
+            for arm in self._compared[1:]
+        ]
+        head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
+        caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
+        yield Table([head, *rows], "<>>>>>", caption)
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what was counted."""
+        cost = self.cost
+        pair = f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
+        yield (
+            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; attention "
+            f"stays inside documents. Speed-up: cost of the padded batches over cost of the rows, where a column costs "
+            f"{cost.linear:g} and a pair of columns {pair}. Nothing was timed."
+        )
+        if any("groups" in arm.name for arm in self.packed):
+            yield "In rows of groups, what documents of one group begin with is computed once."
 
     def _charts(self) -> list[Chart]:
         counts, edges = np.histogram(self.lengths, 60, (0, self.lengths.max()))
-        colors, mean = {"random": PADDED, "grouped": GROUPED}, float(self.lengths.mean())
-        bars = [
-            Bar(
-                f"padded, {arm.order}" if arm.order else arm.name,
-                arm.speedup,
-                f"{arm.speedup:.2f} x",
-                colors.get(arm.order or "", PACKED),
-            )
-            for arm in self._compared
-        ]
+        colors, mean = {"random": PADDED, "grouped": GROUPED, None: PACKED}, float(self.lengths.mean())
+        bars = [Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order]) for arm in self._compared]
         caption, axes = f"Tokens of documents (dashed: mean {mean:,.0f})", ("tokens", "documents")
         return [
             Histogram(caption, counts.tolist(), edges.tolist(), axes, mean),
-            Bars(f"Expected speed, against padded batches of {self.baseline.batch_size}", bars),
+            Bars(f"Expected speed, rows of {self.max_length:,}, batches of {self.baseline.batch_size}", bars),
         ]
 
     @property
@@ -186,20 +171,8 @@ class Estimate:
         return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
 
 
-def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[EstimatedArm]:
-    """Batches of consecutive documents, each padded to its longest, for all sizes and orders."""
-    shuffled = np.random.default_rng(seed).permutation(lengths)
-    arms = []
-    for size in batch_sizes:
-        orders: dict[Order, np.ndarray] = {"random": shuffled, "grouped": _grouped(shuffled, size)}
-        for order, ordered in orders.items():
-            starts = np.arange(0, len(lengths), size)
-            documents = np.diff(starts, append=len(lengths))
-            longest = np.maximum.reduceat(ordered, starts)
-            tokens, pairs = int((longest * documents).sum()), int((longest * longest * documents).sum())
-            price, padding = float((cost(longest) * documents).sum()), 1 - int(lengths.sum()) / tokens
-            arms.append(EstimatedArm("padded", size, order, len(lengths), tokens, padding, pairs, price))
-    return arms
+def _name(arm: EstimatedArm) -> str:
+    return f"{arm.name}, {arm.order}" if arm.order else arm.name
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
@@ -208,16 +181,6 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
     whole = len(shuffled) // size * size
     grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
     return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
-
-
-def packed_arm(made: Plan, cost: CostModel) -> EstimatedArm:
-    """Rows of a plan, padded to the longest of them; what documents of a group begin with counts once."""
-    tokens = len(made) * int(made.columns_per_row.max())
-    padding = tokens - int(made.columns_per_row.sum())
-    price = float(made.costs(cost).sum()) + cost.linear * padding
-    name = made.strategy if made.shared is None else f"{made.strategy}, groups"
-    pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
-    return EstimatedArm(name, None, None, len(made), tokens, padding / tokens, pairs, price)
 
 
 def estimate(
@@ -263,32 +226,45 @@ def estimate(
     for options out of range.
     """
     for size in (batch_size, *batch_sizes):
-        check_int("batch_size", size, 1)
-    check_int("max_length", max_length, 1, most=LONGEST)
+        check_ints(batch_size=size)
     cost = cost or CostModel()
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
     documents = documents_of(data) if groups else None
     given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)
     if not len(lengths := pieces.lengths):
-        raise InvalidPacking(
-            f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none",
-            code="does-not-fit",
-        )
-    padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
-    baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))
-    own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())
-    packed = [EstimatedArm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
-    packed += [packed_arm(plan(lengths, max_length, name, seed=seed, ranks=ranks), cost) for name in strategies]
+        raise nothing_left(counts)
+    real, arms = int(lengths.sum()), []
+
+    def count(name: str, size: int | None, order: Order | None, rows: int, tokens: int, used: int, pairs: int) -> None:
+        price = cost.linear * tokens + cost.quadratic * pairs
+        arms.append(EstimatedArm(name, size, order, rows, tokens, 1 - used / tokens, pairs, price))
+
+    shuffled = np.random.default_rng(seed).permutation(lengths)
+    for size in sorted({*batch_sizes, batch_size}):
+        orders: dict[Order, np.ndarray] = {"random": shuffled, "grouped": _grouped(shuffled, size)}
+        for order, ordered in orders.items():
+            starts = np.arange(0, len(lengths), size)
+            widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(lengths)))
+            count("padded", size, order, len(lengths), int(widths.sum()), real, int((widths * widths).sum()))
+    rows = -(-len(lengths) // batch_size)
+    count("mini-batch", batch_size, None, rows, real, real, int((lengths * lengths).sum()))
+    plans = [plan(lengths, max_length, name, seed=seed, ranks=ranks) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
         found["prefixes"] = np.minimum(found["prefixes"], max_length)
-        packed.append(packed_arm(plan(lengths, max_length, seed=seed, ranks=ranks, **found), cost))
-    padded, packed = ([_against(baseline, arm) for arm in arms] for arms in (padded, packed))
-    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))
-
-
-def _against(baseline: EstimatedArm, arm: EstimatedArm) -> EstimatedArm:
-    """Return an arm with what it saves of the baseline."""
-    tokens, attention = 1 - arm.tokens / baseline.tokens, 1 - arm.pairs / baseline.pairs
-    return replace(arm, speedup=baseline.cost / arm.cost, tokens_saved=tokens, attention_saved=attention)
+        plans.append(plan(lengths, max_length, seed=seed, ranks=ranks, **found))
+    for made in plans:
+        name = made.strategy if made.shared is None else f"{made.strategy}, groups"
+        columns, pairs = made.columns_per_row, int(made.costs(CostModel(0, 1)).sum())
+        count(name, None, None, len(made), len(made) * int(columns.max()), int(columns.sum()), pairs)
+    baseline = next(arm for arm in arms if (arm.batch_size, arm.order) == (batch_size, "random"))
+    for number, arm in enumerate(arms):
+        arms[number] = replace(
+            arm,
+            speedup=baseline.cost / arm.cost,
+            tokens_saved=1 - arm.tokens / baseline.tokens,
+            attention_saved=1 - arm.pairs / baseline.pairs,
+        )
+    padded, packed = (tuple(arm for arm in arms if (arm.name == "padded") == is_padded) for is_padded in (True, False))
+    return Estimate(lengths, counts, max_length, cost, baseline, padded, packed)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 Lap = dict[str, float]
@@ -26,48 +25,48 @@ FASTER, SLOWER, NOISY, TOO_FEW = "faster", "slower", "too noisy to tell", "too f
 
 @dataclass(frozen=True)
 class Entrant:
-    """A function to time, the state that it runs in, and a function that is called in that state before."""
+    """A function to time, the state that it runs in, and a function that is called in that state before.
+
+    `wait` is for what a device still does.
+    """
 
     run: Callable[[], Any]
     state: Callable[[], AbstractContextManager[Any]] = nullcontext
     ready: Callable[[], Any] = int
+    wait: Callable[[], Any] = int
 
-    def lap(self, wait: Callable[[], Any]) -> Lap:
+    def __call__(self) -> Lap:
         """Run once; return the seconds by the clock, and the processor time over all threads."""
         with self.state():
             self.ready()
-            wait()
+            self.wait()
             wall, cpu = time.perf_counter(), time.process_time()
             self.run()
-            wait()
+            self.wait()
             return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def race(
-    arms: Mapping[str, Callable[[], Any] | Entrant],
+    arms: Mapping[str, Callable[[], Lap | None]],
     rounds: int | None = None,
     *,
     until: float = math.inf,
     least: int = 1,
-    wait: Callable[[], Any] = int,
-    attempt: Callable[[str, Callable[[], Lap]], Lap | None] = lambda name, lap: lap(),
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
     """Run every arm once per round, beginning with another one in each round; return the laps of each.
 
     There are so many `rounds`, or at least `least` and as many as are over before `until` (by `time.monotonic`).
-    `wait` is for what a device still does. `attempt` runs a lap of an arm, and gives None where that failed: the arm
-    leaves, and the others go on. `report` is called after each round.
+    An arm, such as an `Entrant`, gives a lap, or None where that failed: it leaves, and the others go on. `report` is
+    called after each round.
     """
-    entered = {name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()}
-    laps: dict[str, list[Lap]] = {name: [] for name in entered}
+    laps: dict[str, list[Lap]] = {name: [] for name in arms}
     number, longest = 0, 0.0
     while laps and number != rounds and (number < least or time.monotonic() + longest <= until):
         started, names = time.monotonic(), list(laps)
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            lap = attempt(name, partial(entered[name].lap, wait))
-            if lap is None:
+            if (lap := arms[name]()) is None:
                 del laps[name]
             else:
                 laps[name].append(lap)

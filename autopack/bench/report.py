@@ -10,22 +10,18 @@ from autopack.bench.batches import BASELINE, GROUPED, STOCK_ROW
 from autopack.bench.compare import Comparison
 from autopack.bench.contest import Outcome
 from autopack.bench.race import CONFIDENCE, LEAST, NOISY, TOO_FEW
-from autopack.pages import figure, parts
-from autopack.pages.figure import Bar, Bars
+from autopack.pages import figure
+from autopack.pages.figure import Bar, Bars, Report, Table
 
 MIB = 2**20
 HEAD = ["", "real tokens/s", "speed of padded", "peak MiB"]
 SIDES = "<>>>"
 
 
-def write_table(result: Comparison, width: int = 80) -> str:
-    """Return the result as text, with head and notes wrapped at `width`."""
-
-    def wrapped(text: str, hang: str = "") -> str:
-        return textwrap.fill(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
-
-    rows = parts.text_table([HEAD, *rows_of(result)], SIDES)
-    return "\n".join([*map(wrapped, head_of(result)), "", *rows, "", *(wrapped(n, "  ") for n in notes_of(result))])
+def report_of(result: Comparison) -> Report:
+    """Return the result in words and figures: bars are medians, lines the intervals that hold them."""
+    tables = [Table([HEAD, *rows_of(result)], SIDES)]
+    return Report(head_of(result), tables, charts(result), [*notes_of(result)])
 
 
 def head_of(result: Comparison) -> list[str]:
@@ -90,8 +86,12 @@ def notes_of(result: Comparison) -> Iterator[str]:
     enough = result.rounds >= LEAST
     interval = f"that holds it with {CONFIDENCE:.0%} confidence" if enough else "from the least to the greatest"
     few = "" if enough else f"; fewer than {LEAST} rounds cannot tell a difference from noise"
-    took = f"Rounds in turns: {result.rounds}. Shown are their median and an interval {interval}{few}. Peak memory is "
-    yield f"{took}torch's, of the largest batch." if result.rounds else "Nothing was timed."
+    yield (
+        f"Rounds in turns: {result.rounds}. Shown are their median and an interval {interval}{few}. "
+        "Peak memory is torch's, of the largest batch."
+        if result.rounds
+        else "Nothing was timed."
+    )
 
 
 def _off(outcome: Outcome) -> str:
@@ -102,22 +102,6 @@ def _off(outcome: Outcome) -> str:
 
 def _name(outcome: Outcome) -> str:
     return f'"{outcome.arm.name}"'
-
-
-def draw(result: Comparison) -> Any:
-    """Draw the result: bars are medians, lines the intervals that hold them."""
-    title, *below = head_of(result)
-    return figure.picture(charts(result), title, "\n".join(below))
-
-
-def body(result: Comparison) -> str:
-    """Return the result as HTML without scripts or outside references; figures where matplotlib is installed."""
-    return parts.joined(
-        parts.lines(head_of(result)),
-        parts.table(HEAD, rows_of(result), SIDES),
-        figure.figures(charts(result)),
-        parts.lines(notes_of(result)),
-    )
 
 
 def charts(result: Comparison) -> list[Bars]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, MASK, no_examples, unusable
+from autopack.packing.checks import IDS, MASK, bad_file, no_examples, reworded, unusable
 from autopack.packing.lengths import read
+
+if TYPE_CHECKING:
+    from autopack.packing.documents import Documents
 
 BATCH = 1000
 """Examples of a data set that are read at a time, and texts that are tokenized at a time."""
@@ -34,59 +39,33 @@ def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: 
                 f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}", code="tokenizer"
             ) from error
     named = [column] if isinstance(column, str) else list(column or ())
-    return _read(data, lambda opened: _lengths(opened, named, tokenizer))
+    with _named(data):
+        return _lengths(_open(data), named, tokenizer)
 
 
-def documents_of(data: Any) -> Any:
-    """Return the documents of data that holds tokens (`autopack.packing.documents.Documents`).
-
-    See `autopack.estimate`.
-    """
-    return _read(data, _documents)
+def documents_of(data: Any) -> Documents:
+    """Return the documents of data that holds tokens; see `autopack.estimate`."""
+    with _named(data):
+        return _documents(_open(data))
 
 
-def _read(data: Any, reader: Any) -> Any:
-    """Return what a reader makes of data, opened if it is a path; its errors then name the path."""
-    where = ""
+@contextmanager
+def _named(data: Any) -> Iterator[None]:
+    """Name the path of data, if that is what was given, in errors about it."""
+    where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
     try:
-        if isinstance(data, (str, PathLike)):
-            where = f"{data or 'an empty path'}: "
-            data = _open(data)
-        return reader(_dataset(data))
+        with reworded(partial("{}{}".format, where)):
+            yield
     except ImportError as error:
         raise InvalidPacking(
             f'{where}needs {error.name}: pip install "autopack[data]"', code="missing-package"
         ) from error
-    except InvalidPacking as error:
-        raise InvalidPacking(f"{where}{error.message}", code=error.code) from error
 
 
-def _open(given: str | PathLike[str]) -> Any:
-    """Return what a file or folder holds."""
-    path = Path(given)
-    if not str(given) or not path.exists():
-        raise InvalidPacking("no such file or folder; check the path", code="bad-file")
-    if not path.is_dir() and path.suffix not in FILES:
-        raise InvalidPacking(f"wanted one of {', '.join(FILES)}, or a folder of a dataset", code="bad-file")
-    try:
-        if path.is_dir():
-            from datasets import load_from_disk
-
-            return load_from_disk(str(path))
-        if path.suffix == ".parquet":
-            from datasets import Dataset
-
-            return Dataset.from_parquet(str(path))
-        if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r")
-        with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.strip()] if path.suffix == ".jsonl" else json.load(file)
-    except (ValueError, OSError, RecursionError) as error:
-        raise InvalidPacking(f"cannot be read as {path.suffix or 'a dataset'}: {error}", code="bad-file") from error
-
-
-def _dataset(data: Any) -> Any:
-    """Return examples and columns as a `datasets.Dataset`, and anything else as it is."""
+def _open(data: Any) -> Any:
+    """Return examples and columns as a `datasets.Dataset`, read if they are in a file, and anything else as it is."""
+    if isinstance(data, (str, PathLike)):
+        data = _of_path(Path(data))
     if hasattr(data, "column_names"):
         if not isinstance(data.column_names, list) or not hasattr(data, "data"):
             one_split = isinstance(data.column_names, dict)
@@ -102,6 +81,26 @@ def _dataset(data: Any) -> Any:
         return Dataset.from_dict(dict(data)) if first is data else Dataset.from_list(list(data))
     except (ValueError, TypeError, AttributeError, OverflowError) as error:  # what arrow raises is among them
         raise unusable(f"these examples make no columns, each of one kind of values: {error}") from error
+
+
+def _of_path(path: Path) -> Any:
+    """Return what a file or folder holds."""
+    if not path.name or not path.exists():
+        raise bad_file("no such file or folder; check the path")
+    if not path.is_dir() and path.suffix not in FILES:
+        raise bad_file(f"wanted one of {', '.join(FILES)}, or a folder of a dataset")
+    try:
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r")
+        if path.suffix == ".json":
+            return json.loads(path.read_text(encoding="utf-8"))
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        import datasets
+
+        return datasets.load_from_disk(str(path)) if path.is_dir() else datasets.Dataset.from_parquet(str(path))
+    except (ValueError, OSError, RecursionError) as error:
+        raise bad_file(f"cannot be read as {path.suffix or 'a dataset'}: {error}") from error
 
 
 def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
@@ -121,7 +120,7 @@ def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
     return read(np.concatenate(counted) if counted else [])
 
 
-def _documents(data: Any) -> Any:
+def _documents(data: Any) -> Documents:
     """Return the documents of examples, of which `input_ids` and `attention_mask` are read."""
     names = getattr(data, "column_names", ())
     if IDS not in names:
@@ -151,8 +150,10 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
         return pc.list_value_length(values).to_numpy()
     is_chat = of_lists and _holds_messages(inner)
     if not (is_chat or _is_text(kind)):
-        wanted = "lengths, lists of token ids, text, or messages with role and content"
-        raise unusable(f"column {name!r}: wanted {wanted}, found {kind}")
+        raise unusable(
+            f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
+            f"content, found {kind}"
+        )
     if tokenizer is None:
         raise InvalidPacking(
             f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: tokenizer=NAME",

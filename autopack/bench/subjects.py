@@ -84,8 +84,10 @@ def build(
     if longest and hasattr(default, "max_position_embeddings"):
         given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)  # RoBERTa's first position is not 0
     if size == TINY:
-        form: dict[str, Any] = {"task": task, "attn_implementation": attn, "dtype": dtype, "device": device}
-        return models.build(model_type, **form, seed=seed, **given)
+        kind: Any = attn
+        return models.build(
+            model_type, task=task, attn_implementation=kind, dtype=dtype, device=device, seed=seed, **given
+        )
     own = text_config(CONFIG_MAPPING[model_type]())
     spans = {name: getattr(own, name) for name in rules.SPANS if isinstance(getattr(own, name, None), int)}
     fields = SIZES[size]

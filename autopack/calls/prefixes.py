@@ -14,7 +14,7 @@ from torch import nn
 from autopack.inspection import masks
 from autopack.inspection.modules import positions_of_one_frequency, row_dependent_rotaries
 from autopack.inspection.put_on import hooks_of, looks_at_rows
-from autopack.layout import LEAST_SHARED
+from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, one_row, real_documents, real_tokens, rows_as_documents
@@ -194,7 +194,7 @@ def find(
     keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
     keyed = np.split(keys, ends[:-1])
     order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
-    common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]
+    common = [common_beginning(keyed[one], keyed[other]) for one, other in pairwise(order)]
     if max(common, default=0) < least or sum(common) < share * len(tokens):
         return None
     stretches, chains = _tree(common, lengths[order].tolist(), least)
@@ -206,13 +206,6 @@ def find(
         return None
     documents = layout()
     return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the number of elements that two arrays begin with in common."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
 
 
 def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:

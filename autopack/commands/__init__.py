@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autopack.errors import AutopackError
-from autopack.packing.lengths import LONGEST
+from autopack.packing.checks import LONGEST
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__
@@ -70,22 +70,28 @@ def check_directory(option: str, path: Path | None) -> None:
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """The options of commands that take a data set: --column, --tokenizer, --batch-size."""
-    about = (
-        "the column of lengths, tokens, text or messages (input_ids, length or lengths; with --tokenizer text or "
-        "messages); several, as prompt,completion, add up"
+    parser.add_argument(
+        "--column",
+        action="extend",
+        type=_names,
+        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with --tokenizer text or "
+        "messages); several, as prompt,completion, add up",
     )
-    parser.add_argument("--column", action="extend", type=_names, help=about)
-    about = "a tokenizer of transformers, for text and for messages of a chat"
-    parser.add_argument("--tokenizer", metavar="NAME", help=about)
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="a tokenizer of transformers, for text and for messages of a chat"
+    )
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
 
 
 def add_outputs(parser: argparse._ActionsContainer) -> None:
     """The options --html and --plot, for `check_outputs` and `write_outputs`."""
-    about = "also write it as a page that needs nothing but itself (figures need matplotlib)"
-    parser.add_argument("--html", type=Path, metavar="FILE", help=about)
-    about = "also draw it (needs matplotlib)"
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=about)
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write it as a page that needs nothing but itself (figures need matplotlib)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)")
 
 
 def check_outputs(args: argparse.Namespace) -> None:

@@ -21,14 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
-    about = (
-        "a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 (built tiny)"
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 "
+        "(built tiny)",
     )
-    parser.add_argument("model", metavar="MODEL", help=about)
-    about = "audit the model as transformers runs it, without autopack"
-    parser.add_argument("--stock", action="store_true", help=about)
-    about = "what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
-    parser.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{about}: {', '.join(TASKS)}")
+    parser.add_argument(
+        "--stock", action="store_true", help="audit the model as transformers runs it, without autopack"
+    )
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        metavar="TASK",
+        help="what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
+        f": {', '.join(TASKS)}",
+    )
     add_model_options(parser, "what autopack computes attention with", dtype="float32", device="cpu")
     add_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -49,26 +49,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else than padded. Rounds are interleaved, and a ratio that noise could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
-    about = "a directory with a saved model, the name of one on the Hub that has been downloaded, or a type that is "
-    about += "built at random: llama, qwen3, mamba, bert ... (%(default)s)"
-    model.add_argument("model", metavar="MODEL", nargs="?", default="llama", help=about)
-    about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
-    model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
+    model.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="llama",
+        help="a directory with a saved model, the name of one on the Hub that has been downloaded, or a type that is "
+        "built at random: llama, qwen3, mamba, bert ... (%(default)s)",
+    )
+    model.add_argument(
+        "--size",
+        choices=NAMES,
+        metavar="SIZE",
+        help=f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)",
+    )
     add_model_options(model, "of enabled arms")
 
     data = parser.add_argument_group("lengths of documents")
-    about = (
-        "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that save_to_disk wrote, or drawn "
-        f"like a data set: {', '.join(DISTRIBUTIONS)} (flan)"
+    data.add_argument(
+        "--lengths",
+        metavar="DATA",
+        default="flan",
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that save_to_disk wrote, or "
+        f"drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
     )
-    data.add_argument("--lengths", metavar="DATA", default="flan", help=about)
     add_data_options(data)
     data.add_argument("--mean", type=above_0, help="tokens of a drawn document (flan: 471)")
     data.add_argument("--sigma", type=above_0, help="of the logarithm of drawn lengths (flan: 1)")
-    about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
-    data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
-    about = "put a prompt of so many tokens before each document, the same one in a batch (none)"
-    data.add_argument("--prompt", type=tokens, default=0, metavar="TOKENS", help=about)
+    data.add_argument(
+        "--max-length",
+        type=tokens,
+        metavar="TOKENS",
+        help=f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)",
+    )
+    data.add_argument(
+        "--prompt",
+        type=tokens,
+        default=0,
+        metavar="TOKENS",
+        help="put a prompt of so many tokens before each document, the same one in a batch (none)",
+    )
 
     work = parser.add_argument_group("what is timed, and what comes of it")
     work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
@@ -88,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
-    from autopack.bench import report
     from autopack.bench.compare import RaceSettings, compare
+    from autopack.bench.report import report_of
 
     lengths, source = _lengths(args)
     model, about = _model(args, int(lengths.max()) + args.prompt)
@@ -103,12 +123,14 @@ def run(args: argparse.Namespace) -> int:
     settings = RaceSettings(**same, backend=args.backend or "auto")
     with tqdm(total=args.rounds, desc="timing", unit="round", file=sys.stderr, leave=False, disable=None) as bar:
         tell = partial(bar.write, file=sys.stderr)
-        result = compare(model, lengths, settings, about, tell, lambda number: bar.update())
-    print(report.write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
+        result = compare(model, lengths, settings, tell, lambda number: bar.update())
+    result.model |= about
+    report = report_of(result)
+    print(report.text(max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
     title = f"autopack bench: {result.model['name']}"
-    write_outputs(args, title, partial(report.body, result), partial(report.draw, result))
+    write_outputs(args, title, report.html, report.picture)
     return 1 if result.wrong else 0
 
 

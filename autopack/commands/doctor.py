@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import product
 
+from autopack.errors import in_a_line
 from autopack.pages.parts import text_table
 from autopack.version import MINIMUM, __version__, mismatch, problem
 
@@ -34,7 +35,7 @@ class Diagnosis:
 
     `packages` holds the installed version of every package that matters, or None. A row of `devices` has `device`, as
     torch names it, `available` and `description`; one of `backends`, by name, `available` and `reason`; one of
-    `choices` what `enable` chooses for plain causal attention: `attn_implementation`, `device`, `dtype`, `backend`.
+    `choices` those that `enable` may choose: `attn_implementation`, `device`, `backend`.
     `problems` says what is broken, with the way out.
     """
 
@@ -91,7 +92,7 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken binary package fails in any way it likes
-        said = f"{name} {found.packages[name]} is installed, but `import {module}` fails: {_first_line(error)}"
+        said = f"{name} {found.packages[name]} is installed, but `import {module}` fails: {in_a_line(error)}"
         way = "with what it needs" if name in MINIMUM else "to match the installed torch, or uninstall it"
         found.problems.append(f"{said.rstrip('.')}. Reinstall it {way}.")
         return False
@@ -117,25 +118,16 @@ def _devices() -> list[dict[str, str | bool]]:
 
 
 def _examine_backends(found: Diagnosis) -> None:
-    import torch
-
-    from autopack.attention.call import AttentionCall
-    from autopack.attention.choose import BACKENDS, availability, choose
-    from autopack.inspection import releases
-    from autopack.layout.packed import PackedLayout
+    from autopack.attention.choose import BACKENDS, availability, taken_by_auto
 
     found.backends = {name: {"available": yes, "reason": why} for name, (yes, why) in availability().items()}
-    function = releases.SDPA_FUNCTION or torch.nn.functional.scaled_dot_product_attention
-    implementations = [name for backend in BACKENDS.values() for name in backend.implementations()]
     kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
-    for implementation, kind, dtype in product(implementations, kinds, (torch.float32, torch.bfloat16)):
-        if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
-            continue
-        heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
-        layout = PackedLayout.from_lengths([[8]], kind)
-        call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
-        row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
-        found.choices.append({**row, "backend": choose("auto", call)})
+    for backend, kind in product(BACKENDS.values(), kinds):
+        for implementation in backend.implementations():
+            if kind == "cuda" or not implementation.startswith("flash"):
+                taken = " or ".join(taken_by_auto(implementation, kind))
+                row = {"attn_implementation": implementation, "device": kind, "backend": taken}
+                found.choices.append(row)
 
 
 def _failures(found: Diagnosis) -> Iterator[str]:
@@ -150,11 +142,7 @@ def _failures(found: Diagnosis) -> Iterator[str]:
         try:
             attempt()
         except Exception as error:  # whatever an installation that does not fit may raise
-            yield f"{what} fails with {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            yield f"{what} fails with {in_a_line(error)}"
 
 
 def _import_all() -> None:
@@ -190,7 +178,7 @@ def write_text(found: Diagnosis) -> str:
         "Installed": packages,
         "Devices": [[str(row["device"]), str(row["description"])] for row in found.devices],
         "Attention backends": backends,
-        "What autopack.enable(model) computes packed rows with (plain causal attention)": choices,
+        "What autopack.enable(model) computes packed rows with, as a call needs it": choices,
     }
     said = ["\n  ".join([title, *text_table(rows, "<" * len(rows[0]))]) for title, rows in blocks.items() if rows]
     said.append("\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.")

@@ -25,18 +25,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "by length; tokens and attention that packed rows save; and the speed-up to expect. Only lengths are counted: "
         "nothing is trained and nothing is timed."
     )
-    about = "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
-    parser.add_argument("data", metavar="DATA", help=about)
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote",
+    )
     add_data_options(parser)
     parser.add_argument("--max-length", type=tokens, default=4096, help="tokens of a packed row (%(default)s)")
-    about = "what becomes of documents longer than a row (%(default)s)"
-    parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate", help=about)
-    about = "only these ways of filling rows; may be given several times (all)"
-    parser.add_argument("--strategy", action="append", choices=get_args(Strategy), help=about)
-    about = "also plan documents that begin alike together: those of one value in COLUMN, or of the same first tokens"
-    parser.add_argument("--groups", nargs="?", const=True, default=False, metavar="COLUMN", help=about)
-    about = "of the model, which says what attention costs beside the rest (%(default)s)"
-    parser.add_argument("--hidden-size", type=positive, default=4096, help=about)
+    parser.add_argument(
+        "--overflow",
+        choices=get_args(Overflow),
+        default="truncate",
+        help="what becomes of documents longer than a row (%(default)s)",
+    )
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        choices=get_args(Strategy),
+        help="only these ways of filling rows; may be given several times (all)",
+    )
+    parser.add_argument(
+        "--groups",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="COLUMN",
+        help="also plan documents that begin alike together: those of one value in COLUMN, or of the same first tokens",
+    )
+    parser.add_argument(
+        "--hidden-size",
+        type=positive,
+        default=4096,
+        help="of the model, which says what attention costs beside the rest (%(default)s)",
+    )
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random orders (%(default)s)")
     add_outputs(parser)

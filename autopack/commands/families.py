@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(name: str, text: str, indent: int = 21) -> None:
     """Print a text behind a name, in lines that are indented alike."""
-    form: dict[str, Any] = {"initial_indent": f"{name:<{indent - 1}} ", "subsequent_indent": " " * indent}
-    print(textwrap.fill(text, 118, break_on_hyphens=False, **form))
+    first, others = f"{name:<{indent - 1}} ", " " * indent
+    print(textwrap.fill(text, 118, initial_indent=first, subsequent_indent=others, break_on_hyphens=False))
 
 
 def describe(family: Family) -> dict[str, Any]:

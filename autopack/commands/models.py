@@ -27,14 +27,20 @@ def add_model_options(
     parser: argparse._ActionsContainer, backend: str, dtype: str | None = None, device: str | None = None
 ) -> None:
     """Add the options of commands that take a model; without a dtype and a device they are those of a GPU if any."""
-    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
-    parser.add_argument("--attn", dest="attn_implementation", metavar="NAME", help=about)
+    parser.add_argument(
+        "--attn",
+        dest="attn_implementation",
+        metavar="NAME",
+        help="attn_implementation: eager, sdpa ... (what transformers chooses)",
+    )
     parser.add_argument("--backend", choices=CHOICES["backend"], help=f"{backend} (auto)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
-    about = f"of the weights ({dtype or 'float32; on a GPU bfloat16'})"
-    parser.add_argument("--dtype", choices=DTYPES, default=dtype, help=about)
-    about = f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
-    parser.add_argument("--device", default=device, help=about)
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=dtype, help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})"
+    )
+    parser.add_argument(
+        "--device", default=device, help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
+    )
 
 
 def obtain(
@@ -60,13 +66,23 @@ def obtain(
         return load_saved(str(Path(args.model).expanduser()), args)
     known = types_for(tasks)
     if args.model in known:
-        form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
         try:
-            return build(args.model, size, str(task), longest, seed=seed, **form)
+            return build(
+                args.model,
+                size,
+                str(task),
+                longest,
+                attn=args.attn_implementation,
+                dtype=getattr(torch, args.dtype),
+                device=args.device,
+                seed=seed,
+            )
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
-            options = f"{'--size, ' if hasattr(args, 'size') else ''}--attn, --dtype or --device"
-            raise CannotLoad(f"cannot build {args.model}: {reason}; choose another type, {options}") from error
+            raise CannotLoad(
+                f"cannot build {args.model}: {reason}; choose another type, "
+                f"{'--size, ' if hasattr(args, 'size') else ''}--attn, --dtype or --device"
+            ) from error
     try:
         return load_saved(args.model, args)
     except CannotLoad as error:

@@ -50,8 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     kinds.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
-    about = "a file, a module with -m, or a program on PATH; what follows it is its own"
-    parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
+    parser.add_argument(
+        "command_line",
+        metavar="SCRIPT ARGS",
+        nargs=argparse.REMAINDER,
+        help="a file, a module with -m, or a program on PATH; what follows it is its own",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,8 +139,11 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
             code="bad-option",
         )
     if os.pathsep in settings.DIRECTORY:
-        found = f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it"
-        raise AutopackError(f"{found}; install autopack elsewhere", code="cannot-run")
+        raise AutopackError(
+            f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a "
+            f"{os.pathsep} in it; install autopack elsewhere",
+            code="cannot-run",
+        )
     environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

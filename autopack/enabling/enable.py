@@ -19,7 +19,7 @@ from autopack.enabling.prove import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
-from autopack.integrations.trainers import TrainerAdapter, adapter_of
+from autopack.integrations.trainers import adapter_of
 from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
 from autopack.options import Options
 from autopack.runtime.model import EnabledModel
@@ -121,9 +121,8 @@ def enable(
 
 def _enable(model: Any, given: Options, undo: ExitStack) -> Handle | TrainerHandle | Handles:
     """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
-    adapter = adapter_of(model)
-    if adapter is not None:
-        return _enable_trainer(model, adapter, given, undo)
+    if adapter_of(model) is not None:
+        return _enable_trainer(model, given, undo)
     parts = parts_of(model)
     if parts is not None:
         return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
@@ -246,10 +245,10 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: Options, undo: ExitStack) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: Options, undo: ExitStack) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
-    needed, others = models_of_trainer(trainer, adapter)
+    needed, others = models_of_trainer(trainer)
     handles, left_alone = {}, {}
     for name, model in {**needed, **others}.items():
         try:
@@ -264,10 +263,10 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: Options, undo:
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost, code="trainer-loses-documents")
-    cut = boundaries.say_what_is_cut(trainer, handles[adapter.model].enabled.logged)
+    cut = boundaries.say_what_is_cut(trainer, handles["model"].enabled.logged)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
-    trainer_logs.add_logs(trainer, handles[adapter.model].tally)
+    trainer_logs.add_logs(trainer, handles["model"].tally)
     return TrainerHandle(trainer, handles, left_alone, cut)
 
 
@@ -305,8 +304,7 @@ def is_enabled(model: Any) -> bool:
 
 
 def _bases(model: Any) -> list[PreTrainedModel]:
-    adapter = adapter_of(model)
-    if adapter is None:
+    if adapter_of(model) is None:
         return [unwrap(model)]
-    needed, others = models_of_trainer(model, adapter)
+    needed, others = models_of_trainer(model)
     return [unwrap(part) for part in (*needed.values(), *others.values())]

@@ -18,16 +18,13 @@ from torch import nn
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
 from autopack.inspection.randomness import drawing_nothing
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
-from autopack.layout import declarations
+from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, iterables_of
+from autopack.layout import COMPLETION_KEYS, LABEL_KEYS, declarations
 
 logger = logging.getLogger(__name__)
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
 """Columns of packed rows that declare where documents begin."""
-TARGETS = ("completion_mask", "assistant_masks")
-"""Columns that mark target tokens in a data set without labels."""
-_KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
-_LABELS = ("labels", "label", "label_ids")
+_KEPT = (*BOUNDARIES, "loss_weights", "document_weight")
 _ROWS = 8
 """Number of rows of a data set that are searched for one of several documents."""
 
@@ -49,7 +46,7 @@ def keep_columns(trainer: Any) -> None:
     before = trainer._signature_columns
     known = adapter.found_columns(trainer)
     there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
-    added = [name for name in (*_KEPT, *_pictures(collator)) if name in there and name not in known]
+    added = [name for name in (*_KEPT, *_read_by(collator)) if name in there and name not in known]
     columns = KeptColumns([*known, *added])
     columns.before, columns.added = before, added
     trainer._signature_columns = columns if added else before
@@ -97,9 +94,11 @@ def _packs(collator: Any) -> bool:
     return made is not None and isinstance(collator, made.PackingCollator)
 
 
-def _pictures(collator: Any) -> tuple[str, ...]:
-    """Return the columns of pictures that a collator reads."""
-    return PICTURES if _packs(collator) and collator.image_processor is not None else ()
+def _read_by(collator: Any) -> tuple[str, ...]:
+    """Return the columns of which a collator makes targets and pixels."""
+    if not _packs(collator):
+        return ()
+    return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -111,15 +110,10 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _is_packed_stream(dataset: Any) -> bool:
-    """Return True if `autopack.pack` made the rows of a stream, whatever was done with them
-    since."""
+    """Return True if `autopack.pack` made the rows of a stream."""
     made = sys.modules.get("autopack.packing.rows")
-    waiting = [getattr(dataset, "_ex_iterable", None)] if made is not None else []
-    for found in waiting:  # grows meanwhile
-        if isinstance(getattr(found, "function", None), made.Packing):  # type: ignore[union-attr]
-            return True
-        waiting += [inner] if (inner := getattr(found, "ex_iterable", None)) is not None else []
-    return False
+    functions = (getattr(each, "function", None) for each in iterables_of(dataset))
+    return made is not None and any(isinstance(each, made.Packing) for each in functions)
 
 
 def _samples(dataset: Any) -> list[Mapping[str, Any]]:
@@ -171,7 +165,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     adapter = _adapter(trainer)
     collator, name = adapter.collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
-    if names and not {*BOUNDARIES, *TARGETS, *_pictures(collator)}.intersection(names):
+    if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):
         return None
     samples = _samples(dataset)
     names = names or list(samples[0])
@@ -188,15 +182,12 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
             f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
             f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
         )
-    targets = [] if {*_LABELS}.intersection(names) else [column for column in dropped if column in TARGETS]
-    if targets and _packs(collator):
-        return (
-            f"{name} drops {', '.join(targets)} of its data, so tokens that are no targets would be trained on. {ways}."
-        )
-    if pictures := [column for column in dropped if column in _pictures(collator)]:
-        return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
-    declared = _declared(_collated(collator, kept)) if kept else None
-    if declared is not None and declared < documents:
+    has_labels = not {*LABEL_KEYS}.isdisjoint(names)
+    read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)]
+    if read:
+        return f"{name} drops {', '.join(read)} of its data, of which its collator makes targets and pixels. {ways}."
+    batch = _collated(collator, kept) if kept else None
+    if batch is not None and (_declared(batch) or documents) < documents:
         return (
             f"{type(collator).__name__} makes one document of a row of {documents}. Give {name} "
             f"data_collator=autopack.PackingCollator(), which keeps them apart."
@@ -204,10 +195,8 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     return None
 
 
-def _declared(batch: Mapping[str, Any] | None) -> int | None:
+def _declared(batch: Mapping[str, Any]) -> int | None:
     """Return the number of documents that a batch declares; None if it cannot be told."""
-    if batch is None:
-        return None
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

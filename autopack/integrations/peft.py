@@ -43,6 +43,8 @@ _OPTIONS = {
     "alora_invocation_tokens": "activated LoRA looks for its invocation once per row, not once per document",
     "velora_config": "VeLoRA's backward replaces activations by their average over the batch",
 }
+before_tuner: Callable[[Any], None] | None = None
+"""Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT 0.19."""
 _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train without packing."
 
 
@@ -131,6 +133,8 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
 def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a tuner's forward so that it calls an enabled model itself, not its `forward` past the
     hooks."""
+    if before_tuner is not None:
+        before_tuner(self.model)
     seen = _Seen(self, model=_Seen(self.model, forward=self.model)) if holds_marks(self.model) else self
     return original(seen, *args, **kwargs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from autopack.inspection.callers import objects_of, running
 
@@ -30,13 +30,6 @@ class TrainerAdapter:
     """Value of `args.packing_strategy` that cuts documents at row ends and declares no
     boundaries."""
 
-    model: ClassVar[str] = "model"
-    """Attribute with the model that is trained; other models are searched among all attributes."""
-    wrapped: ClassVar[str] = "model_wrapped"
-    """Attribute with the same model in wrappers."""
-    makes_model: ClassVar[str] = "model_init"
-    """Attribute that is not None if training makes the model anew."""
-
     def drops_columns(self, trainer: Any) -> bool:
         """Return True if a trainer drops columns that its model's forward does not name."""
         return hasattr(trainer, "_signature_columns") and bool(trainer.args.remove_unused_columns)
@@ -44,10 +37,10 @@ class TrainerAdapter:
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
         can."""
-        args = trainer.args if self.cuts is not None else None
+        args = getattr(trainer, "args", None)
         skips = (getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset")
         packs = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
-        if args is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
+        if self.cuts is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
             return None
         return (
             f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts documents where rows end "
@@ -66,7 +59,7 @@ class TrainerAdapter:
 
     def reference_of(self, trainer: Any) -> Any:
         """Return the model that the trained one is compared with; None if there is none."""
-        return None if self.reference is None else getattr(trainer, self.reference, None)
+        return getattr(trainer, self.reference or "", None)
 
     def callbacks_of(self, trainer: Any) -> list[Any]:
         """Return the list of callbacks of a trainer; an empty one if it has none."""
@@ -105,6 +98,18 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
     modules."""
     below = tuple(f"{package}." for package in packages)
     return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
+
+
+def iterables_of(stream: Any) -> list[Any]:
+    """Return what a stream of datasets iterates over, whatever was done with it since; none of anything else."""
+    found = [stream._ex_iterable] if hasattr(stream, "_ex_iterable") else []
+    for each in found:  # grows meanwhile
+        for value in vars(each).values():
+            parts = value if isinstance(value, list | tuple) else [value]
+            found += [
+                part for part in parts if derives_from(part, "_BaseExamplesIterable", "datasets.iterable_dataset")
+            ]
+    return found
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from autopack.errors import UnsupportedModel
 from autopack.inspection.code_origin import file_of, is_own_file
 from autopack.integrations import peft
-from autopack.integrations.trainers import TrainerAdapter, derives_from
+from autopack.integrations.trainers import derives_from
 from autopack.runtime.model import Around
 
 _AROUND = ("lightning", "pytorch_lightning", "sentence_transformers", "setfit", "deepspeed", "trl", "opacus")
@@ -139,34 +139,36 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
         yield from _outermost(child)
 
 
-def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the models of a trainer, by attribute: those that see its batches, and those that
     score texts.
 
     The first are the policy, the reference model and their like. The second, in lists such as
     `reward_funcs`, make batches of their own.
     """
-    if getattr(trainer, adapter.makes_model, None) is not None:
+    if getattr(trainer, "model_init", None) is not None:
         raise UnsupportedModel(
-            f"the trainer has a {adapter.makes_model}, and makes a new model when training begins. Call "
-            f"autopack.enable(model) in your {adapter.makes_model}, before it returns the model.",
+            "the trainer has a model_init, and makes a new model when training begins. Call "
+            "autopack.enable(model) in your model_init, before it returns the model.",
             code="which-model",
         )
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    # The policy first: it is what the trainer is asked about.
-    held = {name: value for name, value in vars(trainer).items() if name != adapter.wrapped}
-    attributes = {adapter.model: getattr(trainer, adapter.model), **held}
+    # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in wrappers.
+    attributes = {"model": trainer.model, **vars(trainer)}
     for name, value in attributes.items():
         listed = isinstance(value, list | tuple)
         for number, part in enumerate(value if listed else [value]):
             models = list(_outermost(part)) if isinstance(part, nn.Module) else []
-            if not models or id(models[0]) in seen:
+            if not models or id(models[0]) in seen or name == "model_wrapped":
                 continue
             seen.update(map(id, models))
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
-    if adapter.model not in first:
-        found = f"{type(trainer).__name__} holds no transformers model in its attribute {adapter.model!r}"
-        raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.", code="which-model")
+    if "model" not in first:
+        raise UnsupportedModel(
+            f"{type(trainer).__name__} holds no transformers model in its attribute 'model'. "
+            "Pass the model that you train to autopack.enable.",
+            code="which-model",
+        )
     return first, second

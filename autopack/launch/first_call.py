@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-import wrapt
 from torch import nn
 
 from autopack.calls.hooks import ForwardGuard
@@ -89,9 +88,8 @@ def prepare(base: Any) -> None:
         original(self, *args, **kwargs)
         _wait(self)
 
-    peft.watch()  # before the hooks below, which see whether it stands there
-    for module, name in (("tuners_utils", "BaseTuner"), ("adalora.model", "AdaLoraModel")):
-        wrapt.register_post_import_hook(functools.partial(_stand_at_tuner, name), f"peft.tuners.{module}")
+    peft.watch()
+    peft.before_tuner = _before_tuner
     base.__init__ = __init__
 
 
@@ -146,8 +144,8 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
 
 def _after(hook: FirstCall, module: nn.Module) -> list[Any]:
     """Return the hooks of a call that run after this one."""
-    hooks = list(module._forward_pre_hooks.values())
-    return hooks[next(place for place, each in enumerate(hooks) if each is hook) + 1 :]
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
+    return hooks[hooks.index(hook) + 1 :]
 
 
 def _enable(here: Session, module: Any) -> bool:
@@ -234,21 +232,10 @@ def _passing_through(module: nn.Module) -> Any:
     return None
 
 
-def _stand_at_tuner(name: str, module: Any) -> None:
-    """Enable the model before a PEFT tuner calls its `forward` past its hooks, as all do up to PEFT
-    0.19."""
-    tuner = getattr(module, name)
-    original = tuner.forward
-    if not hasattr(original, "autopack_original"):  # what `peft.watch` leaves at those that do
-        return
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self.model, nn.Module) and _trains(self.model):
-            _enable_for_tuner(self.model)
-        return original(self, *args, **kwargs)
-
-    tuner.forward = forward
+def _before_tuner(model: Any) -> None:
+    """Enable the model before a PEFT tuner calls its `forward` past its hooks."""
+    if isinstance(model, nn.Module) and _trains(model):
+        _enable_for_tuner(model)
 
 
 @torch._dynamo.disable

@@ -34,25 +34,25 @@ def start() -> None:
         del os.environ[RUN]
         path = without(os.environ.pop("PYTHONPATH", ""))
         os.environ |= {"PYTHONPATH": path} if path else {}
-    reports, speaks = _reports() if settings.subprocesses else (None, True)
-    session.current = session.Session(settings, started, reports, speaks)
+    session.current = session.Session(settings, started, *_reports(settings.subprocesses))
     atexit.register(session.current.report)
     sys.meta_path.insert(0, _Transformers(_place_of_wrapt()))
 
 
-def _reports() -> tuple[Path, bool]:
+def _reports(shared: bool) -> tuple[Path, bool]:
     """Return the directory for the outcomes of this process, and True if it reports for all.
 
     The first process that comes here reports for all: the script, or the Python that a shell script
     starts. Another program may have replaced it since, and have its process id.
     """
     process, _, directory = os.environ.get(REPORTS, "").partition(":")
-    if directory:
+    if directory and shared:
         return Path(directory), process == str(os.getpid())
     import tempfile
 
     directory = tempfile.mkdtemp(prefix="autopack-")
-    os.environ[REPORTS] = f"{os.getpid()}:{directory}"
+    if shared:
+        os.environ[REPORTS] = f"{os.getpid()}:{directory}"
     return Path(directory), True
 
 

@@ -74,7 +74,7 @@ def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
     found: dict[tuple[Any, ...], ProcessOutcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
-        same = (each.text, each.pads, each.tally is None)
+        same = (each.text, each.pads)
         times[(each.process, same)] += 1
         key = (same, times[(each.process, same)])
         if key in found:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopack.errors import AutopackError
+from autopack.errors import in_a_line
 from autopack.launch import lines
 from autopack.launch.outcome import ProcessOutcome, is_first, keep, kept, summed
 from autopack.launch.settings import RunSettings
@@ -30,10 +30,10 @@ class Session:
 
     `started` is True in the process of the script that the user named, and False in processes that
     the script started. `waiting` holds the models that have not been called in training. Processes
-    with a directory of `reports` leave their report to the one that `speaks`.
+    leave their report in the directory of `reports` to the one that `speaks`.
     """
 
-    def __init__(self, settings: RunSettings, started: bool, reports: Path | None = None, speaks: bool = True):
+    def __init__(self, settings: RunSettings, started: bool, reports: Path, speaks: bool = True):
         self.settings, self.started, self.reports = settings, started, reports
         self.process = os.getpid()
         self._speaker = self.process if speaks else None
@@ -46,16 +46,15 @@ class Session:
         """Note a model that is enabled."""
         pads = handle.enabled.options.unpad
         self._note(model, ProcessOutcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
-        if self.reports is not None and self._speaker != os.getpid():
+        if self._speaker != os.getpid():
             from autopack.runtime import tally
 
             tally.after_each = self._keep
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and log the reason."""
-        outcome = ProcessOutcome(f"{_name(model)} left as it is: {_line(reason)}")
-        known = any(outcome.text == other.text for other in self._outcomes)
-        if not known and (self.reports is None or is_first(outcome.text, self.reports)):
+        outcome = ProcessOutcome(f"{_name(model)} left as it is: {in_a_line(reason)}")
+        if is_first(outcome.text, self.reports):
             _say(f"warning: {outcome.text}")
         self._note(model, outcome)
 
@@ -73,12 +72,12 @@ class Session:
         outcomes = self._mine()
         self._outcomes.clear()
         speaks = self._speaker == os.getpid()
-        if self.reports is not None and speaks:
+        if speaks:
             outcomes = summed([*kept(self.reports), *outcomes])
             import shutil
 
             shutil.rmtree(self.reports, ignore_errors=True)
-        elif self.reports is not None and outcomes and keep(outcomes, self.reports):
+        elif outcomes and keep(outcomes, self.reports):
             return
         if self.settings.quiet:
             return
@@ -86,7 +85,10 @@ class Session:
             _write(str(outcome))
         # A crash has the last word: its traceback says what is missing.
         if not outcomes and speaks and self.started and not hasattr(sys, "last_type"):
-            _say("no transformers model was called in training" + (" in this process" if self.reports is None else ""))
+            _say(
+                "no transformers model was called in training"
+                + ("" if self.settings.subprocesses else " in this process")
+            )
 
     def _mine(self) -> list[ProcessOutcome]:
         mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
@@ -102,7 +104,7 @@ class Session:
         the time.
         """
         now = time.perf_counter()
-        if self.reports is not None and (self._times_kept < 100 or now >= self._kept_until):
+        if self._times_kept < 100 or now >= self._kept_until:
             keep(self._mine(), self.reports)
             self._times_kept += 1
             self._kept_until = now + 200 * (time.perf_counter() - now)
@@ -124,7 +126,7 @@ current: Session | None = None
 
 def warn_not_started(error: Exception) -> None:
     """Log that autopack does nothing in this process, and why."""
-    _say(f"warning: not started in this process: {_line(error)}")
+    _say(f"warning: not started in this process: {in_a_line(error)}")
 
 
 def _say(text: str) -> None:
@@ -140,8 +142,3 @@ def _write(text: str) -> None:
 
 def _name(model: PreTrainedModel) -> str:
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"
-
-
-def _line(error: Exception) -> str:
-    kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split())

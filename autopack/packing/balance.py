@@ -53,9 +53,7 @@ class CostModel:
     @classmethod
     def for_model(cls, model: Any) -> CostModel:
         """Return the cost model for the `hidden_size` of a model or config of transformers."""
-        config = getattr(model, "config", model)
-        config = text_config(config)
-        hidden = getattr(config, "hidden_size", None)
+        hidden = getattr(text_config(getattr(model, "config", model)), "hidden_size", None)
         if not isinstance(hidden, int) or hidden < 1:
             raise ValueError(f"wanted a model or config with a hidden_size, found {type(model).__name__}")
         return cls(1.0, 1 / (12 * hidden))

@@ -4,50 +4,48 @@ options."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 
 IDS = "input_ids"
 MASK = "attention_mask"
 POSITIONS = "position_ids"
 LENGTHS = "seq_lengths"
 """Column of packed rows with the number of tokens of each document."""
-LABEL_KEYS = ("labels", "label", "label_ids")
-COMPLETION_KEYS = ("completion_mask", "assistant_masks")
-"""Columns with 1 at tokens that are targets, for examples without labels."""
 LOSS_WEIGHTS = "loss_weights"
 """Weights per token, (B, T) float32."""
 DOCUMENT_WEIGHT = "document_weight"
 """Weight of a document: a float in an example, a list of them in a packed row."""
 PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 """Two columns that together make an example a pair: text, and tokens by the names of TRL."""
+LONGEST = (1 << 31) - 1
+"""Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
+bits, and its bounds into 32."""
+FROM_0 = ("seed", "first_position", "epoch", "step", "rank", "shard")
+"""Options that begin to count at 0."""
 Weighing = Literal["document", "token"]
 WEIGHINGS = (*get_args(Weighing), None)
 
 
-def unusable(message: str) -> InvalidPacking:
-    """Return the error about data that cannot be packed."""
-    return InvalidPacking(message, code="unusable-data")
-
-
-def no_examples(message: str) -> InvalidPacking:
-    """Return the error about data that are no examples."""
-    return InvalidPacking(message, code="no-examples")
-
-
-def wrong_numbers(message: str) -> InvalidPacking:
-    """Return the error about numbers that are not those of documents."""
-    return InvalidPacking(message, code="numbers-per-document")
-
-
-def other_data(message: str) -> InvalidPacking:
-    """Return the error about a plan or a state of other data."""
-    return InvalidPacking(message, code="other-data")
+unusable = partial(InvalidPacking, code="unusable-data")
+"""The error about data that cannot be packed."""
+no_examples = partial(InvalidPacking, code="no-examples")
+"""The error about data that are no examples."""
+wrong_numbers = partial(InvalidPacking, code="numbers-per-document")
+"""The error about numbers that are not those of documents."""
+other_data = partial(InvalidPacking, code="other-data")
+"""The error about a plan or a state of other data."""
+does_not_fit = partial(InvalidPacking, code="does-not-fit")
+"""The error about documents that are too long or too many."""
+bad_file = partial(InvalidPacking, code="bad-file")
+"""The error about a file or folder that is not there, not whole, or of another kind."""
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
@@ -56,34 +54,37 @@ def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
 
 
 @contextmanager
-def in_the_whole(numbers: Any) -> Iterator[None]:
-    """Name an example of a part by its number in the whole, in errors about it."""
+def reworded(change: Callable[[str], str]) -> Iterator[None]:
+    """Change the messages of errors about data."""
     try:
         yield
     except InvalidPacking as error:
-        found = re.sub(r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}", error.message)
-        raise InvalidPacking(found, code=error.code) from error
+        raise InvalidPacking(change(error.message), code=error.code) from error
 
 
-def check_columns(names: Collection[Any], where: str, option: str) -> None:
+def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
+    """Name an example of a part by its number in the whole, in errors about it."""
+    return reworded(partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}"))
+
+
+def check_columns(names: Collection[Any], option: str) -> None:
     """Raise `InvalidPacking` unless these are keys or columns of documents: names with tokens, and
     with labels once. An `option` leaves others out."""
     if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
-        raise unusable(f"{where}wanted names that are text, found {other!r}; rename it, or drop it")
+        raise unusable(f"wanted names that are text, found {other!r}; rename it, or drop it")
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
-            f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
+            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
             f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
             f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
             f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
     if IDS not in names:
-        found = f"found {sorted(names)}; tokenize first (inputs_embeds are not packed)"
-        raise unusable(f"{where}wanted 'input_ids', {found}")
+        raise unusable(f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)")
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
-        raise unusable(f"{where}found {labels}, which all are labels; name all but one in {option}")
+        raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
 def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:
@@ -99,13 +100,15 @@ def is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_int(name: str, value: Any, least: int, optional: bool = False, most: int | None = None) -> None:
-    """Raise `ValueError` unless an option is an int from `least` to `most`, or None and
+def check_ints(optional: bool = False, **options: Any) -> None:
+    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None if
     optional."""
-    if not (is_int(value) and value >= least) and not (optional and value is None):
-        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
-    if most is not None and value is not None and value > most:
-        raise ValueError(f"{name}={value!r}: wanted at most {most:,}")
+    for name, value in options.items():
+        least = int(name not in FROM_0)
+        if not (is_int(value) and value >= least) and not (optional and value is None):
+            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
+        if name == "max_length" and value is not None and value > LONGEST:
+            raise ValueError(f"{name}={value!r}: wanted at most {LONGEST:,}")
 
 
 def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -118,6 +121,12 @@ def check_names(option: str, value: Any, what: str) -> None:
     """Raise `ValueError` if an option is one name instead of several."""
     if isinstance(value, str):
         raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
+
+
+def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
+    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a token."""
+    kept = np.logical_and.reduce([np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns])
+    return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
 
 
 def are_weights(weights: np.ndarray, documents: int) -> bool:

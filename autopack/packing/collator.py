@@ -12,29 +12,31 @@ import logging
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.configs import text_config
-from autopack.layout import IGNORED_LABEL
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.packing.checks import (
-    COMPLETION_KEYS,
     DOCUMENT_WEIGHT,
     IDS,
-    LABEL_KEYS,
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
     WEIGHINGS,
     Weighing,
     check_in,
-    check_int,
+    check_ints,
     check_names,
     invalid,
+    labels_of,
     no_examples,
+    reworded,
     token_weights,
+    unusable,
 )
 from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
 from autopack.packing.lengths import aligned, bounds_of, numbered
@@ -45,9 +47,6 @@ PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_toke
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
 Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
 _CHOICES = {"labels": get_args(Labels), "overflow": ("error", "truncate"), "loss_weights": WEIGHINGS}
-
-# Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
-UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
 
 _MADE_FOR = "_made_for"
 """Name of the attribute with the model of `for_model`, until a first batch is made."""
@@ -157,10 +156,9 @@ class PackingCollator:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             check_in(name, getattr(self, name), choices)
-        for name in ("max_length", "pad_to_multiple_of", "max_documents", "rows"):
-            check_int(name, getattr(self, name), 1, optional=True)
-        check_int("align", self.align, 1)
-        check_int("first_position", self.first_position, 0)
+        optional = ("max_length", "pad_to_multiple_of", "max_documents", "rows")
+        check_ints(True, **{name: getattr(self, name) for name in optional})
+        check_ints(align=self.align, first_position=self.first_position)
         for name, what in (("declare", "forms"), ("drop_keys", "keys")):
             check_names(name, getattr(self, name), what)
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -203,23 +201,22 @@ class PackingCollator:
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
                 f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
-        config = whole = getattr(model, "config", model)
-        config = text_config(config)
+        config = getattr(model, "config", model)
         from autopack.inspection.heads import row_head  # need torch, which this module does not
         from autopack.registry import families, first_position
 
         found: dict[str, Any] = {}
         if "first_position" not in options:
-            found["first_position"] = first_position(config)
+            found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif type(model).__name__.endswith(UNSHIFTED_HEADS) or _keeps_columns(model):
+        elif _keeps_columns(model):
             found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
         by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
-        object.__setattr__(made, "images_by_row", any(whole.model_type in types for types in by_row))
-        if whole is not model:
+        object.__setattr__(made, "images_by_row", any(config.model_type in types for types in by_row))
+        if config is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
 
@@ -248,9 +245,10 @@ class PackingCollator:
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
+            pictures = [each.pop("images", []) for each in media]
             seen = along_diagonal(media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape)
             batch |= join(media, *where) | seen
-            batch |= read_pictures(self.image_processor, media, *where, return_tensors)
+            batch |= read_pictures(self.image_processor, pictures, *where, return_tensors)
         if return_tensors == "pt":
             import torch
 
@@ -262,31 +260,33 @@ class PackingCollator:
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """Return the examples as arrays; as a single one if they go into one row and are only
         documents."""
-        if self.labels == "completions":
-            examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
-        merged = None if self.max_length else merge(examples, self._ignored)
-        return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
+        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+        if not self.max_length and (merged := merge(examples, ignored)) is not None:
+            return [merged]
+        read = []
+        for index, example in enumerate(examples):
+            with reworded(partial("example {}, {}".format, index)):
+                read.append(self._read(example, ignored))
+        return read
 
-    @property
-    def _ignored(self) -> set[str]:
-        return {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-
-    def _read(self, index: int, example: Mapping[str, Any]) -> Example:
+    def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays, no longer than a row."""
-        weighs, reads_pictures = self.loss_weights is not None, self.image_processor is not None
-        read = read_example(index, example, self._ignored, weighs, reads_pictures, self.labels == "completions")
+        completes = self.labels == "completions"
+        given = as_documents(example, ignored) if completes else example
+        read = read_example(given, ignored, self.loss_weights is not None, self.image_processor is not None, completes)
         columns = int(aligned(read.lengths, self.align).sum())
+        found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and columns > self.max_length:
             if self.overflow == "error":
                 of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
-                found = f"found {len(read)} tokens{of_columns} for rows of at most max_length={self.max_length}"
-                raise invalid(index, IDS, f"{found}; raise it, or pass overflow='truncate'")
+                found += f"{of_columns} for rows of at most max_length={self.max_length}"
+                raise unusable(f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
-                raise invalid(index, IDS, f"found {len(read)} tokens and {[*read.media]}, which are not cut with them")
+                raise unusable(f"{found} and {[*read.media]}, which are not cut with them; raise max_length")
             read.truncate(tokens_within(read.lengths, self.align, self.max_length))
         if self.max_documents and len(read.starts) > self.max_documents:
-            found = f"found {len(read.starts)} documents for rows of at most {self.max_documents}"
-            raise invalid(index, IDS, f"{found}; raise max_documents, or pack with it")
+            found = f"{IDS!r}: found {len(read.starts)} documents for rows of at most {self.max_documents}"
+            raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:
@@ -300,7 +300,7 @@ class PackingCollator:
         if lacking and self.labels == "unshifted":
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for example in lacking:
-            example.columns["labels"] = _labels(example.columns)
+            example.columns["labels"] = labels_of(example.columns)
         if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
             for columns in (example.columns for example in examples if "labels" in example.columns):
                 for key in COMPLETION_KEYS:
@@ -349,18 +349,19 @@ def _model_in(model: Any) -> Any:
     try:
         return unwrap(model)
     except UnsupportedModel as error:
-        found = f"found {type(model).__name__}: {error.message}"
-        raise ValueError(f"wanted a transformers model or config, {found}") from None
+        raise ValueError(
+            f"wanted a transformers model or config, found {type(model).__name__}: {error.message}"
+        ) from None
 
 
 def _keeps_columns(model: Any) -> bool:
-    """Return True if transformers' own loss compares a label with the logits of its own column."""
+    """Return True if the model's loss compares a label with the logits of its own column."""
     forward = getattr(type(model), "forward", None)
-    if forward is None or not forward.__module__.startswith("transformers.models."):
-        return False  # the names of a third-party class tell nothing, and an enabled model asks its loss
+    if forward is None or "labels" not in inspect.signature(forward).parameters:
+        return False
     from autopack.inspection.source import shifts_labels
 
-    return "labels" in inspect.signature(forward).parameters and not shifts_labels(model)
+    return not shifts_labels(model)
 
 
 def _say_if_plain(model: Any) -> None:
@@ -372,9 +373,3 @@ def _say_if_plain(model: Any) -> None:
             "documents of a row see each other. Call autopack.enable(model) before the model is called.",
             type(model).__name__,
         )
-
-
-def _labels(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return tokens as labels, -100 where a mask of the example excludes a token as target."""
-    kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
-    return np.where(kept, columns[IDS], IGNORED_LABEL)

@@ -4,16 +4,16 @@ training."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
-from autopack.packing.checks import check_in, check_int, check_names, no_examples
+from autopack.integrations.trainers import derives_from
+from autopack.packing.checks import check_in, check_ints, check_names, no_examples, reworded
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Strategy
+from autopack.packing.plans import Strategy, plan
 from autopack.version import __version__
 
 if TYPE_CHECKING:
@@ -91,19 +91,16 @@ def pack(
     """
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
     planned |= {"max_documents": max_documents, "align": align}
-    check_int("buffer_size", buffer_size, 1)
+    check_ints(buffer_size=buffer_size)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    marks = first_position, mask_first_label
-    packing = prepare("autopack.pack", max_length, planned, drop_columns, marks, groups)
+    packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, mask_first_label, groups)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
     for name, split in dataset.items():
-        try:
+        with reworded(partial("split {!r}: {}".format, name)):
             made[name] = _pack(split, packing, buffer_size, num_proc)
-        except InvalidPacking as error:
-            raise InvalidPacking(f"split {name!r}: {error.message}", code=error.code) from error
     return type(dataset)(made)
 
 
@@ -112,38 +109,34 @@ def prepare(
     max_length: int,
     planned: dict[str, Any],
     drop_columns: Collection[str],
-    marks: tuple[int, bool],
+    first_position: int,
+    mask_first_label: bool,
     groups: str | bool = False,
 ) -> Packing:
     """Return the options of the public function `name`; raise as `pack` does."""
     try:
-        from autopack.packing.rows import Marks, Packing
+        from autopack.packing.rows import Packing
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
-    check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
-    first_position, mask_first_label = marks
-    check_int("first_position", first_position, 0)
+    check_ints(first_position=first_position)
     check_in("mask_first_label", mask_first_label, (True, False))
     check_names("drop_columns", drop_columns, "columns")
-    return Packing(int(max_length), planned, tuple(drop_columns), Marks(int(first_position), mask_first_label), groups)
-
-
-def is_of(module: str, name: str, dataset: Any) -> bool:
-    """Return True if a dataset is of class `name` of `module`, without importing the module."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(dataset, kind)
+    plan([1], max_length, **planned)  # checks them
+    return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), mask_first_label, groups)
 
 
 def _kind(dataset: Any) -> str:
     """Return the sort of dataset; raise `InvalidPacking` for others."""
     for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
-        if is_of("datasets", name, dataset):
+        if derives_from(dataset, name, "datasets"):
             return name
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"
-    wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
-    raise no_examples(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
+    raise no_examples(
+        "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
+        f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
+    )
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
@@ -187,8 +180,7 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    options = packing.max_length, packing.planned, sorted(packing.drop_columns), packing.marks, packing.groups
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.planned, packing.options))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.inspection.media import holds_media
+from autopack.layout import LABEL_KEYS
 from autopack.layout.ways import OF_ROWS
 from autopack.packing.checks import (
     IDS,
-    LABEL_KEYS,
     MASK,
     check_columns,
     invalid,
@@ -23,7 +23,7 @@ from autopack.packing.checks import (
     unusable,
     wrong_numbers,
 )
-from autopack.packing.lengths import to_numpy
+from autopack.packing.lengths import bounds_of, to_numpy
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
@@ -63,8 +63,12 @@ class Documents:
             self._remove_padding()
         empty = int((self.lengths == 0).sum())
         also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
-        way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
-        self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
+        self._refuse(
+            self._sizes == 0,
+            IDS,
+            f"found no tokens{also}; leave empty documents out, as by "
+            "dataset.filter(lambda example: len(example['input_ids']) > 0)",
+        )
 
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
@@ -129,11 +133,9 @@ class Documents:
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
         rows, number = self._places(documents)
-        order = np.argsort(number, kind="stable")
-        batches, starts = np.unique(number[order], return_index=True)
-        of_batches = zip(batches.tolist(), np.split(rows[order], starts[1:]), strict=True)
-        parts = [self.batches[n].column(name).take(pa.array(of - self.first_rows[n])) for n, of in of_batches]
-        return pa.concat_arrays(parts).take(pa.array(np.argsort(order)))
+        columns = [batch.column(name) for batch in self.batches]
+        places = zip(number.tolist(), (rows - self.first_rows[number]).tolist(), strict=True)
+        return pa.concat_arrays([columns[n].slice(row, 1) for n, row in places])
 
     def _places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the row of the table of each document, and the batch that has it."""
@@ -148,8 +150,10 @@ class Documents:
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
-            found = f"column {name!r} holds {self.table.schema.field(name).type}"
-            raise wrong_numbers(f"groups: {found}; wanted ints or text, one per document") from error
+            raise wrong_numbers(
+                f"groups: column {name!r} holds {self.table.schema.field(name).type}; wanted ints "
+                "or text, one per document"
+            ) from error
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -193,25 +197,24 @@ class Documents:
 
     def _remove_padding(self) -> None:
         """Cut the zeros of the attention mask off both ends of each document."""
-        begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
-        odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
+        begins, lengths, ends = np.zeros((3, self.table.num_rows), np.int64)
+        odd = np.zeros(self.table.num_rows, np.bool_)
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
             offsets = lists.offsets.to_numpy().astype(np.int64)
             mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-            starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
-            if (mask == 1).all():
-                lengths[rows] = ends - starts
-                continue
-            other, real = np.flatnonzero((mask != 0) & (mask != 1)), np.flatnonzero(mask)
-            odd[rows] = np.searchsorted(other, ends) > np.searchsorted(other, starts)
-            low, high = np.searchsorted(real, starts), np.searchsorted(real, ends)
-            lengths[rows] = high - low
-            real = np.append(real, 0)  # read for documents without a token, which are refused
-            begins[rows] = np.where(high > low, real[low] - starts, 0)
-            hole[rows] = (high > low) & (real[high - 1] + 1 - real[low] != high - low)
-        reason = "found values that are not 0 or 1, as segment ids of a packed row are"
-        self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
+            bounds = offsets - offsets[0]
+            other, real = (bounds_of(of) for of in ((mask != 0) & (mask != 1), mask != 0))  # before each token
+            odd[rows] = np.diff(other[bounds])
+            lengths[rows] = np.diff(real[bounds])
+            begins[rows] = np.searchsorted(real, real[bounds[:-1]], "right") - 1 - bounds[:-1]
+            ends[rows] = np.searchsorted(real, real[bounds[1:]]) - bounds[:-1]
+        hole = (lengths > 0) & (ends - begins != lengths)
+        self._refuse(
+            odd,
+            MASK,
+            "found values that are not 0 or 1, as segment ids of a packed row are; pack the documents themselves",
+        )
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
 
@@ -222,12 +225,14 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     Raises `InvalidPacking` unless they are columns of documents.
     """
     wanted = [name for name in names if name == IDS or name not in drop_columns]
-    check_columns(wanted, "", "drop_columns")
+    check_columns(wanted, "drop_columns")
     if missing := [name for name in drop_columns if name not in names]:
         raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
     if packed := [name for name in wanted if name in OF_ROWS]:
-        way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-        raise unusable(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
+        raise unusable(
+            f"found a column {packed[0]!r}, so the examples are packed rows; pack the documents "
+            "themselves; or name it in drop_columns if each example is one document"
+        )
     return wanted
 
 
@@ -278,8 +283,9 @@ def from_columns(
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise unusable(f"column {name!r}: {reason}") from error
+            raise unusable(
+                f"column {name!r}: found values that make no column ({error}); fix them, or name it in drop_columns"
+            ) from error
     return pa.table(made)
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from autopack.layout import COMPLETION_KEYS, LABEL_KEYS
 from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import (
-    COMPLETION_KEYS,
     DOCUMENT_WEIGHT,
     IDS,
-    LABEL_KEYS,
     LENGTHS,
     LOSS_WEIGHTS,
     MASK,
@@ -28,7 +27,7 @@ from autopack.packing.checks import (
     refuse_unlike,
     unusable,
 )
-from autopack.packing.lengths import is_text, numbered, numbers
+from autopack.packing.lengths import is_text, numbered, numbers, to_numpy
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -66,7 +65,7 @@ class Example:
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
-def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
+def as_documents(example: Any, ignored: Collection[str]) -> Any:
     """Return an example of a prompt and its completions as documents, each beginning with the
     prompt.
 
@@ -80,17 +79,19 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     if PROMPT not in others:
         return others
     if IDS in others:
-        raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
+        raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")
     given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None}
     if [*given] not in ([COMPLETIONS], [*ANSWERS]):
-        wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
-        raise invalid(index, PROMPT, f"{wanted} beside it; found {[*given] or 'neither'}")
-    prompt, (name, *_), rests = _tokens(index, PROMPT, others.pop(PROMPT)), given, [*given.values()]
+        raise unusable(
+            f"{PROMPT!r}: wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r} beside it; "
+            f"found {[*given] or 'neither'}"
+        )
+    prompt, (name, *_), rests = _tokens(PROMPT, others.pop(PROMPT)), given, [*given.values()]
     if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
         (rests,) = rests  # several completions
-    documents = [np.concatenate([prompt, _tokens(index, name, rest)]) for rest in rests]
+    documents = [np.concatenate([prompt, _tokens(name, rest)]) for rest in rests]
     if not all(map(len, documents)):
-        raise invalid(index, name, f"found no token, nor in {PROMPT!r}; leave empty documents out")
+        raise unusable(f"{name!r}: found no token, nor in {PROMPT!r}; leave empty documents out")
     targets = [np.arange(len(document)) >= len(prompt) for document in documents]
     return {
         IDS: np.concatenate(documents),
@@ -100,50 +101,51 @@ def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     }
 
 
-def _tokens(index: int, name: str, value: Any) -> np.ndarray:
-    found = _numbers(index, name, value)
+def _tokens(name: str, value: Any) -> np.ndarray:
+    found = _numbers(name, value)
     if found.shape == (0,):
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
-        raise invalid(index, name, f"wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
+        raise unusable(f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
     return found
 
 
 def read_example(
-    index: int,
     example: Mapping[str, Any],
     ignored: Collection[str],
     weighs: bool,
     reads_pictures: bool,
     numbers_each: bool,
 ) -> Example:
-    """Return the example of this number in the batch as arrays, without ignored keys.
+    """Return an example as arrays, without ignored keys.
 
     `weighs` asks for weights of tokens from its weights of documents, `reads_pictures` for pixels
     from its pictures, and `numbers_each` lets any key hold one number per document. Raises
     `InvalidPacking`.
     """
     if not isinstance(example, Mapping):
-        raise unusable(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
+        raise unusable(f"wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
-    check_columns(given, f"example {index}: ", "drop_keys")
-    ids = _numbers(index, IDS, given.pop(IDS))
+    check_columns(given, "drop_keys")
+    ids = _numbers(IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids
     if not ids.size:
-        raise invalid(index, IDS, "found no tokens; leave empty documents out")
+        raise unusable(f"{IDS!r}: found no tokens; leave empty documents out")
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
-        wanted = "wanted token ids, ints of at least 0 of shape (T,)"
-        raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
-    pictures = take_pictures(index, given, reads_pictures)
+        raise unusable(
+            f"{IDS!r}: wanted token ids, ints of at least 0 of shape (T,), found {ids.dtype} of "
+            f"shape {ids.shape} from {ids.min()}"
+        )
+    pictures = take_pictures(given, reads_pictures)
     columns, per_document = {IDS: ids}, {}
     media: dict[str, Any] = {"images": pictures} if pictures else {}
     for key, value in given.items():
         if key not in (*LABEL_KEYS, *OF_EXAMPLES) and is_text(value):
             continue
-        values = _numbers(index, key, value)
+        values = _numbers(key, value)
         if key in SEEN:
-            media[key] = of_tokens(index, key, values, given.get(MASK), len(ids))
+            media[key] = of_tokens(key, values, given.get(MASK), len(ids))
             continue
         if is_media(key, values, len(ids)):
             media[key] = values
@@ -152,7 +154,7 @@ def read_example(
         if key == LENGTHS or (key == DOCUMENT_WEIGHT and weighs):
             per_document[key] = np.atleast_1d(values)
         elif key == LOSS_WEIGHTS and weighs:
-            raise invalid(index, key, "found beside the option loss_weights=; give one of them, or drop it")
+            raise unusable(f"{key!r}: found beside the option loss_weights=; give one of them, or drop it")
         elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
             columns["labels"] = values.astype(np.int64)
         elif key in LABEL_KEYS or key in PER_DOCUMENT:
@@ -164,18 +166,18 @@ def read_example(
         else:
             wanted = "one value per token" + " or one number per document" * numbers_each
             found = f"found shape {values.shape} for {len(ids)} tokens, wanted {wanted}"
-            raise invalid(
-                index, key, f"{found}; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each)
-            )
+            raise unusable(f"{key!r}: {found}; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each))
     lengths = per_document.pop(LENGTHS, None)
-    read = _without_declarations(index, columns, lengths)
+    read = _without_declarations(columns, lengths)
     read.media = media
     for key, values in sorted(per_document.items()):
         if key == DOCUMENT_WEIGHT and not are_weights(values, len(read.starts)):
-            wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
-            raise invalid(index, key, f"found {values.tolist()}, {wanted}")
+            raise unusable(
+                f"{key!r}: found {values.tolist()}, wanted a finite number of at least 0 for each of "
+                f"{len(read.starts)} document(s)"
+            )
         if key in (*LABEL_KEYS, *PER_DOCUMENT):
-            values = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+            values = _targets(key, values, len(ids), len(read.starts), lengths is not None)
         read.per_document["labels" if key in LABEL_KEYS else key] = values
     return read
 
@@ -224,27 +226,25 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 
 def _flat(values: list[Any]) -> np.ndarray | None:
-    """Return one-dimensional lists, arrays or tensors end to end; None if they differ in kind."""
-    kinds, torch = {*map(type, values)}, sys.modules.get("torch")
-    if kinds == {list}:
-        with suppress(ValueError):  # lists in the lists
+    """Return lists, arrays or tensors of one dimension end to end; None for what cannot be joined."""
+    # Several sorts, lists in the lists, and sorts of other libraries:
+    with suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        if {*map(type, values)} == {list}:
             return np.array([*chain.from_iterable(values)])
-    if all(getattr(value, "ndim", 0) == 1 for value in values):
-        if kinds == {np.ndarray}:
-            return np.concatenate(values)
-        if torch is not None and kinds == {torch.Tensor} and not any(value.is_cuda for value in values):
-            return torch.cat(values).numpy()
+        if len({value.dtype for value in values}) == 1:
+            join = np.concatenate if isinstance(values[0], np.ndarray) else sys.modules["torch"].cat
+            return to_numpy(join(values))
     return None
 
 
-def _numbers(index: int, key: str, value: Any) -> np.ndarray:
+def _numbers(key: str, value: Any) -> np.ndarray:
     try:
         return numbers(value)
     except ValueError as error:
-        raise invalid(index, key, str(error)) from error
+        raise unusable(f"{key!r}: {error!s}") from error
 
 
-def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
+def _without_declarations(columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
     """Return the example without padding and declarations of documents, which are checked.
 
     Positions stay.
@@ -253,12 +253,14 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
     if (mask := columns.pop(MASK, None)) is not None:
         real = np.flatnonzero(mask)
         if not (mask >= 0).all() or not real.size:
-            found = f"found values from {mask.min()} to {mask.max()}"
-            raise invalid(index, MASK, f"{found}; wanted 0 at padding and 1 at one token or more")
+            raise unusable(
+                f"{MASK!r}: found values from {mask.min()} to {mask.max()}; wanted 0 at padding and "
+                "1 at one token or more"
+            )
         low, high = int(real[0]), int(real[-1]) + 1
         if high - low != real.size:
             hole = low + int(np.argmin(mask[low:high]))
-            raise invalid(index, MASK, f"found a zero between ones, at token {hole}; take such tokens out")
+            raise unusable(f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out")
         columns = {k: v[low:high] for k, v in columns.items()}
         if mask.max() > 1:
             declared[MASK] = np.flatnonzero(np.diff(mask[low:high])) + 1
@@ -270,26 +272,30 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
         if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
             found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
             cut = f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it has max_length=None)"
-            raise invalid(index, LENGTHS, found + (cut if lengths.sum() > tokens else ""))
+            raise unusable(f"{LENGTHS!r}: {found + (cut if lengths.sum() > tokens else '')}")
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
     if (positions := columns.get(POSITIONS)) is not None:
         if positions.dtype.kind != "i" or positions.min() < 0:
-            raise invalid(index, POSITIONS, f"wanted ints >= 0, found {positions.dtype} from {positions.min()}")
+            raise unusable(f"{POSITIONS!r}: wanted ints >= 0, found {positions.dtype} from {positions.min()}")
         step = np.diff(positions)
         if not declared and (step > 1).any():
             at = int(np.argmax(step > 1))
-            found = f"jump from {positions[at]} to {positions[at + 1]}, where a packed row starts a new document"
-            raise invalid(index, POSITIONS, f"{found}; name them in drop_keys, or add seq_idx if it is one")
+            raise unusable(
+                f"{POSITIONS!r}: jump from {positions[at]} to {positions[at + 1]}, where a packed "
+                "row starts a new document; name them in drop_keys, or add seq_idx if it is one"
+            )
         declared[POSITIONS] = np.flatnonzero(step != 1) + 1
     name, inner = next(iter(declared.items()), ("", np.empty(0, np.int64)))
     for other, starts in declared.items():
         if not np.array_equal(starts, inner):
-            found = f"starts documents at {[0, *starts.tolist()]}, but {name!r} at {[0, *inner.tolist()]}"
-            raise invalid(index, other, f"{found}; name the wrong one in drop_keys")
+            raise unusable(
+                f"{other!r}: starts documents at {[0, *starts.tolist()]}, but {name!r} at "
+                f"{[0, *inner.tolist()]}; name the wrong one in drop_keys"
+            )
     return Example(columns, np.concatenate([[0], inner]))
 
 
-def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
+def _targets(key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
     """Return labels that are not per token, as (documents of the example, ...).
 
     With `is_packed` they come as a list.
@@ -301,9 +307,11 @@ def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: i
         return values
     if documents == 1 and (values.ndim == 0 or is_vector):
         return values[None]
-    found = f"found {values.dtype} of shape {values.shape} for {tokens} tokens in {documents} document(s)"
-    wanted = "wanted an int per token, or per document an int (a class), a float or a vector of floats"
-    raise invalid(index, key, f"{found}; {wanted}")
+    raise unusable(
+        f"{key!r}: found {values.dtype} of shape {values.shape} for {tokens} tokens in "
+        f"{documents} document(s); wanted an int per token, or per document an int (a class), a "
+        "float or a vector of floats"
+    )
 
 
 def check_alike(examples: list[Example]) -> None:
@@ -321,8 +329,12 @@ def check_alike(examples: list[Example]) -> None:
     for index, found in enumerate(sorts):
         for key, wanted in sorts[0].items():
             if found.get(key, wanted) != wanted:
-                differ = f"found {found[key]}, but {wanted} in example 0; make them equal"
-                raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")
+                raise invalid(
+                    index,
+                    key,
+                    f"found {found[key]}, but {wanted} in example 0; make them equal (vectors of "
+                    "floats as labels are targets of a whole document)",
+                )
 
 
 def joined(examples: list[Example], first_position: int) -> Example:

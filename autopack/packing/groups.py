@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autopack.layout import LEAST_SHARED
+from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.packing.checks import IDS, wrong_numbers
 from autopack.packing.lengths import Pieces, numbers, zeros
 from autopack.packing.strategies import next_fit
@@ -114,9 +114,10 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
     return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
 
 
-def _first_tokens(documents: Any, chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the first tokens of these documents, as many as `counts`, end to end."""
-    return documents.values(chosen, zeros(len(chosen)), counts, (IDS,))[IDS]
+def _first_tokens(documents: Any, chosen: np.ndarray, count: int) -> np.ndarray:
+    """Return so many first tokens of these documents, (documents, tokens)."""
+    ids = documents.values(chosen, zeros(len(chosen)), np.full(len(chosen), count), (IDS,))[IDS]
+    return ids.reshape(-1, count)
 
 
 def _by_first_tokens(documents: Any) -> np.ndarray:
@@ -125,7 +126,7 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
     long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
-        ids = _first_tokens(documents, long, np.full(len(long), LEAST_SHARED)).reshape(-1, LEAST_SHARED)
+        ids = _first_tokens(documents, long, LEAST_SHARED)
         groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
     return groups
 
@@ -141,9 +142,9 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
     for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
         members = order[bounds[group] : bounds[group + 1]]
         shortest = int(lengths[members].min())
-        ids = _first_tokens(documents, members, np.full(len(members), shortest)).reshape(-1, shortest)
-        same = np.append((ids == ids[0]).all(axis=0), False)
-        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
+        first, *others = _first_tokens(documents, members, shortest)
+        common = min(common_beginning(first, ids) for ids in others)
+        found[members] = common if common >= LEAST_SHARED else 0
     return found
 
 
@@ -165,8 +166,10 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | No
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
     if (over := found > shortest).any():
         index = int(over.argmax())
-        reason = f"over the {shortest[index]} tokens of its document"
-        raise wrong_numbers(f"prefixes[{index}] is {found[index]}, {reason}; pass what documents begin with in common")
+        raise wrong_numbers(
+            f"prefixes[{index}] is {found[index]}, over the {shortest[index]} tokens of its "
+            "document; pass what documents begin with in common"
+        )
     return Grouped(numbered_groups, found)
 
 

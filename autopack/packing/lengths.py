@@ -12,12 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import is_int, no_examples, wrong_numbers
+from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
-LONGEST = 1 << 31
-"""Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
-bits."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
@@ -39,9 +36,22 @@ class Counts:
     dropped_tokens: int = 0
 
     @property
+    def overflow(self) -> dict[str, int]:
+        """Effects on longer documents, in words, and the number of documents or tokens of each."""
+        done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
+        return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
+
+    @property
     def level(self) -> int:
         """Level of logging: a warning if anything was lost."""
         return logging.WARNING if self.truncated or self.dropped else logging.INFO
+
+
+def nothing_left(counts: Counts = Counts(0, 0)) -> InvalidPacking:
+    """Return the error about data that make no row."""
+    if not counts.documents:
+        return no_examples("wanted at least one example, found an empty dataset")
+    return does_not_fit(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 class Pieces(NamedTuple):
@@ -151,17 +161,21 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
     if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
-        found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
-        way = "or, where they are lengths of several sequences, an array of numpy"
-        raise wrong_numbers(f"lengths: wanted one int per document, {found_lists}, {way}")
+        raise wrong_numbers(
+            f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
+            "may be tokens; pass len() of each, or, where they are lengths of several "
+            "sequences, an array of numpy"
+        )
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
         if index is not None:
-            wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-            raise wrong_numbers(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
+            raise wrong_numbers(
+                f"lengths{_place(index, found)} is {given[index]!r}: wanted an int, its number of "
+                f"tokens; convert from {found.dtype}"
+            )
         found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
     if found.min() < 1:
         raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
@@ -169,9 +183,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
     found = found.astype(np.int64, copy=copy)
     if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
-        raise InvalidPacking(
-            f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}", code="does-not-fit"
-        )
+        raise does_not_fit(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
     return found
 
 
@@ -192,21 +204,19 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
-    number, tokens_over = int(over.sum()), int(lengths[over].sum())
+    number = int(over.sum())
     if overflow == "error":
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
-        found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(
-            f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'", code="does-not-fit"
+        raise does_not_fit(
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
+            "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
         )
-    if overflow == "truncate":
-        counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
-        return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts
-    if overflow == "drop":
-        counts = Counts(count, tokens, dropped=number, dropped_tokens=tokens_over)
-        return Pieces(documents[~over], zeros(count - number), lengths[~over]), counts
-    parts = -(-lengths // max_length)
-    owners, offsets = np.repeat(documents, parts), numbered(parts) * max_length
+    is_split = overflow == "split"
+    parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
+    owners = np.repeat(documents, parts)
+    offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
-    return pieces, Counts(count, tokens, split=number)
+    done = {"split": "split", "drop": "dropped", "truncate": "truncated"}[overflow]
+    lost = {} if is_split else {f"{done}_tokens": tokens - int(pieces.lengths.sum())}
+    return pieces, Counts(count, tokens, **{done: number}, **lost)

@@ -51,8 +51,12 @@ def weighted_loss(
     if labels.is_floating_point():
         raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}", code="wrong-labels")
     if not logits.shape[:2] == labels.shape == loss_weights.shape:
-        found = f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}, weights {tuple(loss_weights.shape)}"
-        raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}", code="wrong-labels")
+        raise InvalidPacking(
+            "wanted one label and one weight per row of logits, found logits "
+            f"{tuple(logits.shape)}, labels {tuple(labels.shape)}, weights "
+            f"{tuple(loss_weights.shape)}",
+            code="wrong-labels",
+        )
     if shift:
         logits, labels, loss_weights = logits[:, :-1], labels[:, 1:], loss_weights[:, 1:]
     counted = (labels != IGNORED_LABEL) & (loss_weights != 0)

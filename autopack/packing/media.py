@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,15 +48,17 @@ def has_pictures(name: str, values: Any) -> bool:
     return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES) for each in found)
 
 
-def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
+def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
     """Take the pictures out of an example's values; raise `InvalidPacking` unless something `reads`
     them."""
     found: list[Any] = []
     for name in PICTURES:
         if name in given and (reads or has_pictures(name, given[name])):
             if not reads:
-                way = "pass image_processor=processor, or name it in drop_keys"
-                raise invalid(index, name, f"found pictures, and nothing that makes pixels of them; {way}")
+                raise unusable(
+                    f"{name!r}: found pictures, and nothing that makes pixels of them; pass "
+                    "image_processor=processor, or name it in drop_keys"
+                )
             found += pictures_in(given.pop(name))
     return found
 
@@ -71,12 +74,14 @@ _IDS = "aspect_ratio_ids"
 """Values below 1 mark images that only fill up a row (Mllama)."""
 
 
-def of_tokens(index: int, name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
+def of_tokens(name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
     """Return an example's mask of `SEEN`, (tokens, images, ...), without the padding of its
     attention mask."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
-        found = f"found shape {values.shape} for {tokens} tokens"
-        raise invalid(index, name, f"{found}; wanted (1, tokens, images, ...), as processors give it")
+        raise unusable(
+            f"{name!r}: found shape {values.shape} for {tokens} tokens; wanted (1, tokens, images, "
+            "...), as processors give it"
+        )
     real = np.flatnonzero(np.ones(tokens) if mask is None else np.asarray(mask).reshape(-1))
     return values[0, real[0] : real[-1] + 1] if len(real) else values[0]
 
@@ -125,7 +130,7 @@ def _kept(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
 def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
     """Leave out images of an example, (1, images, ...) by name; if none is left, the names too."""
     for name, values in list(media.items()):
-        if name == "images" or values.shape[:2] != (1, len(keep)):
+        if values.shape[:2] != (1, len(keep)):
             continue
         if keep.any():
             media[name] = values[:, keep]
@@ -165,7 +170,7 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
     with zeros.
     """
     examples = _going_on(examples)
-    names = list(dict.fromkeys(name for media in examples for name in media if name != "images"))
+    names = list(dict.fromkeys(name for media in examples for name in media))
     if not by_row:
         return {name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names}
     found = {}
@@ -194,17 +199,16 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def read_pictures(
-    processor: Any, examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
+    processor: Any, pictures: Sequence[list[Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
 ) -> dict[str, Any]:
-    """Return an image processor's media of the pictures of a batch, without its values per
-    token."""
-    made: list[Any] = [[] for _ in range(count)]
-    for media, row in zip(examples, rows, strict=True):
-        made[row] += media.get("images", [])
-    if not by_row:
-        made = [picture for of_row in made for picture in of_row]
-    if not any(media.get("images") for media in examples):
+    """Return an image processor's media of the pictures of each example of a batch, without its values per token."""
+    if not any(pictures):
         return {}
+    made: list[Any] = [[] for _ in range(count)]
+    for of_example, row in zip(pictures, rows, strict=True):
+        made[row] += of_example
+    if not by_row:
+        made = [*chain(*made)]
     read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
     return {name: value for name, value in read.items() if holds_media(name)}
 
@@ -213,10 +217,11 @@ def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -
     """Return columns with numbers in place of pictures, which tables cannot hold, and the
     pictures."""
     held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(name, values)}
-    return {name: range(len(values)) if name in held else values for name, values in columns.items()}, held
+    return {**columns, **{name: range(len(values)) for name, values in held.items()}}, held
 
 
 def put_back(rows: dict[str, list[Any]], held: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return columns of rows with pictures in place of their numbers."""
-    numbered = {name: [[held[name][number] for number in row] for row in rows[name]] for name in held if name in rows}
-    return {**rows, **numbered}
+    for name in held.keys() & rows.keys():
+        rows[name] = [[held[name][number] for number in row] for row in rows[name]]
+    return rows

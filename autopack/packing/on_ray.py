@@ -18,9 +18,9 @@ import ray
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import Counts, bounds_of
+from autopack.packing.lengths import bounds_of, nothing_left
 from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
-from autopack.packing.rows import Marks, Packing, WrittenRows, nothing_left
+from autopack.packing.rows import Packing, WrittenRows
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
@@ -42,8 +42,9 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         if not works:
             raise nothing_left(counts)
         if num_shards is not None and len(works) != num_shards:
-            found_blocks = f"only {len(works)} of so many blocks have documents"
-            raise ValueError(f"num_shards={num_shards}: {found_blocks}; ask for fewer")
+            raise ValueError(
+                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
+            )
     else:
         whole, works = plan_of(lengths, packing, plan), []
         for first, end in pairwise(edges_of(whole, num_shards)):
@@ -53,7 +54,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         counts, marked = whole.counts, mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
-    about = folder, marked, packing.marks, schema
+    about = folder, marked, packing, schema
     with folder.undone(marked):
         tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
         del parts
@@ -62,8 +63,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         finally:
             ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
     if {*names} - {*folder.names()}:
-        way = "name a folder that all workers and this process reach"
-        raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
+        raise ValueError(
+            f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "
+            "all workers and this process reach"
+        )
     return folder.shards(names, written, packing.max_length, counts)
 
 
@@ -103,11 +106,12 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
                 schemas.append(schema)
                 before += len(found)
         if not blocks:
-            raise nothing_left(Counts(0, 0))
+            raise nothing_left()
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
-        way = "cast it, or name it in drop_columns"
-        raise unusable(f"blocks have unlike values in a column: {error}; {way}") from error
+        raise unusable(
+            f"blocks have unlike values in a column: {error}; cast it, or name it in drop_columns"
+        ) from error
 
 
 def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
@@ -141,7 +145,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: bytes, marks: Marks, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder, marked: bytes, packing: Packing, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
 ) -> tuple[int, int]:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
@@ -152,9 +156,11 @@ def write_shard(
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
         if (wrong := documents.lengths != work.lengths).any():
             index = int(wrong.argmax())
-            found = f"has {documents.lengths[index]} tokens, of which the plan has {work.lengths[index]}"
-            raise other_data(f"example {index} {found}; make the plan of the same data again")
-        return folder.write(WrittenRows(documents, work.plan, marks).tables(), marked, name)
+            raise other_data(
+                f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
+                f"{work.lengths[index]}; make the plan of the same data again"
+            )
+        return folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

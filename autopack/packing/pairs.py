@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.layout import common_beginning
 from autopack.packing.checks import no_examples, unusable
 from autopack.packing.lengths import to_numpy
 
@@ -55,19 +56,16 @@ def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndar
     for the pairs of a model that computes a prompt once for both
     (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`.
     """
-    found = []
-    for chosen, rejected in _sequences(dataset, collator):
-        shorter = min(len(chosen), len(rejected))
-        differs = chosen[:shorter] != rejected[:shorter]
-        found.append(int(differs.argmax()) if differs.any() else shorter)
+    found = [common_beginning(chosen, rejected) for chosen, rejected in _sequences(dataset, collator)]
     return np.array(found, np.int64)
 
 
 def _sequences(dataset: Any, collator: Callable[[list[Any]], Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the tokens of both sequences that a collator makes of each pair."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (Mapping, str)):
-        found = f"found {type(dataset).__name__}"
-        raise no_examples(f"wanted a data set with a length, {found}; of a stream, take what fits into memory")
+        raise no_examples(
+            f"wanted a data set with a length, found {type(dataset).__name__}; of a stream, take what fits into memory"
+        )
     if not len(dataset):
         raise no_examples("wanted at least one pair, found an empty data set")
     name = getattr(collator, "__name__", type(collator).__name__)

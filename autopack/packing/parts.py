@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from autopack.errors import InvalidPacking
-from autopack.packing.checks import LENGTHS, in_the_whole, other_data
+from autopack.packing.checks import LENGTHS, bad_file, in_the_whole, other_data
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents
-from autopack.packing.lengths import Counts
+from autopack.packing.lengths import Counts, nothing_left
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, WrittenRows, nothing_left
+from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
 
 SHARD_TOKENS = 1 << 25
@@ -59,13 +58,10 @@ class Shards:
         return self.rows * self.max_length - self.tokens
 
     def __repr__(self) -> str:
-        rows = f"{self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files"
-        return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
-
-
-def broken(message: str) -> InvalidPacking:
-    """Return the error about a file or a folder that is not whole."""
-    return InvalidPacking(message, code="bad-file")
+        return (
+            f"Shards({self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files, "
+            f"fill {self.fill:.4f}, padding {self.padding:,})"
+        )
 
 
 class Folder:
@@ -86,8 +82,10 @@ class Folder:
             raise ValueError(f"path={path!r}: wanted a folder; {error}") from error
         self.base = base.rstrip("/")
         if pattern := re.search(r"[*?[]", self.base):
-            found = f"found {pattern[0]!r}, which datasets reads as a pattern of names"
-            raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
+            raise ValueError(
+                f"path={self.path!r}: found {pattern[0]!r}, which datasets reads as a pattern of "
+                "names; rename the folder, or name another one"
+            )
 
     def names(self) -> list[str]:
         """Return the names in the folder that are not hidden, sorted; none if there is no
@@ -114,8 +112,10 @@ class Folder:
             if wanted is None or named is None or int(named[2]) != count:
                 raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
         if found and self.mark(found[0]) != marked:
-            found_other = f"found {found[0]!r}, of another plan or other options"
-            raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
+            raise ValueError(
+                f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
+                "a new folder, or the same arguments"
+            )
         self.system.create_dir(self.base, recursive=True)
 
     def mark(self, name: str) -> bytes | None:
@@ -124,7 +124,7 @@ class Folder:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 return (pq.read_schema(file).metadata or {}).get(SET)
         except pa.ArrowException as error:
-            raise broken(f"{self.address(name)}: wanted a parquet file, found {error}") from error
+            raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     @contextmanager
     def undone(self, marked: bytes) -> Iterator[None]:
@@ -182,8 +182,7 @@ def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
     It covers the plan, and everything else that determines the contents of rows.
     """
     planned = packing.planned if plan is None else None
-    options = packing.max_length, sorted(packing.drop_columns), packing.marks
-    found = hashlib.sha256(repr((__version__, count, *options, planned)).encode())
+    found = hashlib.sha256(repr((__version__, count, packing.options, planned)).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
     return found.hexdigest().encode()
@@ -226,19 +225,21 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
     if isinstance(plan, str):
         return packing.plan(lengths)
     if plan.counts.documents != len(lengths):
-        found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {len(lengths):,}"
-        raise other_data(f"{found}; make the plan of the same data again")
+        raise other_data(
+            f"the plan is of {plan.counts.documents:,} documents, and the dataset has "
+            f"{len(lengths):,}; make the plan of the same data again"
+        )
     planned = np.zeros_like(lengths)
     np.maximum.at(planned, plan.documents, plan.offsets + plan.lengths)
-    same, over = lengths == planned, lengths > plan.max_length
-    if plan.counts.truncated:
-        same |= over & (planned == plan.max_length)
-    if plan.counts.dropped:
-        same |= over & (planned == 0)
-    if not same.all():
-        index = int(same.argmin())
-        reason = f"has {lengths[index]} tokens, of which the plan has {planned[index]}"
-        raise other_data(f"example {index} {reason}; make the plan of the same data again")
+    wanted = lengths
+    if plan.counts.truncated or plan.counts.dropped:
+        wanted = np.where(lengths > plan.max_length, plan.max_length if plan.counts.truncated else 0, lengths)
+    if (other := planned != wanted).any():
+        index = int(other.argmax())
+        raise other_data(
+            f"example {index} has {lengths[index]} tokens, of which the plan has "
+            f"{planned[index]}; make the plan of the same data again"
+        )
     return plan
 
 
@@ -248,7 +249,7 @@ def pack_own(
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
     if not len(dataset):
-        raise nothing_left(Counts(0, 0))
+        raise nothing_left()
     if plan == "shard":
         whole, count = None, num_shards
         if count is None:
@@ -276,7 +277,7 @@ def pack_own(
                     counts.append(planned.counts)
                 else:
                     planned = whole[edges[number] : edges[number + 1]]
-                rows = WrittenRows(documents, planned, packing.marks)
+                rows = WrittenRows(documents, planned, packing)
                 tables = rows.tables(features_of(dataset, rows).arrow_schema)
                 written.append(folder.write(tables, marked, name))
     return folder.shards(names, written, packing.max_length, whole.counts if whole is not None else total(counts))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
-from autopack.packing.checks import POSITIONS, invalid
+from autopack.packing.checks import POSITIONS, does_not_fit, invalid
 from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.strategies import next_fit
 
@@ -17,23 +15,19 @@ from autopack.packing.strategies import next_fit
 class Places:
     """Places of the tokens of a batch.
 
-    `real` (rows, columns) is True at tokens. Documents, and the padding after the last of each row
+    `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the flattened
+    rows, in the order of the documents. Documents, and the padding after the last of each row
     as documents of its own, begin at `starts` and take `lengths` columns each, with their own
     padding. `is_filler` is True for documents that are only padding. `ends` (examples,) are the
     tokens up to the end of each example.
     """
 
     real: np.ndarray
+    tokens: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
     is_filler: np.ndarray
     ends: np.ndarray
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """Places of the tokens in the flattened rows, in the order of the documents, (tokens,)
-        ints."""
-        return np.flatnonzero(self.real)
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
         """Return bounds of documents over the flattened rows, int32, and the longest length.
@@ -56,13 +50,17 @@ class Places:
         into the next document."""
         last, width = self.tokens[self.ends - 1], self.real.shape[1]
         following = np.append(self.starts, self.real.size)[np.searchsorted(self.starts, last, side="right")]
-        inside = np.flatnonzero(following // width == last // width)  # examples that something follows in their row
-        step = positions[following[inside]] - positions[last[inside]]
-        runs_on = inside[(step == 1) | (step == (following - last)[inside])]
+        step = np.append(positions, 0)[following] - positions[last]
+        in_row = following // width == last // width  # examples that something follows in their row
+        runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
         if runs_on.size:
             at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
-            found = f"end at {at}, and the next document of the row starts at {start}: no boundary is left"
-            raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")
+            raise invalid(
+                int(runs_on[0]),
+                POSITIONS,
+                f"end at {at}, and the next document of the row starts at {start}: no "
+                "boundary is left; drop them by drop_keys=('position_ids',)",
+            )
 
 
 def place(
@@ -87,33 +85,30 @@ def place(
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
-        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
-        raise InvalidPacking(
-            f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)", code="does-not-fit"
+        raise does_not_fit(
+            f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
+            f"rows of {max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
         )
     if rows and max_length:
         used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
     else:
         width = int(used.max()) + -int(used.max()) % multiple
 
-    of_row = np.diff(documents[bounds])
     before = np.cumsum(taken) - taken  # columns of all documents before
-    of_row_before = np.repeat(before[documents[bounds[:-1]]], of_row)
-    firsts = np.repeat(np.arange(len(of_row)) * width, of_row) + before - of_row_before
-    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
-    real = past_end < 0
-    if align > 1:
-        real = np.zeros_like(real)
-        real.flat[np.repeat(firsts, lengths) + numbered(lengths)] = True
+    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]  # of the documents of each row
+    firsts = before + np.repeat(moved, np.diff(documents[bounds]))
+    tokens = np.repeat(firsts, lengths) + numbered(lengths)
+    real = np.zeros((len(used), width), np.bool_)
+    real.flat[tokens] = True
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
-    padded = (used < width).any()
-    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0)) if padded else np.zeros(0, np.int64)
+    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
+    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     ends = np.cumsum(lengths)[documents[1:] - 1]
-    return Places(real, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
+    return Places(real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
 
 
 def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:

@@ -16,10 +16,9 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_int, other_data
+from autopack.packing.checks import check_in, check_ints, other_data
 from autopack.packing.groups import check_groups, read_groups, together, units_of
 from autopack.packing.lengths import (
-    LONGEST,
     Counts,
     Overflow,
     Pieces,
@@ -94,7 +93,7 @@ class Plan:
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return self.select(np.arange(len(self))[row])
+            return self.select(np.arange(*row.indices(len(self))))
         return self.documents[self.pieces(row)]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -109,8 +108,7 @@ class Plan:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
-        counts = {k: v for k, v in asdict(self.counts).items() if v and k not in ("documents", "tokens")}
-        did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
+        did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
         rows = f"{len(self):,} rows of {self.max_length:,} tokens"
@@ -198,21 +196,23 @@ class Plan:
             if meta.pop("format", None) != FORMAT:
                 raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
-            length = meta.pop(_LENGTH)
-            check_int("max_length", length, 1, most=LONGEST)
-            check_int("align", meta.get("align", 1), 1)
-            found = cls(**arrays, **{**meta, "max_length": length, "counts": Counts(**meta["counts"])})
-            bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
-            whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in arrays.values())
-            whole = whole and bounds[0] == 0 and sizes == {bounds[-1]} and bool((np.diff(bounds) > 0).all())
-            whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
-            whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
-            whole = whole and bool((found.columns_per_row <= found.max_length).all())
+            meta |= {"max_length": meta.pop(_LENGTH), "counts": Counts(**meta["counts"])}
+            check_ints(max_length=meta["max_length"], align=meta["align"])
+            found, bounds = cls(**arrays, **meta), arrays["bounds"]
+            contradicts = [
+                *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
+                *((arrays[name] < (name == "lengths")).any() for name in arrays),
+                *(len(arrays[name]) != bounds[-1] for name in arrays if name != "bounds"),
+                bounds[0] != 0,
+                (np.diff(bounds) < 1).any(),
+                (found._computed < 0).any(),
+                (found.columns_per_row > found.max_length).any(),
+            ]
         except (InvalidPacking, OSError, MemoryError):
             raise
         except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
-        if not whole:
+        if any(contradicts):
             raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 
@@ -271,11 +271,8 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_int("max_length", max_length, 1, most=LONGEST)
-    check_int("seed", seed, 0)
-    check_int("max_documents", max_documents, 1, optional=True)
-    check_int("ranks", ranks, 1)
-    check_int("align", align, 1)
+    check_ints(max_length=max_length, seed=seed, ranks=ranks, align=align)
+    check_ints(True, max_documents=max_documents)
     if max_length % align:
         raise ValueError(f"align={align}: wanted it to divide {max_length=}")
     if cost is not None and not isinstance(cost, CostModel):

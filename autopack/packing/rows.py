@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
-from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, POSITIONS, invalid, no_examples, unusable
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
+from autopack.packing.checks import (
+    IDS,
+    LENGTHS,
+    POSITIONS,
+    invalid,
+    labels_of,
+    reworded,
+    unusable,
+)
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import Counts
+from autopack.packing.lengths import bounds_of, nothing_left
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
-
-
-class Marks(NamedTuple):
-    """Marks of documents in rows: the first position of each, and no target at its first token."""
-
-    first_position: int = 0
-    mask_first_label: bool = True
 
 
 @dataclass
@@ -43,54 +45,57 @@ class WrittenRows:
 
     documents: Documents
     plan: Plan
-    marks: Marks
+    packing: Packing
 
     def __post_init__(self) -> None:
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
             raise nothing_left(counts)
         if counts.split and key in documents.per_document:
-            found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
-            raise unusable(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
+            raise unusable(
+                f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; "
+                "use overflow='truncate' or 'drop', or name it in drop_columns"
+            )
         pictures = [name for name in documents.per_document if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
-            found = f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} are not"
-            raise unusable(f"{found}; use overflow='drop', or name it in drop_columns")
+            raise unusable(
+                f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
+                "are not; use overflow='drop', or name it in drop_columns"
+            )
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """Return the rows from `first` to `end`."""
-        plan, documents = self.plan, self.documents
-        bounds = plan.bounds[first : None if end is None else end + 1]
-        pieces = slice(int(bounds[0]), int(bounds[-1]))
-        chosen, lengths = plan.documents[pieces], plan.lengths[pieces]
-        bounds = bounds - bounds[0]
-        starts = np.cumsum(lengths) - lengths
-        tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
-        values = documents.values(chosen, plan.offsets[pieces], lengths)
-        self._refuse(values[IDS] < 0, pieces, IDS, "found a token id below 0")
-        masks = [values.pop(name) for name in COMPLETION_KEYS if name in values and documents.label_key is None]
-        if masks:  # trainers drop columns that they do not know
-            kept = np.logical_and.reduce([np.asarray(mask) for mask in masks])
-            values["labels"] = np.where(kept, values[IDS].astype(np.int64), IGNORED_LABEL)
+        plan, documents = self.plan[first:end], self.documents
+        tokens = bounds_of(plan.lengths)
+        starts = tokens[:-1]
+        values = documents.values(plan.documents, plan.offsets, plan.lengths)
+        _refuse(values[IDS] < 0, plan, IDS, "found a token id below 0")
+        if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
+            values["labels"] = labels_of(values)  # trainers drop columns that they do not know
+            values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
         key = documents.label_key or "labels"
-        if self.marks.mask_first_label and key in values:
+        if self.packing.mask_first_label and key in values:
             values[key] = _without_first(values[key], starts, key)
         if POSITIONS in values:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
             breaks[starts] = False
-            way = "pack the documents themselves, or name the column in drop_columns"
-            self._refuse(breaks, pieces, POSITIONS, f"found positions that restart; {way}")
+            _refuse(
+                breaks,
+                plan,
+                POSITIONS,
+                "found positions that restart; pack the documents themselves, or name the column in drop_columns",
+            )
         else:
-            positions = np.repeat((self.marks.first_position - starts).astype(np.int32), lengths)
+            positions = np.repeat((self.packing.first_position - starts).astype(np.int32), plan.lengths)
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
-        columns = {name: _lists(tokens, array) for name, array in values.items()}
+        columns = {name: _lists(tokens[plan.bounds], array) for name, array in values.items()}
         for name in documents.per_document:
-            columns[name] = _lists(bounds, documents.of_documents(name, chosen))
-        columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
+            columns[name] = _lists(plan.bounds, documents.of_documents(name, plan.documents))
+        columns[LENGTHS] = _lists(plan.bounds, plan.lengths.astype(np.int32))
         return pa.table(columns)
 
     @property
@@ -108,28 +113,22 @@ class WrittenRows:
                 table = table_cast(table, schema)
             yield table
 
-    def _refuse(self, wrong: np.ndarray, pieces: slice, name: str, reason: str) -> None:
-        """Raise for the document of the first token of these pieces that is `wrong`."""
-        if wrong.any():
-            piece = np.searchsorted(np.cumsum(self.plan.lengths[pieces]), wrong.argmax(), "right")
-            raise invalid(int(self.plan.documents[pieces][piece]), name, reason, "column ")
 
-
-def nothing_left(counts: Counts) -> InvalidPacking:
-    """Return the error about data that make no row."""
-    if not counts.documents:
-        return no_examples("wanted at least one example, found an empty dataset")
-    return InvalidPacking(
-        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it", code="does-not-fit"
-    )
+def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
+    """Raise for the document of the first token of a plan that is `wrong`."""
+    if wrong.any():
+        piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
+        raise invalid(int(plan.documents[piece]), name, reason, "column ")
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
     """Return labels per token in which those at `starts` are no targets."""
     if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
         kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
-        found = f"found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no target"
-        raise unusable(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
+        raise unusable(
+            f"column {key!r}: found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no "
+            "target; cast it, or pass mask_first_label=False"
+        )
     masked = labels.copy()
     masked[starts] = IGNORED_LABEL
     return masked
@@ -147,19 +146,23 @@ class Packing:
     max_length: int
     planned: dict[str, Any]
     drop_columns: tuple[str, ...]
-    marks: Marks
+    first_position: int
+    mask_first_label: bool
     groups: str | bool = False
     warned: bool = False
     kinds: dict[str, str] | None = None
     """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """All that determines rows beside their plan."""
+        columns = sorted(self.drop_columns)
+        return self.max_length, columns, self.first_position, self.mask_first_label, self.groups
+
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
-        try:
+        with reworded(partial(re.sub, r"lengths\[", "example [")):
             return plan(lengths, self.max_length, **self.planned | changes)
-        except InvalidPacking as error:
-            message = error.message.replace("lengths[", "example [")
-            raise InvalidPacking(message, code=error.code) from error
 
     def planned_rows(self, documents: Documents, **changes: Any) -> Plan:
         """Return the plan of all documents, with its groups; `changes` are other options of it.
@@ -175,7 +178,7 @@ class Packing:
         """Return the rows of all documents of a dataset."""
         made = self.planned_rows(documents)
         logger.log(made.counts.level, "Packed: %r", made)
-        return WrittenRows(documents, made, self.marks)
+        return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
         """Return the documents of examples in memory."""
@@ -189,7 +192,7 @@ class Packing:
         They depend on the buffer alone, so that a resumed stream makes the same rows again.
         """
         count = len(next(iter(batch.values())))
-        try:
+        with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
             columns, pictures = set_aside({name: batch[name] for name in batch}, self.drop_columns)
             documents = self.documents(columns)
             self._check_kinds(documents, columns)
@@ -202,23 +205,24 @@ class Packing:
                 return {}
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return put_back(WrittenRows(documents, made, self.marks).table().to_pydict(), pictures)
-        except InvalidPacking as error:
-            raise InvalidPacking(
-                f"in a buffer of {count} examples, counted from its start: {error.message}", code=error.code
-            ) from error
+            return put_back(WrittenRows(documents, made, self).table().to_pydict(), pictures)
 
     def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise if columns differ in kind from the first buffer, whose rows would not go with
         these, and if a column has no value, of which the kind is unknown."""
         for name, values in columns.items():
             if name not in self.drop_columns and all(value is None for value in values):
-                way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
-                raise unusable(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
+                raise unusable(
+                    f"column {name!r}: found no value in a buffer of {len(values)} examples; whether "
+                    "it is a column of rows would depend on the buffer; fill it, or name it in "
+                    "drop_columns"
+                )
         found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
         self.kinds = self.kinds or found
         for name in sorted(found.keys() | self.kinds.keys()):
             now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
             if now != before:
-                reason = f"found {now}, and {before} in the first buffer"
-                raise unusable(f"column {name!r}: {reason}; make them alike, or name it in drop_columns")
+                raise unusable(
+                    f"column {name!r}: found {now}, and {before} in the first buffer; make them alike, "
+                    "or name it in drop_columns"
+                )

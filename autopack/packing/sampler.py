@@ -16,10 +16,10 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import objects_of, running
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int, other_data
+from autopack.packing.checks import check_ints, other_data
 from autopack.packing.groups import read_groups
-from autopack.packing.lengths import read
-from autopack.packing.plans import Plan, Strategy, plan
+from autopack.packing.lengths import nothing_left, read
+from autopack.packing.plans import Strategy, plan
 from autopack.packing.strategies import permutation
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class PackedBatchSampler:
     ) -> None:
         if overflow == "split":
             raise ValueError(f"{overflow=} cuts documents, which indices cannot say: use autopack.pack")
-        check_int("rows_per_batch", rows_per_batch, 1)
+        check_ints(rows_per_batch=rows_per_batch)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
@@ -112,9 +112,9 @@ class PackedBatchSampler:
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), int(seed)
         grouped = read_groups(groups, prefixes, self._lengths)
-        self._grouped: dict[str, Any] = {}
-        if grouped is not None:
-            self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
+        self._grouped = {} if grouped is None else grouped._asdict()
+        if groups is None:  # of pairs, which have none
+            self._grouped.pop("groups", None)
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:
@@ -127,7 +127,10 @@ class PackedBatchSampler:
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks = self.num_replicas
         self.epoch, self._start, self._step = epoch, 0, 0
-        self.plan = self._planned(seeds[0])
+        options = self._options | self._grouped
+        self.plan = plan(self._lengths, self.max_length, seed=seeds[0], ranks=ranks, **options)
+        if not len(self.plan):
+            raise nothing_left(self.plan.counts)
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
         self.repeated = 0
@@ -141,15 +144,6 @@ class PackedBatchSampler:
             message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
-
-    def _planned(self, seed: int) -> Plan:
-        """Return the plan of an epoch; all epochs have the same number of rows."""
-        options = self._options | self._grouped
-        made = plan(self._lengths, self.max_length, seed=seed, ranks=self.num_replicas, **options)
-        if not len(made):
-            found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
-            raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it", code="does-not-fit")
-        return made
 
     def _rows_of(self, step: int) -> np.ndarray:
         """Return the rows of a step, (ranks, rows): of a round for each row, if they cost alike, or
@@ -172,12 +166,14 @@ class PackedBatchSampler:
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
-                yield np.concatenate([self.plan[row] for row in rows[rank]]).tolist()
+                yield self.plan.select(rows[rank]).documents.tolist()
 
     def __repr__(self) -> str:
-        size = f"{self._steps:,} steps of {self.rows_per_batch} x {self.max_length:,} tokens"
-        ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
-        return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
+        return (
+            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {self._steps:,} "
+            f"steps of {self.rows_per_batch} x {self.max_length:,} tokens on each of "
+            f"{self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f})"
+        )
 
     @property
     def sampler(self) -> PackedBatchSampler:
@@ -190,7 +186,7 @@ class PackedBatchSampler:
 
         The present epoch stays at its step, so that a resumed one goes on.
         """
-        check_int("epoch", epoch, 0)
+        check_ints(epoch=epoch)
         if epoch != self.epoch:
             if self._start:
                 message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
@@ -204,7 +200,7 @@ class PackedBatchSampler:
         is the number handed out, which is more if a loader asks ahead (`num_workers`, accelerate).
         """
         step = self._step if step is None else step
-        check_int("step", step, 0)
+        check_ints(step=step)
         return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,37 +208,30 @@ class PackedBatchSampler:
         another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
+            check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
+            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}") from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
             raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
-        try:
-            check_int("step", step, 0)
-            self.set_epoch(epoch)
-        except ValueError as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
+        self.set_epoch(epoch)
         if step > self._steps:
             raise other_data(f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them")
         self._start = self._step = int(step)
 
     @cached_property
     def _digest(self) -> str:
-        made = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
-        made.update(str(self._lengths.shape[1:]).encode() if self._lengths.ndim > 1 else b"")
-        for name, of_documents in sorted(self._grouped.items()):
-            made.update(name.encode() + of_documents.tobytes())
+        made = hashlib.blake2b(digest_size=8)
+        for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
+            made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"lengths": self._digest, "max_length": self.max_length}
+        found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
         found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
-        cost, align = self._options["cost"], self._options["align"]
-        found |= {"drop_last": False, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
-        # States of 0.2 are read where its rows were these: those of ranks, groups and many documents were others.
-        found |= {"rows": "of 0.3"} if self.num_replicas > 1 or self._grouped or len(self._lengths) > 1 << 16 else {}
-        return {name: value for name, value in found.items() if name != "align" or align > 1}
+        cost = self._options["cost"]
+        return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's
@@ -298,8 +287,7 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if rank < 0 and num_replicas > 1:
             raise ValueError(f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank")
         rank = max(rank, 0)
-    check_int("num_replicas", num_replicas, 1)
-    check_int("rank", rank, 0)
+    check_ints(num_replicas=num_replicas, rank=rank)
     if rank >= num_replicas:
         raise ValueError(f"rank={rank}: wanted an int below num_replicas={num_replicas}")
     return int(num_replicas), int(rank)

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopack.packing.checks import check_int, no_examples
-from autopack.packing.dataset import is_of, prepare
+from autopack.integrations.trainers import derives_from
+from autopack.packing.checks import bad_file, check_ints, no_examples
+from autopack.packing.dataset import prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan
 from autopack.packing.plans import plan as make
@@ -83,16 +84,14 @@ def pack_shards(
     """
     planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
     packing = prepare(
-        "autopack.packing.pack_shards", max_length, planned, drop_columns, (first_position, mask_first_label)
+        "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
     )
     from autopack.packing.parts import Folder, pack_own
 
-    check_int("num_shards", num_shards, 1, optional=True)
-    check_int("shard", shard, 0, optional=True)
+    check_ints(True, num_shards=num_shards, shard=shard)
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
-    make([1], packing.max_length, **planned)  # checks the options
     if isinstance(plan, Plan):
         for name, value in planned.items():
             if value != signature(make).parameters[name].default:
@@ -100,22 +99,23 @@ def pack_shards(
         if max_length != plan.max_length:
             raise ValueError(f"{max_length=}: the plan is of rows of {plan.max_length} tokens")
     elif not isinstance(plan, str) or plan not in ("all", "shard"):
-        wanted = "wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
-        raise ValueError(f"plan={plan!r}: {wanted}")
+        raise ValueError(
+            f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
+        )
     folder = Folder(path)
-    if is_of("ray.data", "Dataset", dataset):
+    if derives_from(dataset, "Dataset", "ray.data"):
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
             raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
         made = pack_ray(dataset, packing, folder, plan, num_shards)
-    elif is_of("datasets", "Dataset", dataset):
+    elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, plan, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
-        if is_of("datasets", "DatasetDict", dataset):
+        if derives_from(dataset, "DatasetDict", "datasets"):
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
-        if is_of("datasets", "IterableDataset", dataset):
+        if derives_from(dataset, "IterableDataset", "datasets"):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
@@ -128,20 +128,21 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
     shards are there, each under its own name, and of one set: of the same plan and options.
     """
-    from autopack.packing.parts import NAME, NAMED, Folder, broken
+    from autopack.packing.parts import NAME, NAMED, Folder
 
     folder = Folder(path)
     found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise broken(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+        raise bad_file(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
-        raise broken(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
+        raise bad_file(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
-        found_some = f"found no {missing[0]!r}; {len(missing)} of {count} shards are missing"
-        raise broken(f"{folder.path}: {found_some}; write those")
+        raise bad_file(
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are missing; write those"
+        )
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise broken(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+        raise bad_file(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
     return [folder.address(name) for name in wanted]

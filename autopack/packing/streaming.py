@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from datasets import IterableDataset
-from datasets import iterable_dataset as upstream
+from datasets.iterable_dataset import BufferShuffledExamplesIterable
 
-from autopack.errors import InvalidPacking
-from autopack.packing.plans import plan
+from autopack.integrations.trainers import iterables_of
+from autopack.packing.checks import other_data
 from autopack.packing.rows import Packing
 
 ROWS = "autopack_rows"
@@ -45,30 +45,17 @@ class ReplayedStream(IterableDataset):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the rows that were given, once this is iterated in their epoch."""
         if ROWS not in state_dict:
-            raise InvalidPacking(
-                f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}", code="other-data"
-            )
+            raise other_data(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
         self._resumed = dict(state_dict)
         self._given = state_dict[ROWS]
 
 
-def _forgets(dataset: IterableDataset) -> bool:
-    """Return True if a shuffle buffer is in the dataset."""
-    waiting = [dataset._ex_iterable]
-    for found in waiting:  # grows meanwhile
-        for value in vars(found).values():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            waiting += [v for v in values if isinstance(v, upstream._BaseExamplesIterable)]
-    return any(isinstance(found, upstream.BufferShuffledExamplesIterable) for found in waiting)
-
-
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
     """Return the rows of a stream, as a stream that resumes by `state_dict`."""
-    plan([1], packing.max_length, **packing.planned)  # checks the options before the first example is drawn
     names = dataset.column_names
     if names is None:
         names = list(next(iter(dataset.take(1)), {}))
     rows = dataset.with_format(None).map(packing, batched=True, batch_size=buffer_size, remove_columns=names)
-    if _forgets(rows):
+    if any(isinstance(each, BufferShuffledExamplesIterable) for each in iterables_of(rows)):
         rows.__class__ = ReplayedStream
     return rows

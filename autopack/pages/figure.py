@@ -1,7 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
 A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
-SVG of its width, with texts that are texts.
+SVG of its width, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture are
+made.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -148,10 +149,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's; return their figure."""
-    _check()
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
+    with _matplotlib().rc_context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
     return axes.figure
@@ -162,17 +160,14 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
-    _check()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     columns = min(len(charts), 3)
     rows = math.ceil(len(charts) / columns)
     title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
     height = rows * (0.3 + max(chart.height for chart in charts))
     height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
+    library = _matplotlib()
+    with library.rc_context(STYLE):
+        figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
         for number, chart in enumerate(charts, 1):
@@ -185,21 +180,59 @@ def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure
 def figures(charts: Sequence[Chart]) -> str:
     """Return charts as figures of a page; a line says so if there are none."""
     try:
-        _check()
+        return parts.figures([(chart.caption, svg(chart)) for chart in charts])
     except NeedsMatplotlib:
         return parts.lines([NO_FIGURES])
-    return parts.figures((chart.caption, svg(chart)) for chart in charts)
+
+
+class Table(NamedTuple):
+    """A table: its head and rows, and a side per column, as in `parts.table`."""
+
+    rows: Sequence[parts.Row]
+    sides: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Lines at the head, tables, figures, and notes."""
+
+    head: Sequence[str]
+    tables: Sequence[Table]
+    charts: Sequence[Chart]
+    notes: Sequence[str]
+
+    def text(self, width: int = 100) -> str:
+        """Return the report as text, with head and notes wrapped at `width`."""
+
+        def wrapped(line: str, hang: str = "") -> str:
+            return textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
+
+        tables = ("\n".join([*filter(None, [t.caption]), *parts.text_table(t.rows, t.sides)]) for t in self.tables)
+        notes = "\n".join(wrapped(note, "  ") for note in self.notes)
+        return "\n\n".join(["\n".join(map(wrapped, self.head)), *tables, notes])
+
+    def html(self) -> str:
+        """Return the report as HTML without scripts or outside references."""
+        return parts.joined(
+            parts.lines(self.head),
+            *(parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in self.tables),
+            figures(self.charts),
+            parts.lines(self.notes),
+        )
+
+    def picture(self) -> Figure:
+        """Return the charts below the first line of the head, and above the others, as a figure of matplotlib."""
+        return picture(self.charts, self.head[0], "\n".join(self.head[1:]))
 
 
 def svg(chart: Chart) -> str:
     """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Several figures share a page: what one names must not be another's.
-    with rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
-        figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
+    library = _matplotlib()
+    with library.rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
+        figure = library.figure.Figure(figsize=(WIDTH, chart.height), layout="constrained")
         chart.draw(figure.subplots())
         readable(figure).savefig(buffer, format="svg", metadata=nothing)
     drawn = buffer.getvalue()
@@ -210,18 +243,22 @@ def svg(chart: Chart) -> str:
 
 def formats() -> list[str]:
     """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
-    _check()
+    _matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(FigureCanvasAgg.get_supported_filetypes())
 
 
-def _check() -> None:
+def _matplotlib() -> Any:
+    """Return matplotlib; raise `NeedsMatplotlib` where it is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure
     except ImportError as error:
-        said = f"pictures need matplotlib, which could not be imported ({error})"
-        raise NeedsMatplotlib(f"{said}; install it with: pip install 'autopack[plot]'") from error
+        raise NeedsMatplotlib(
+            f"pictures need matplotlib, which could not be imported ({error}); install it "
+            "with: pip install 'autopack[plot]'"
+        ) from error
+    return matplotlib
 
 
 def _filled(text: str, width: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,39 +20,31 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
     return ["  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
 
 
-def table(head: Row, rows: Iterable[Row], sides: str, caption: str = "") -> str:
-    """A table; `sides` has a character per column, < for texts and > for numbers. A row may end early."""
-    return _part("table", head, [list(row) for row in rows], sides, caption)
+def _part(name: str, *values: Any, **options: Any) -> str:
+    return str(getattr(_templates().get_template("parts.html").module, name)(*values, **options))
+
+
+table = partial(_part, "table")
+"""A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and > for numbers. A
+row may end early."""
+matrix = partial(_part, "matrix")
+"""A square of numbers between things numbered from 1: the text of each, and how dark it is, from 0 to 1."""
+lines = partial(_part, "lines")
+"""A paragraph for each text; all may be `strong`."""
+named = partial(_part, "named")
+"""Pieces of HTML, each under its name."""
+figures = partial(_part, "figures")
+"""Figures beside each other, or below where there is no room: the caption of each, and its SVG or table."""
 
 
 def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
     """Return a list of facts: a name and a text in each line."""
-    return _part("facts", [(caption, list(pairs))])
+    return _part("facts", [(caption, pairs)])
 
 
 def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
     """Facts of several things in one table, each under its name; those of the whole have none."""
-    return _part("facts", [(caption, []), *((name, list(pairs)) for name, pairs in groups)])
-
-
-def matrix(numbers: Sequence[Sequence[tuple[str, float]]]) -> str:
-    """A square of numbers between things numbered from 1: the text of each, and how dark it is, from 0 to 1."""
-    return _part("matrix", numbers)
-
-
-def lines(texts: Iterable[str], strong: bool = False) -> str:
-    """A paragraph for each text."""
-    return _part("lines", list(texts), strong)
-
-
-def named(pieces: Iterable[tuple[str, str]]) -> str:
-    """Pieces of HTML, each under its name."""
-    return _part("named", [(name, _markup(piece)) for name, piece in pieces])
-
-
-def figures(shown: Iterable[tuple[str, str]]) -> str:
-    """Figures beside each other, or below where there is no room: the caption of each, and its SVG or table."""
-    return _part("figures", [(caption, _markup(piece)) for caption, piece in shown])
+    return _part("facts", [(caption, []), *groups])
 
 
 def joined(*pieces: str) -> str:
@@ -62,17 +54,7 @@ def joined(*pieces: str) -> str:
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
     """A page that needs nothing but itself, light or dark as its reader has it."""
-    return _templates().get_template("page.html").render(title=title, pairs=list(pairs), body=_markup(body))
-
-
-def _part(name: str, *values: Any) -> str:
-    return str(getattr(_templates().get_template("parts.html").module, name)(*values))
-
-
-def _markup(piece: str) -> str:
-    from markupsafe import Markup
-
-    return Markup(piece)
+    return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 
 @cache

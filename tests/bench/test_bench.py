@@ -16,7 +16,7 @@ from autopack.bench.batches import ARMS, BASELINE
 from autopack.bench.compare import TOLERANCES, Comparison, RaceSettings, compare
 from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, verdict
-from autopack.bench.report import write_table
+from autopack.bench.report import report_of
 from autopack.cli import main
 from tests.support.refusals import refused
 
@@ -89,18 +89,15 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
         if seen.count("+b") == 2:
             raise MemoryError
 
-    def attempt(name, lap):
+    def attempt():
         try:
-            return lap()
+            return Entrant(fail_late, lambda: state("b"), lambda: seen.append("ready"))()
         except MemoryError:
             return None
 
-    arms = {
-        "a": lambda: seen.append("a"),
-        "b": Entrant(fail_late, lambda: state("b"), lambda: seen.append("ready")),
-    }
     rounds = []
-    laps = race(arms, 3, attempt=attempt, report=lambda number, _: rounds.append(number))
+    arms = {"a": Entrant(lambda: seen.append("a")), "b": attempt}
+    laps = race(arms, 3, report=lambda number, _: rounds.append(number))
     assert seen == ["a", "+b", "ready", "-b", "+b", "ready", "a", "a"]
     assert {name: len(of) for name, of in laps.items()} == {"a": 3}
     assert rounds == [1, 2, 3]
@@ -109,7 +106,7 @@ def test_every_round_begins_with_another_arm_in_its_own_state_and_a_failed_one_l
 @pytest.mark.parametrize(("until", "wanted"), [(0.0, 2), (math.inf, 5)])
 def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted):
     waits = []
-    laps = race({"a": int}, 5, until=until, least=2, wait=lambda: waits.append(1))["a"]
+    laps = race({"a": Entrant(int, wait=lambda: waits.append(1))}, 5, until=until, least=2)["a"]
     assert len(laps) == wanted
     assert len(waits) == 2 * wanted, "before a lap and after it"
     assert all(lap["wall"] >= 0 for lap in laps)
@@ -187,15 +184,15 @@ def one_by_one(most):
 
 def test_arms_without_memory_say_so_and_the_others_go_on():
     model = tiny.build("llama", attn_implementation=one_by_one(most=30))
-    about = {"name": "a llama", "lengths": "some"}
-    result = compare(model, np.array([30, 12, 14, 9]), RaceSettings(batch_size=4, rounds=3, batches=1), about)
+    result = compare(model, np.array([30, 12, 14, 9]), RaceSettings(batch_size=4, rounds=3, batches=1))
+    result.model |= {"name": "a llama", "lengths": "some"}
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
     for name in NAMES[:3]:
         assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
     for name in NAMES[3:]:
         assert (outcomes[name].failed, len(outcomes[name].seconds)) == (None, 3)
         assert (outcomes[name].ratio, outcomes[name].says) == (None, "nothing to compare with")
-    rows = [line for line in write_table(result).splitlines() if line.startswith(tuple(NAMES))]
+    rows = [line for line in report_of(result).text(80).splitlines() if line.startswith(tuple(NAMES))]
     assert [line.endswith("out of memory") for line in rows] == [True, True, True, False, False]
     assert json.dumps(result.as_dict())
 
@@ -218,7 +215,7 @@ def test_an_arm_with_another_loss_is_wrong(capsys):
     outcomes[-1].loss = 4.4
     outcomes[2].loss = 4.4  # stock's rows are known to leak
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
-    said = " ".join(write_table(result).split())
+    said = " ".join(report_of(result).text(80).split())
     assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said
     assert "A CPU, 2 cores, threads: 1, load 3.0 before and 3.0 after" in said
     outcomes[-1].loss = float("nan")
@@ -236,7 +233,7 @@ def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
     rounds = []
     settings = RaceSettings(batch_size=2, seconds=3)
-    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=rounds.append)
+    result = compare(model, np.full(64, 8), settings, progress=rounds.append)
     assert result.rounds >= 6
     assert result.outcomes[0].arm == BASELINE
     assert rounds == [*range(1, result.rounds + 1)]

@@ -66,8 +66,8 @@ def test_module_runs():
         (["estimate", "lengths.npy", "--html", "/no/such/directory/a.html"], "there is no directory"),
         (["estimate", ""], "an empty path: no such file or folder"),
         # What the parser refuses.
-        (["estimate", "lengths.npy", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,648"),
-        (["bench", "llama", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,648"),
+        (["estimate", "lengths.npy", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,647"),
+        (["bench", "llama", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,647"),
         (["estimat"], "did you mean estimate?"),
         (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc; did you mean --stock?"),
         (["audit", "llama", "--backend", "spda"], "did you mean sdpa?"),

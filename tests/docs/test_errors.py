@@ -27,6 +27,8 @@ raise reload remove rename repair run save set show split start subtract take to
 uninstall update use wanted way ways write
 """.split()
 """Words of which a message has one at least, where it says the way out: what to do, or what is wanted."""
+NAMED = r"(\w+) = partial\((\w+), code='([a-z-]+)'\)$"
+"""A class with a code, which has a name of its own."""
 BY_CODE = {"nothing-to-audit", "cannot-run", "bad-file", "tokenizer"}
 """Codes whose section says the way out for messages that cannot."""
 
@@ -36,13 +38,15 @@ def name_of(node):
 
 
 def classes():
-    """The code that each class gives its errors, or "" where each error brings its own."""
+    """The code of each class, and of each name of a class with a code; "" where each error brings its own."""
     found = {kind.__name__: kind.code for kind in KINDS}
     for tree in TREES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name not in found and {*map(name_of, node.bases)} & {*found}:
                 given = [each.value for each in node.body if isinstance(each, ast.Assign)]
                 found[node.name] = ast.literal_eval(given[0]) if given else ""
+            elif isinstance(node, ast.Assign) and (named := re.match(NAMED, ast.unparse(node))):
+                found[named[1]] = named[3]
     return found
 
 

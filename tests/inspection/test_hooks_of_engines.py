@@ -117,10 +117,10 @@ def test_noise_of_neftune_that_is_none_and_then_some():
 
 
 @pytest.mark.parametrize(("of_engine", "packed"), [(True, 2), (False, 1)])
-def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypatch, of_engine, packed):
+def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypatch, tmp_path, of_engine, packed):
     """Another hook on the model, put on after autopack's, sees the first batch as it came."""
     hooks = library("deepspeed.runtime.engine" if of_engine else "mine.engine", ENGINE)
-    monkeypatch.setattr(sessions, "current", sessions.Session(RunSettings.read({}), started=True))
+    monkeypatch.setattr(sessions, "current", sessions.Session(RunSettings.read({}), started=True, reports=tmp_path))
     model = build("llama")
     first_call._wait(model)
     hooks.put_on(model)

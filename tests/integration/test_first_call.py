@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(monkeypatch, tmp_path):
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
-    found = Session(RunSettings.read({}), started=True)
+    found = Session(RunSettings.read({"AUTOPACK_SUBPROCESSES": "0"}), started=True, reports=tmp_path)
     monkeypatch.setattr(sessions, "current", found)
     return found
 

@@ -181,7 +181,7 @@ def test_columns_have_names():
         autopack.pack([example], 8)
     for value in (7, [1, 2], "text"):
         given = {"input_ids": [1, 2], 3: value}
-        with refused("unusable-data", match="example 0: wanted names that are text, found 3; rename it"):
+        with refused("unusable-data", match="example 0, wanted names that are text, found 3; rename it"):
             PackingCollator()([given])
         assert PackingCollator(drop_keys=[3])([given])["input_ids"].tolist() == [[1, 2]]
 

@@ -17,7 +17,7 @@ REFUSED = {
         PLAN,
         [
             ({"max_length": 0}, "max_length=0: wanted an int of at least 1"),
-            ({"max_length": 2**40}, "max_length=1099511627776: wanted at most 2,147,483,648"),
+            ({"max_length": 2**40}, "max_length=1099511627776: wanted at most 2,147,483,647"),
             ({"max_length": 8.0}, "max_length=8.0"),
             ({"strategy": "bfd"}, "strategy='bfd': wanted one of 'best_fit', 'sequential'"),
             ({"overflow": "wrap"}, "overflow='wrap': wanted one of 'error', 'truncate'"),
@@ -47,7 +47,10 @@ REFUSED = {
         [
             ({"max_length": 0}, "max_length=0"),
             ({"overflow": "split"}, "overflow='split' cuts documents"),
-            ({"lengths": [90, 70], "overflow": "drop"}, "all 2 documents are longer than max_length=8, and overflow"),
+            (
+                {"lengths": [90, 70], "overflow": "drop"},
+                "no document is left of 2: all are longer than max_length; raise it",
+            ),
             ({"rows_per_batch": 0}, "rows_per_batch=0"),
             ({"seed": "a"}, "seed='a'"),
             ({"cost": "quadratic"}, "cost='quadratic': wanted 'auto'"),

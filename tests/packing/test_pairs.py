@@ -104,7 +104,7 @@ LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_
 
 @pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, [dict(pair) for pair in pairs(2)]])
 def test_pairs_are_no_documents_unless_they_are_named(examples):
-    with refused("pairs-are-no-documents", match=r"example 0: found 'chosen.*pair_lengths.*both in drop_keys"):
+    with refused("pairs-are-no-documents", match=r"example 0, found 'chosen.*pair_lengths.*both in drop_keys"):
         PackingCollator()(examples)
     for kind in KINDS:
         with refused("pairs-are-no-documents", match=r"found 'chosen.*pair_lengths.*both in drop_columns"):

@@ -148,7 +148,7 @@ def test_speeds_and_memory_are_drawn_as_they_were_measured():
     for number, outcome in enumerate(result.outcomes):
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
         outcome.peak = (number + 1) * 2**20
-    speeds, memory = map(drawn, bench.charts(result))
+    speeds, memory = map(drawn, bench.report_of(result).charts)
     assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
     assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
     assert [text.get_text() for text in speeds.texts] == [row[2] for row in bench.rows_of(result)]
@@ -162,7 +162,8 @@ def test_texts_of_figures_are_no_formulas():
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
-    bench.draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
+    subject = bench.report_of(bare_result(name=f"{HOSTILE}\x1b\udcff"))
+    subject.picture().savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
@@ -181,11 +182,11 @@ def test_arms_that_failed_say_so_whatever_their_errors_hold():
     result = bare_result()
     for outcome in result.outcomes[1:]:
         outcome.failed, outcome.seconds = f"\x1b[31m{HOSTILE}\x00\udcff", []
-    page = check_self_contained(bench.body(result))
+    page = check_self_contained(bench.report_of(result).html())
     assert [row[-1] for row in page.tables[0][2:]] == [outcome.failed for outcome in result.outcomes[1:]]
     assert page.drawn == 1
     result.outcomes[0].failed = "out of memory"
-    assert check_self_contained(bench.body(result)).texts.count("out of memory") >= 2
+    assert check_self_contained(bench.report_of(result).html()).texts.count("out of memory") >= 2
 
 
 def test_an_audit_of_nothing_and_infinite_errors_are_shown():
