@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autopack.layout import LEAST_SHARED, common_beginning
+from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS, wrong_numbers
 from autopack.packing.lengths import Pieces, numbers, zeros
 from autopack.packing.strategies import next_fit
@@ -142,9 +142,9 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
     for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
         members = order[bounds[group] : bounds[group + 1]]
         shortest = int(lengths[members].min())
-        first, *others = _first_tokens(documents, members, shortest)
-        common = min(common_beginning(first, ids) for ids in others)
-        found[members] = common if common >= LEAST_SHARED else 0
+        ids = _first_tokens(documents, members, shortest)
+        same = np.append((ids == ids[0]).all(axis=0), False)
+        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
     return found
 
 
