@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import autopack
@@ -189,10 +190,10 @@ def needed() -> str:
     lines = [f"| packed rows, transformers {_short(RELEASE)} | stock | enabled |", "|---|---|---|"]
     for words, (model_type, mode) in NEEDS.items():
         model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
-        audits = {"modes": (mode,), "training": (False,), "gradients": False}
-        stock = autopack.audit(model, **audits)
+        ask = partial(autopack.audit, model, modes=(mode,), training=(False,), gradients=False)
+        stock = ask()
         with autopack.enable(model):
-            enabled = autopack.audit(model, **audits)
+            enabled = ask()
         said = ("exact" if report.exact else "**leaks**" for report in (stock, enabled))
         lines.append(f"| {words} | {' | '.join(said)} |")
     return "\n".join(lines)
