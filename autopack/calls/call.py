@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry, Kind
 from autopack.inspection import media
-from autopack.inspection.callers import objects_of, running
+from autopack.inspection.callers import callers
 from autopack.integrations.trainers import TrainerAdapter, at_work
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
@@ -305,7 +305,7 @@ def _is_called_from(place: str, model: EnabledModel, function: str = ".*") -> bo
     """Return True if a running function of a module under `place` holds this model."""
     if torch.compiler.is_compiling():
         return False
-    return any(_holds(caller, model) for caller in objects_of(running(place, function)))
+    return any(_holds(caller, model) for caller in callers(place, function))
 
 
 def _holds(caller: Any, model: EnabledModel) -> bool:

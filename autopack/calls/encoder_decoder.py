@@ -33,7 +33,7 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import CACHES, LAYOUT_KWARGS, Of
+from autopack.layout.ways import CACHES, LAYOUT_KWARGS
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
@@ -185,7 +185,7 @@ class PairCall(Call):
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
                 has_a_place = value.numel() == 1 or self.holds_served_media(name, value)
-                has_a_place |= half is None or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
+                has_a_place |= half is None or Frame(*half.places.shape).axis_of(name, value) is not None
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)

@@ -23,7 +23,7 @@ from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import FIELDS, Field, Frame, stands_for_no_router
+from autopack.layout.forms import Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
@@ -97,15 +97,14 @@ def _result(
         return Joint([value])
     if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
         return Joint([value])
-    form = Frame(1, padding.tokens).form_of_output(name, value)
-    if form.of is not Of.TOKEN:
+    axis = Frame(1, padding.tokens).axis_of_output(name, value)
+    if axis is None:
         raise UnsupportedModel(
             f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
             f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
             f"into the form of the batch. Use autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
-    axis = form.columns
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -211,7 +210,7 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     def may_be(name: Any, value: Any) -> bool:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
             return False
-        if name == "loss" or len(value) != rows or FIELDS.get(name or "", Field(())).rows:
+        if name == "loss" or len(value) != rows:
             return False
         # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
         per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
@@ -276,11 +275,8 @@ def of_documents(
 def _spread(module: nn.Module, name: str, value: Any, batch: TokenMap) -> Any:
     """Return an argument of a packed row in the form with documents as rows."""
     frame = Frame(*batch.shape, shared=True)
-    form = frame.form_of(name, value)
-    if form.of is Of.TOKEN:
-        return frame.each(value, form, batch.gather)
-    if form.of is Of.CALL:
-        return value
+    if frame.unit_of(name, value) is not Of.UNKNOWN:
+        return frame.changed(name, value, batch.gather)
     raise UnsupportedModel(
         f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
         f"know what of {name} belongs to which document. Leave it out, or run the documents one per row.",

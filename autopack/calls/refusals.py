@@ -15,7 +15,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
-from autopack.inspection.callers import FORWARDS, objects_of, running
+from autopack.inspection.callers import FORWARDS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
@@ -33,7 +33,7 @@ def refuse_bypassed_top(entry: Entry) -> None:
     A backbone called on its own is fine.
     """
     tops = entry.model.anatomy.entries[: entry.level]
-    for caller in objects_of(running(function=FORWARDS)) if tops else ():
+    for caller in callers(function=FORWARDS) if tops else ():
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "

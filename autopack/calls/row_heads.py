@@ -22,7 +22,7 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.forms import FIELDS, Field, Frame
+from autopack.layout.forms import AXES, Frame
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
@@ -148,13 +148,11 @@ class DocumentArguments:
         frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
 
         def change(name: str, value: Any) -> Any:
-            form = frame.form_of(name, value)
-            if form.of is Of.TOKEN:
-                return frame.each(value, form, lambda part: of_token(name, part))
-            if form.of is Of.DOCUMENT:
+            unit = frame.unit_of(name, value)
+            if unit is Of.DOCUMENT:
                 return of_document(value)
-            if form.of is Of.CALL:
-                return value
+            if unit is not Of.UNKNOWN:
+                return frame.changed(name, value, lambda part: of_token(name, part))
             tensor = isinstance(value, torch.Tensor)
             raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}" if tensor else type(value).__name__)
 
@@ -323,8 +321,6 @@ class PerDocument(CallPlan):
         return whole.to_tuple() if self.wants_tuple else whole
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        field = FIELDS.get(name, Field(()))
-        parts = [p.movedim(field.rows, 0) if isinstance(p, torch.Tensor) and p.dim() > field.rows else p for p in parts]
         groups = zip(parts, self.groups, strict=True)
         if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
             return None
@@ -334,13 +330,13 @@ class PerDocument(CallPlan):
         # Hidden states of latents are as many for every document (Perceiver).
         own = [
             axis
-            for axis in field.tokens
+            for axis in AXES.get(name, ())
             if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
         ]
         wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
-        return in_order(wide, self.groups).movedim(0, field.rows)
+        return in_order(wide, self.groups)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from autopack.calls.plan import CallPlan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Form, Frame
+from autopack.layout.forms import Frame
 from autopack.layout.packed import (
     PackedLayout,
     real_documents,
@@ -201,8 +201,8 @@ class Inside(RowsPlan):
             return None
         once, way = outer.plan.inside
         frame = Frame(*way.shape)
-        forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
-        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in forms:
+        units = [frame.unit_of(name, value) for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in units:
             return None
         return cls(call, outer.scope, once, way)
 
@@ -214,11 +214,9 @@ class Inside(RowsPlan):
 def gathered(arguments: dict[str, Any], way: TokenMap, but: Collection[str] = ()) -> dict[str, Any]:
     """Return arguments with what has a value per token led along a way, and all others as they
     are."""
-    found, frame = dict(arguments), Frame(*way.shape)
-    for name, value in arguments.items():
-        if name not in but and (form := form_in_row(name, value, way)).of is Of.TOKEN:
-            found[name] = frame.each(value, form, way.gather)
-    return found
+    kept = {name for name, value in arguments.items() if name in but or is_media(name, value)}
+    frame = Frame(*way.shape)
+    return {n: value if n in kept else frame.changed(n, value, way.gather) for n, value in arguments.items()}
 
 
 def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
@@ -258,14 +256,14 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
     """Return True if a padded batch's argument has a known form in the packed row."""
     if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
-    return name in _NOT_IN_ROWS or form_in_row(name, value, padding).of in (Of.TOKEN, Of.CALL)
+    if name in _NOT_IN_ROWS:
+        return True
+    return not is_media(name, value) and Frame(*padding.shape).unit_of(name, value) is not Of.UNKNOWN
 
 
-def form_in_row(name: str, value: Any, way: TokenMap) -> Form:
-    """Return the form of an argument; media have none that shapes tell."""
-    if isinstance(value, torch.Tensor) and media.holds_media(name):
-        return Form(Of.UNKNOWN)
-    return Frame(*way.shape).form_of(name, value)
+def is_media(name: str, value: Any) -> bool:
+    """Return True for a tensor of media, whose shape does not tell what it belongs to."""
+    return isinstance(value, torch.Tensor) and media.holds_media(name)
 
 
 def without_mask(

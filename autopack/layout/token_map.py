@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.layout.forms import FIELDS, Field, Frame, rows_first
+from autopack.layout.forms import Frame
 from autopack.layout.host import upload
 from autopack.layout.packed import PackedLayout, real_documents
 
@@ -270,29 +270,24 @@ class Batches:
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
-    def together(
-        self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1], name: str = ""
-    ) -> Any:
+    def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:
         """Return a module's outputs for all batches as an output for packed rows.
 
         Dictionaries, outputs of transformers, tuples and lists are put together part by part. A
         part without a value for every token becomes the result of `otherwise`: by default, the part
-        of the last batch. `name` is the name of the output if it is a part of one.
+        of the last batch.
         """
         first = outputs[0]
         if isinstance(first, dict):
-            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise, key) for key in first})
+            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise) for key in first})
         if isinstance(first, (tuple, list)):
-            return type(first)(self.together(list(parts), otherwise, name) for parts in zip(*outputs, strict=True))
-        axis = FIELDS.get(name, Field(())).rows + 1
-        parts = [rows_first(part, axis) for part in outputs]
-        if not all(each.holds(part) for each, part in zip(self.maps, parts, strict=True)):
+            return type(first)(self.together(list(parts), otherwise) for parts in zip(*outputs, strict=True))
+        if not all(each.holds(part) for each, part in zip(self.maps, outputs, strict=True)):
             return otherwise(outputs)
-        parts = [part.flatten(0, 1) for part in parts]
+        parts = [part.flatten(0, 1) for part in outputs]
         if not self.complete:
             parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))
-        whole = torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
-        return whole.movedim((0, 1), (axis - 1, axis)) if axis > 1 else whole
+        return torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
 
 
 def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:

@@ -20,7 +20,6 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
 from autopack.layout.forms import Frame, rows_first
-from autopack.layout.ways import Of
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +107,10 @@ class PaddingRead:
         shown = 0
         for name, value in found:
             real = next(real for prefix, real in sides if name.startswith(prefix))
-            form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
-            if form.of is Of.TOKEN:
+            axis = Frame(*real.shape).axis_of_output(name.partition("[")[0], value)
+            if axis is not None:
                 padding = torch.from_numpy(~real).to(value.device)
-                value.register_hook(Look(self._arrived, name or "output", padding, form.columns, refuses))
+                value.register_hook(Look(self._arrived, name or "output", padding, axis, refuses))
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 

@@ -156,11 +156,14 @@ def _calling_frame() -> FrameType | None:
     return frame
 
 
-def _running(wanted: FrameType | None) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not wanted:
-        frame = frame.f_back
-    return frame is not None
+def _running(frame: FrameType | None) -> bool:
+    """Return True if a frame is being executed: such a frame refuses to be cleared."""
+    try:
+        if frame is not None:
+            frame.clear()
+    except RuntimeError:
+        return True
+    return False
 
 
 class Ambient(threading.local):

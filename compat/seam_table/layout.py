@@ -67,7 +67,7 @@ _LAYOUT = (
     ),
     seam(
         "layout: positions in sections are no tokens",
-        "layout.forms:Frame.form_of",
+        "layout.forms:Frame.axis_of",
         around(lambda ask, frame, name, value: ask(frame, "", value)),
         "layout/test_forms.py",
         "test_each_kind_of_positions_is_changed_by_itself",
