@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.inspection import media
 from autopack.inspection.callers import callers
 from autopack.integrations.trainers import TrainerAdapter, at_work
@@ -32,6 +32,8 @@ DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that the model gets as None for a packed row."""
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward by position and by name."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
 _GENERATION = "transformers.generation."
@@ -53,6 +55,7 @@ class Call:
         self.model: Any = entry.link.model
         self.module, self.config = module, entry.config
         self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+        self._by_position = args
         self.unnamed = max(0, len(args) - len(entry.names))
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
@@ -72,6 +75,12 @@ class Call:
     def documents(self) -> str | None:
         """The head whose packed documents an outer entry has made this batch's rows, if any."""
         return None if self.outer is None else self.outer.plan.documents
+
+    def handed_on(self, arguments: dict[str, Any]) -> Arguments:
+        """Return arguments as the forward gets them: what came by position goes on by position."""
+        by_name, names = dict(arguments), self.entry.names
+        named = [by_name.pop(name, None) for name in names[: len(self._by_position)]]
+        return (*named, *self._by_position[len(names) :]), by_name
 
     @cached_property
     def inputs(self) -> torch.Tensor | None:
@@ -184,7 +193,7 @@ class Call:
         """Return the reason why media of this kind may mix documents' results; None if not."""
         values = (self.arguments[name] for name in self.media)
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
-        layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
+        layout = None if self.entry.is_pair else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
         return self.model.why_media_meet(kind, count)

@@ -11,7 +11,7 @@ import torch
 from autopack.calls import refusals, row_heads
 from autopack.calls.call import Call, came_through, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import CallPlan, Delegate, PassThrough
@@ -37,7 +37,7 @@ def call_at(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
 ) -> Call:
     """Return the call that has arrived at an entry."""
-    return (PairCall if entry.kind is Kind.PAIR else Call)(entry, module, args, kwargs, outer)
+    return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
 def decide(call: Call) -> CallPlan:

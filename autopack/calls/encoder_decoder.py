@@ -22,7 +22,7 @@ from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore, without
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import CallPlan
-from autopack.calls.rows import complete, without_what_packing_drops
+from autopack.calls.rows import arguments_of_rows
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
@@ -45,7 +45,7 @@ _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_
 class PairCall(Call):
     """A call of an encoder-decoder."""
 
-    _found: pairs.Found | None = None
+    _found: tuple[list[np.ndarray] | None, Pair | None] | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
         """Return the documents of a per-row head that makes decoder tokens of the encoder's."""
@@ -56,9 +56,9 @@ class PairCall(Call):
         """Return the documents of both halves; None for a call that neither packs nor pads any."""
         if self._found is None:
             self._found = self._read_halves()
-        return self._found.pair
+        return self._found[1]
 
-    def _read_halves(self) -> pairs.Found:
+    def _read_halves(self) -> tuple[list[np.ndarray] | None, Pair | None]:
         given, halves = self.arguments, self.model.anatomy.halves
         decodes = any(given.get(name) is not None for name in (*_OF_DECODER[:2], "labels"))
         if decodes and halves is not None and not modules.takes_tokens(halves[0]):
@@ -75,7 +75,7 @@ class PairCall(Call):
 
     @property
     def volume(self) -> Volume | None:
-        real = None if self._found is None else self._found.real
+        real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
     @property
@@ -248,10 +248,9 @@ class HalfAsRow(CallPlan):
                 f"unpad=False).",
                 code="unpad-refused",
             )
-        arguments = without_what_packing_drops(call, call.arguments)
+        arguments = arguments_of_rows(call, layout)
         if arguments.get("encoder_attention_mask") is not None:
             arguments["encoder_attention_mask"] = None
-        complete(call, arguments, layout)
         memory = encoder.layout if call.entry.decodes else None
         if memory is not None:
             states = arguments.get("encoder_hidden_states")

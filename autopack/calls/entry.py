@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -18,14 +17,6 @@ from autopack.runtime.model import EnabledModel, Link
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
 
-class Kind(Enum):
-    """The kind of module that is called at an entry."""
-
-    MODEL = "a model that takes one kind of tokens"
-    PAIR = "an encoder-decoder, which takes tokens for both halves"
-    HALF = "a model inside an encoder or decoder"
-
-
 @dataclass(frozen=True, eq=False)
 class Entry:
     """Facts about the calls at one entry, known beforehand."""
@@ -36,9 +27,10 @@ class Entry:
     """Its configuration, or the whole model's if it has none of its own."""
     level: int
     """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
-    kind: Kind
+    is_pair: bool
+    """True for an encoder-decoder, which takes tokens for both halves."""
     decodes: bool | None
-    """True if a half is the decoder."""
+    """True for a model inside a decoder, False inside an encoder, None for any other."""
     names: tuple[str, ...]
     """Names of its forward's parameters, in order."""
     takes_others: bool
@@ -103,7 +95,7 @@ class Entry:
             link=model.link,
             config=config,
             level=level,
-            kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
+            is_pair=is_pair,
             decodes=decodes,
             names=names,
             takes_others=takes_others,
@@ -131,6 +123,11 @@ class Entry:
             and (model.traits.whole_model_reason is None or "position_ids" in names),
             pools_single_tokens=pools_single_tokens(module),
         )
+
+    @property
+    def is_half(self) -> bool:
+        """True for a model inside an encoder or decoder, which is no encoder-decoder itself."""
+        return self.decodes is not None and not self.is_pair
 
     @property
     def model(self) -> EnabledModel:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
@@ -331,7 +331,7 @@ def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> Non
             f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
             code="media-of-others",
         )
-    layout = None if traits.sounds_together is None or call.entry.kind is Kind.PAIR else call.declared.layout
+    layout = None if traits.sounds_together is None or call.entry.is_pair else call.declared.layout
     sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
     if traits.sounds_together is None or layout is None or not sounds:
         return

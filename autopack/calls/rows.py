@@ -65,12 +65,8 @@ class Packed(RowsPlan):
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
         self.labelled = call.has_labels
-        arguments = without_what_packing_drops(call, call.arguments)
-        if call.media and entry.uses_positions:
-            models, counts_images = [call.module, *entry.inner], call.model.traits.counts_images
-            computed = positions_of_documents(models, call.arguments, layout, counts_images)
-            arguments |= {} if computed is None else {"position_ids": computed}
-        complete(call, arguments, layout, 0 if once is None else once.tokens)
+        positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
+        arguments = arguments_of_rows(call, layout, 0 if once is None else once.tokens, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
@@ -266,16 +262,6 @@ def is_media(name: str, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and media.holds_media(name)
 
 
-def without_mask(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return an inner model's arguments without the mask that its top has kept, or None."""
-    place = names.index("attention_mask") if "attention_mask" in names else len(args)
-    if place < len(args):
-        return (*args[:place], None, *args[place + 1 :]), kwargs
-    return None if kwargs.get("attention_mask") is None else (args, {**kwargs, "attention_mask": None})
-
-
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a packed row, without declarations, masks and caches."""
     entry = call.entry
@@ -290,12 +276,6 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
         kept["use_cache"] = False
     return kept
-
-
-def complete(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
-    """Add the positions and token types that the arguments of packed rows lack."""
-    _add_positions(call, arguments, layout)
-    _add_token_types(call, arguments, layout, columns)
 
 
 def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
@@ -329,8 +309,17 @@ def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
-def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
-    """Return the arguments of an inner model that third-party code called with packed rows."""
+def arguments_of_rows(
+    call: Call, layout: PackedLayout, columns: int = 0, positions: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """Return the arguments of packed rows, with the positions and token types that they lack.
+
+    `columns` are those of a row that holds common beginnings once, and `positions` those that the
+    model has computed itself.
+    """
     arguments = without_what_packing_drops(call, call.arguments)
-    complete(call, arguments, layout)
+    if positions is not None:
+        arguments["position_ids"] = positions
+    _add_positions(call, arguments, layout)
+    _add_token_types(call, arguments, layout, columns)
     return arguments

@@ -15,9 +15,8 @@ from torch import nn
 
 from autopack.calls import refusals
 from autopack.calls.call import Call
-from autopack.calls.entry import Kind
 from autopack.calls.outputs import loss_of
-from autopack.calls.rows import RowsPlan, complete, without_what_packing_drops
+from autopack.calls.rows import RowsPlan, arguments_of_rows
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, media, releases, sharding
 from autopack.inspection.code_origin import original
@@ -79,16 +78,14 @@ class SharedRows(RowsPlan):
         layout, counted = _gathered(call, rows)
         refusals.refuse_early_positions(call, layout)
         self.labelled = call.has_labels
-        arguments = without_what_packing_drops(call, call.arguments)
+        arguments = arguments_of_rows(call, layout)
         self.shape = (layout.rows, layout.columns // rows.ranks)
         """Rows and columns of this rank's part."""
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         call.part = (layout, mine)
-        given = {name for name, value in arguments.items() if value is not None}
-        complete(call, arguments, layout)
         for name in ("position_ids", "token_type_ids"):
-            if name in arguments and name not in given:  # those of whole rows
+            if arguments.get(name) is not None and call.arguments.get(name) is None:  # those of whole rows
                 arguments[name] = arguments[name][:, mine].contiguous()
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
@@ -214,7 +211,7 @@ def _why_not(call: Call) -> str | None:
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
         return "another call of the model is under way around it"
-    if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
+    if entry.is_pair or entry.is_half or entry.head is not None or entry.inner_head is not None:
         return "it is no model, or none with a head of its own, that has a result for each token"
     if anatomy.towers or traits.dense or not (anatomy.attention or anatomy.mixers):
         return "more than attention and layers that mix tokens looks at several tokens at a time"

@@ -10,8 +10,9 @@ attends to images across, each document's images are read from the mask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,24 +37,28 @@ _OF_IMAGES = "aspect_ratio_ids"
 """An argument (rows, images) that is 0 for images that fill up a row."""
 
 
-def positions_of_documents(
-    entries: Sequence[PreTrainedModel],
-    arguments: Mapping[str, Any],
-    layout: PackedLayout,
-    counts_images: bool = False,
-) -> torch.Tensor | None:
+def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
+    """Return the first of the called model and its inner ones that numbers tokens, and its method."""
+    for model in (call.module, *call.entry.inner):
+        for name in names:
+            if hasattr(model, name):
+                return model, getattr(model, name)
+    return None
+
+
+def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:
     """Return the model's positions (axes, rows, columns) for each document, or None if none.
 
-    `entries` are the called model and its inner ones. Positions of three axes that the call gives
-    are left alone; positions of one axis only tell where documents begin, as collators write them.
-    A model that `counts_images` over the rows of a batch is asked for one document at a time.
-    Raises `InvalidPacking` if the model cannot number the documents with the media of the call.
+    Positions of three axes that the call gives are left alone; positions of one axis only tell
+    where documents begin, as collators write them. A model that counts images over the rows of a
+    batch is asked for one document at a time. Raises `InvalidPacking` if the model cannot number
+    the documents with the media of the call.
     """
-    told = arguments.get("position_ids")
-    model = next((entry for entry in entries if hasattr(entry, _WHOLE) or hasattr(entry, _INDEX)), None)
-    if model is None or (told is not None and told.dim() == 3):
+    arguments = call.arguments
+    told, found = arguments.get("position_ids"), _numbering(call, _WHOLE, _INDEX)
+    if found is None or (told is not None and told.dim() == 3):
         return None
-    compute: Callable[..., Any] = getattr(model, _WHOLE, None) or getattr(model, _INDEX)
+    model, compute = found
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(compute).parameters.items()
@@ -71,10 +76,11 @@ def positions_of_documents(
             code="media-positions",
         )
     _refuse_later_starts(arguments, layout)
-    call, documents = _as_rows(parameters, arguments, layout)
+    given, documents = _as_rows(parameters, arguments, layout)
+    ask = partial(_each_row_by_itself, compute) if call.model.traits.counts_images else compute
     try:
         with _state_kept(model):
-            found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
+            numbers = ask(**given)
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
@@ -82,7 +88,7 @@ def positions_of_documents(
             f"of the documents, and every placeholder token needs its place in one of them.",
             code="media-positions",
         ) from error
-    positions = found[0] if isinstance(found, tuple) else found
+    positions = numbers[0] if isinstance(numbers, tuple) else numbers
     return None if positions is None else documents.restore(positions, axis=2).contiguous()
 
 
@@ -112,21 +118,21 @@ def _as_rows(
     return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
 
 
-def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:
+def positions_of_rows(call: Call) -> torch.Tensor | None:
     """Return the positions (axes, rows, columns) of a batch of single documents, each as alone.
 
     The model numbers the images over all rows. None if the call has no such images, or brings
     positions.
     """
-    model = next((entry for entry in entries if hasattr(entry, _WHOLE)), None)
-    if model is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
+    arguments, found = call.arguments, _numbering(call, _WHOLE)
+    if found is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
         return None
-    compute = getattr(model, _WHOLE)
-    call = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
-    if not media.given(call) or call.get("input_ids") is None or any(name in call for name in CACHES):
+    model, compute = found
+    given = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
+    if not media.given(given) or given.get("input_ids") is None or any(name in given for name in CACHES):
         return None
     with _state_kept(model):
-        return _each_row_by_itself(compute, call)
+        return _each_row_by_itself(compute, **given)
 
 
 @contextmanager
@@ -140,7 +146,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
-def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> torch.Tensor:
+def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tensor:
     """Return positions of rows, each computed with its own images, as runs of type 1 tokens."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
@@ -187,7 +193,7 @@ def own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
     traits = call.model.traits
     if not (call.media and (traits.counts_images or traits.image_mask)) or call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    positions = positions_of_rows([call.module, *call.entry.inner], call.arguments) if traits.counts_images else None
+    positions = positions_of_rows(call) if traits.counts_images else None
     return None if positions is None else {**call.arguments, "position_ids": positions}, images_of_rows(call)
 
 

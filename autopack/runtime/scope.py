@@ -128,7 +128,7 @@ class Activation:
         self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
         self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
         self.deepest = level  # the deepest level that has been entered, whether or not it has been left
-        self.foreign = False  # whether the forward is somebody else's code
+        self.foreign = plan is not None and plan.call.entry.foreign is not None  # whether its code is a third party's
         self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
         self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.loss_site`)
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
