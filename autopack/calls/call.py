@@ -16,7 +16,6 @@ from autopack.calls import prefixes
 from autopack.calls.entry import Entry
 from autopack.inspection import media
 from autopack.inspection.callers import callers
-from autopack.integrations.trainers import TrainerAdapter, at_work
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -126,16 +125,20 @@ class Call:
         if self.outer is not None and self._numbered_on_the_way:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
+        traits, entry = self.model.traits, self.entry
+        # Tokens get any positions of the call as they are, and nothing else reads them.
+        as_they_are = not (traits.whole_model_reason or traits.numbers_itself or traits.counts_columns or self.media)
+        any_positions = as_they_are and entry.head is None and entry.inner_head is None
         shares = prefixes.why_not(self.model) is None
         found = declarations.read(
             arguments,
             (rows, columns),
             inputs.device,
-            self.model.traits.first_position,
+            traits.first_position,
             self.ignored_label,
             # Some models keep what they continue to themselves (RecurrentGemma).
             continues=self.continues or bool(self.arguments.get("use_cache")),
-            any_positions=self._takes_any_positions,
+            any_positions=any_positions,
             with_tokens=shares,
         )
         found = found if self.noted is None else replace(found, real=self.noted)
@@ -156,18 +159,6 @@ class Call:
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
         return self.outer.plan.call.arguments.get("position_ids") is None
-
-    @property
-    def _takes_any_positions(self) -> bool:
-        """True if tokens get any positions of the call as they are, and nothing else reads them."""
-        traits, entry = self.model.traits, self.entry
-        as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
-        return as_they_are and entry.head is None and entry.inner_head is None and not self.media
-
-    @cached_property
-    def trainer(self) -> tuple[Any, TrainerAdapter | None]:
-        """The innermost trainer in whose step the call comes, and its adapter; None where there is none."""
-        return next(at_work(), (None, None))
 
     @cached_property
     def noted(self) -> np.ndarray | None:

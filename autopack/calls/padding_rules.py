@@ -51,7 +51,11 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    if not (call.module.training or given.get("labels") is not None) and _may_want_cache(call):
+    wanted = given.get("use_cache")
+    if wanted is None:
+        wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
+    returns_cache = bool(wanted) and (call.model.anatomy.causal or traits.recurs) and not call.is_scored
+    if returns_cache and not (call.module.training or given.get("labels") is not None):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
@@ -61,7 +65,8 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "a row holds nothing but padding"
     if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if _compares_columns(call):
+    spans = call.entry.head is not None and call.entry.head.spans
+    if spans or any(given.get(name) is not None for name in ("start_positions", "end_positions")):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -155,11 +160,6 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
         yield why
 
 
-def _compares_columns(call: Call) -> bool:
-    spans = call.entry.head is not None and call.entry.head.spans
-    return spans or any(call.arguments.get(name) is not None for name in ("start_positions", "end_positions"))
-
-
 def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
     """Return some masked tokens other than the configuration's pad token, of no pair's batch."""
     pad = getattr(text_config(call.config), "pad_token_id", None)
@@ -187,14 +187,6 @@ def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     if positions is None:
         return bool(padding.real[:, -1].any())
     return bool(positions[padding.real].max() == positions.max())
-
-
-def _may_want_cache(call: Call) -> bool:
-    wanted = call.arguments.get("use_cache")
-    if wanted is None:
-        wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
-    returns = bool(wanted) and (call.model.anatomy.causal or call.model.traits.recurs)
-    return returns and not call.is_scored
 
 
 def _reads_padding(call: Call, padding: TokenMap) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -104,19 +104,29 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     found = find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
     if found is None:
         return None
-    reason = "the losses of its routers count tokens" if call.wants_router_loss else None
-    if reason is None and call.wants_states and torch.is_grad_enabled():
-        reason = "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
-    if reason is None and layout is not None and not _of_one_frequency(call, int(positions[real].max())):
-        reason = "a document is so long that it has rotary frequencies of its own"
-    if reason is None and _draws(call.module):
-        reason = "dropout or noise is on, which every row draws for itself"
-    if reason is None and _is_looked_into(call.module):
-        reason = "a hook looks into its layers, and would see the row that runs"
-    reason = reason or call.model.why_prefixes_stay()
+    reason = next(_reasons_apart(call, 0 if layout is None else int(positions[real].max())), None)
     if reason is not None and call.outer is None:
         call.model.tally.apart[reason] += 1
     return found if reason is None else None
+
+
+def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
+    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed rows."""
+    if call.wants_router_loss:
+        yield "the losses of its routers count tokens"
+    if call.wants_states and torch.is_grad_enabled():
+        yield "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
+    rotaries = row_dependent_rotaries(call.module) if largest and call.model.anatomy.has_row_dependent_rotary else []
+    if rotaries and largest >= positions_of_one_frequency(rotaries):
+        yield "a document is so long that it has rotary frequencies of its own"
+    if _draws(call.module):
+        yield "dropout or noise is on, which every row draws for itself"
+    parts = [module for module in call.module.modules() if module is not call.module]
+    if any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values()):
+        yield "a hook looks into its layers, and would see the row that runs"
+    why = call.model.why_prefixes_stay()
+    if why is not None:
+        yield why
 
 
 def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
@@ -128,24 +138,11 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
     return not (call.has_labels or call.wants_last_logits) or bool(call.entry.inner)
 
 
-def _of_one_frequency(call: Any, largest: int) -> bool:
-    """Return True if documents up to this position have the same rotary frequencies."""
-    if not call.model.anatomy.has_row_dependent_rotary:
-        return True
-    return largest < positions_of_one_frequency(row_dependent_rotaries(call.module))
-
-
 def _is_of_call(value: object) -> bool:
     """Return True if an argument is no tensor, or one number: the same for all tokens."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_looked_into(model: nn.Module) -> bool:
-    """Return True if a hook that may read rows and columns is on a part of a model."""
-    parts = (module for module in model.modules() if module is not model)
-    return any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values())
 
 
 def _draws(model: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from autopack.inspection.callers import FORWARDS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
+from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
@@ -42,30 +43,32 @@ def refuse_bypassed_top(entry: Entry) -> None:
             )
 
 
-def refuse_lost_documents(call: Call) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that loses packed documents' boundaries."""
-    model, (trainer, _) = call.model, call.trainer
-    if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
-        return
-    lost = boundaries.what_is_lost(trainer)
-    if lost is not None:
-        raise InvalidPacking(lost, code="trainer-loses-documents")
-    boundaries.say_what_is_cut(trainer, model.logged)
-    model.fed_by = weakref.ref(trainer)
+def refuse_what_trainers_lose(call: Call) -> None:
+    """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
 
-
-def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` in a trainer's step that takes a row's documents for one sequence."""
-    if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
+    Its data may come without the boundaries of documents, or its loss may add up whole rows.
+    """
+    model, layout = call.model, call.declared.layout
+    packs = layout is not None and real_documents(layout).sum() > layout.rows
+    feeds = call.module.training or call.has_labels
+    if call.outer is not None or model.is_settling or not (packs or feeds):
         return
-    trainer, adapter = call.trainer
-    if adapter is not None and adapter.adds_up_rows:
-        name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
-        raise InvalidPacking(
-            f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
-            f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding.",
-            code="trainer-loses-documents",
-        )
+    for trainer, adapter in at_work():
+        if packs and adapter.adds_up_rows:
+            name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
+            raise InvalidPacking(
+                f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as "
+                f"those of one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the "
+                f"padding.",
+                code="trainer-loses-documents",
+            )
+        if feeds and (model.fed_by is None or model.fed_by() is not trainer):
+            lost = boundaries.what_is_lost(trainer)
+            if lost is not None:
+                raise InvalidPacking(lost, code="trainer-loses-documents")
+            boundaries.say_what_is_cut(trainer, model.logged)
+            model.fed_by = weakref.ref(trainer)
+        return  # those around the innermost one have nothing to do with this call
 
 
 def refuse_split_rows(call: Call) -> None:
@@ -98,7 +101,6 @@ def check_sites(model: EnabledModel) -> None:
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
-    refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
     if call.unnamed:

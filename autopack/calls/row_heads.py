@@ -97,18 +97,11 @@ class DocumentArguments:
         self.layout, self.shape = layout, (layout.rows, layout.columns)
         self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
+        self.numbers = np.flatnonzero(real_documents(layout))
+        """The numbers of the documents in the layout; padding is none."""
+        self.documents = len(self.numbers)
         for name in head.labels:
             self._check_labels(name)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The numbers of the documents in the layout; padding is none."""
-        return np.flatnonzero(real_documents(self.layout))
-
-    @property
-    def documents(self) -> int:
-        """The number of documents."""
-        return len(self.numbers)
 
     def _check_labels(self, name: str) -> None:
         value = self.arguments.get(name)
@@ -153,18 +146,15 @@ class DocumentArguments:
                 return of_document(value)
             if unit is not Of.UNKNOWN:
                 return frame.changed(name, value, lambda part: of_token(name, part))
-            tensor = isinstance(value, torch.Tensor)
-            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}" if tensor else type(value).__name__)
+            found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise UnsupportedModel(
+                f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
+                f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run "
+                f"such documents one per row.",
+                code="argument-of-no-document",
+            )
 
         return {name: change(name, value) for name, value in self.arguments.items()}
-
-    def _no_place(self, name: str, found: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
-            f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run such "
-            f"documents one per row.",
-            code="argument-of-no-document",
-        )
 
 
 class PaddedDocuments(Delegate):
@@ -227,7 +217,6 @@ class PaddedDocuments(Delegate):
                 f"padding would have a part in its loss. Run its documents one per row.",
                 code="result-per-row",
             )
-        return None
 
 
 class PerDocument(CallPlan):
@@ -267,8 +256,6 @@ class PerDocument(CallPlan):
         """Number of documents in each batch's mean loss."""
         numbers_itself = call.model.traits.numbers_itself
         self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
-        for each, count in zip(self.calls, self.counts, strict=True):
-            each |= items_of_share(each, count, sum(self.counts))
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
@@ -300,7 +287,7 @@ class PerDocument(CallPlan):
             found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
             found["labels"] = None  # its mean would be that of nothing
-        return {**found, "return_dict": True}
+        return {**found, **items_of_share(found, count, sum(self.counts)), "return_dict": True}
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
@@ -315,10 +302,7 @@ class PerDocument(CallPlan):
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
             loss = mean_loss(losses, self.counts, self.given.layout.device)
-        runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
-        found = merged(runs, self._merge, loss)
-        whole = type(output)(**{name: value for name, value in found.items() if value is not None})
-        return whole.to_tuple() if self.wants_tuple else whole
+        return merged(outputs, self._merge, loss, self.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
         groups = zip(parts, self.groups, strict=True)

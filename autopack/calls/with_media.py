@@ -29,6 +29,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
+from autopack.runtime.scope import Scope
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"
@@ -185,16 +186,20 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         )
 
 
-def own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
-    """Return arguments and images by which each row of a batch gets its results alone.
+def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
+    """Return the scope and arguments by which each row of a batch gets the results of its images alone.
 
     They are None where upstream does not mix images of rows.
     """
-    traits = call.model.traits
-    if not (call.media and (traits.counts_images or traits.image_mask)) or call.why_media_meet("image") is not None:
+    model, entry = call.model, call.entry
+    mixes = model.traits.counts_images or model.traits.image_mask
+    if not (mixes and call.media and call.outer is None and model.options.unpad) or entry.is_pair:
+        return None, None
+    if call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    positions = positions_of_rows(call) if traits.counts_images else None
-    return None if positions is None else {**call.arguments, "position_ids": positions}, images_of_rows(call)
+    images, positions = images_of_rows(call), positions_of_rows(call) if model.traits.counts_images else None
+    scope = None if images is None else Scope(model, images=images)
+    return scope, None if positions is None else {**call.arguments, "position_ids": positions}
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:

@@ -17,7 +17,7 @@ on, so it does not count twice. If none is asked for, nothing is sent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,14 +76,20 @@ def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
     return [found[result] for result in results]
 
 
-def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor | None) -> dict[str, Any]:
-    """Return outputs merged from several runs by a linear function of name and parts, and loss."""
+def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
+    """Return outputs of several runs as one, each part merged by a linear function of name and parts.
+
+    `loss` takes the place of theirs.
+    """
     results: dict[tuple[int, ...], Joint] = {}
-    found = {name: _merged(name, parts, merge, results) for name, parts in runs.items()}
+    parts = {name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"}
+    found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
     if loss is not None:
-        found = {"loss": results.setdefault((id(loss),), Joint([loss])), **found}
-    outputs = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
-    return tree_map_only(Joint, outputs.__getitem__, found)
+        found["loss"] = results.setdefault((id(loss),), Joint([loss]))
+    joined = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
+    found = tree_map_only(Joint, joined.__getitem__, found)
+    whole = type(outputs[0])(**{name: value for name, value in found.items() if value is not None})
+    return whole.to_tuple() if as_tuple else whole
 
 
 def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]) -> Any:
