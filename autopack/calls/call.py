@@ -54,6 +54,8 @@ class Call:
         self.model: Any = entry.link.model
         self.module, self.config = module, entry.config
         self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+        self.given = {name for name, value in self.arguments.items() if value is not None}
+        """Names of the arguments that are not None."""
         self._by_position = args
         self.unnamed = max(0, len(args) - len(entry.names))
         """Number of positional arguments that the forward does not name."""
@@ -158,7 +160,7 @@ class Call:
         here = self.arguments.get("position_ids")
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
-        return self.outer.plan.call.arguments.get("position_ids") is None
+        return "position_ids" not in self.outer.plan.call.given
 
     @cached_property
     def noted(self) -> np.ndarray | None:
@@ -166,8 +168,7 @@ class Call:
         anatomy, real = self.model.anatomy, noted_padding(self.arguments.get("input_ids"))
         if real is None or not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
             return None  # without a mask that hides padding tokens would see it
-        given = any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS))
-        return None if given else real
+        return real if self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)) else None
 
     @cached_property
     def is_scored(self) -> bool:
@@ -177,8 +178,7 @@ class Call:
     @cached_property
     def continues(self) -> bool:
         """True if a given cache holds tokens, which the tokens of this call continue."""
-        given = [cache for name in CACHES if (cache := self.arguments.get(name)) is not None]
-        return any(map(_holds_tokens, given))
+        return any(map(_holds_tokens, map(self.arguments.get, self.given.intersection(CACHES))))
 
     def why_media_meet(self, kind: str) -> str | None:
         """Return the reason why media of this kind may mix documents' results; None if not."""
@@ -192,7 +192,7 @@ class Call:
     @cached_property
     def has_labels(self) -> bool:
         """True if the model is to compute a loss."""
-        return bool([name for name in LABELS if self.arguments.get(name) is not None])
+        return not self.given.isdisjoint(LABELS)
 
     @property
     def ignored_label(self) -> int:
@@ -240,8 +240,8 @@ class Call:
     @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = map(self.arguments.get, LAST_LOGITS)
-        return bool([value for value in asked if isinstance(value, torch.Tensor) or value])
+        asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
+        return any(isinstance(value, torch.Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:
@@ -265,10 +265,9 @@ class Call:
 
     def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
         """Return the value of the argument of this name, or else of a configuration."""
-        told = self.arguments.get(name)
-        if told is not None:
-            return bool(told)
-        return bool([config for config in configs if getattr(config, name, otherwise)])
+        if name in self.given:
+            return bool(self.arguments[name])
+        return any(getattr(config, name, otherwise) for config in configs)
 
 
 def _holds_tokens(cache: Any) -> bool:

@@ -186,7 +186,7 @@ def _point_out(call: Call) -> None:
     before = tally.training.calls + tally.evaluation.calls
     if before > _ALL_OF and before & (before - 1):
         return
-    if call.arguments.get("attention_mask") is not None or call.continues:
+    if "attention_mask" in call.given or call.continues:
         return
     if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return

@@ -49,8 +49,8 @@ class PairCall(Call):
 
     def one_sided_layout(self) -> PackedLayout | None:
         """Return the documents of a per-row head that makes decoder tokens of the encoder's."""
-        given = any(self.arguments.get(name) is not None for name in _OF_DECODER)
-        return None if self.entry.head is None or given else self.declared.layout
+        makes_tokens = self.entry.head is not None and self.given.isdisjoint(_OF_DECODER)
+        return self.declared.layout if makes_tokens else None
 
     def find_pair(self) -> Pair | None:
         """Return the documents of both halves; None for a call that neither packs nor pads any."""
@@ -60,7 +60,7 @@ class PairCall(Call):
 
     def _read_halves(self) -> tuple[list[np.ndarray] | None, Pair | None]:
         given, halves = self.arguments, self.model.anatomy.halves
-        decodes = any(given.get(name) is not None for name in (*_OF_DECODER[:2], "labels"))
+        decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
         if decodes and halves is not None and not modules.takes_tokens(halves[0]):
             # Tokens beside its images are none of its own.
             given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
@@ -96,7 +96,7 @@ class PairCall(Call):
         If the call brings one of the arguments `given`, the model makes no tokens, or no mask.
         """
         labels, config = self.arguments.get("labels"), self.config
-        if labels is None or any(self.arguments.get(name) is not None for name in given):
+        if labels is None or not self.given.isdisjoint(given):
             return False
         if not source.hides_pad_in_decoder(source.class_of(self.module)):
             return False
@@ -130,7 +130,7 @@ class PairCall(Call):
     @property
     def _takes_tokens_of_encoder(self) -> bool:
         """True if the model makes the decoder's tokens of the encoder's, with any labels."""
-        return self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2])
+        return self.model.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
 
     def check_packed(self) -> None:
         """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
@@ -304,7 +304,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
     # The half that would fill a cache is kept from it.
-    as_it_came = call.model.traits.masks_without_cache and call.arguments.get("use_cache") is None
+    as_it_came = call.model.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}

@@ -29,6 +29,8 @@ class Entry:
     """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
     is_pair: bool
     """True for an encoder-decoder, which takes tokens for both halves."""
+    is_half: bool
+    """True for a model inside an encoder or decoder, which is no encoder-decoder itself."""
     decodes: bool | None
     """True for a model inside a decoder, False inside an encoder, None for any other."""
     names: tuple[str, ...]
@@ -96,6 +98,7 @@ class Entry:
             config=config,
             level=level,
             is_pair=is_pair,
+            is_half=decodes is not None and not is_pair,
             decodes=decodes,
             names=names,
             takes_others=takes_others,
@@ -123,11 +126,6 @@ class Entry:
             and (model.traits.whole_model_reason is None or "position_ids" in names),
             pools_single_tokens=pools_single_tokens(module),
         )
-
-    @property
-    def is_half(self) -> bool:
-        """True for a model inside an encoder or decoder, which is no encoder-decoder itself."""
-        return self.decodes is not None and not self.is_pair
 
     @property
     def model(self) -> EnabledModel:

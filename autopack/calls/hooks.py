@@ -202,8 +202,7 @@ def _planned(call: Call) -> CallPlan:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
         model.tally.refused[reason] += 1
         return PassThrough(call, f"autopack refuses it: {reason}")
-    said = (call.name, plan.what, plan.reason)
-    if logger.isEnabledFor(logging.DEBUG) and said not in model.logged:
+    if logger.isEnabledFor(logging.DEBUG) and (said := (call.name, plan.what, plan.reason)) not in model.logged:
         model.logged.add(said)
         logger.debug("a call of %s %s, since %s", *said)
     return plan
@@ -246,7 +245,7 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
     further = _further_in(call, outer) if entry.guarded else None
     if further is None:
         outer.enter(entry.level)  # called by its own top: all is done
-        if plan is not None and plan.masks and call.arguments.get("attention_mask") is not None:
+        if plan is not None and plan.masks and "attention_mask" in call.given:
             return call.handed_on({**call.arguments, "attention_mask": None})
     return further
 

@@ -55,18 +55,18 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     if wanted is None:
         wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
     returns_cache = bool(wanted) and (call.model.anatomy.causal or traits.recurs) and not call.is_scored
-    if returns_cache and not (call.module.training or given.get("labels") is not None):
+    if returns_cache and not (call.module.training or "labels" in call.given):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
-    if given.get("encoder_hidden_states") is not None:
+    if "encoder_hidden_states" in call.given:
         yield "it attends to encoder states"
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
     if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
     spans = call.entry.head is not None and call.entry.head.spans
-    if spans or any(given.get(name) is not None for name in ("start_positions", "end_positions")):
+    if spans or not call.given.isdisjoint(("start_positions", "end_positions")):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -74,10 +74,10 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "documents are run alone, and gain nothing from a packed row"
     if traits.reads_padding:
         yield f"{model_type} reads padding, so without it tokens would get something else"
-    if traits.image_mask is not None and given.get(traits.image_mask) is not None:
+    if traits.image_mask in call.given:
         yield "its text attends to the images of the row"
-    for name, reason in traits.refused(bool(media.given(given))).items():
-        if given.get(name) is not None:
+    for name, reason in traits.refused(bool(call.media)).items():
+        if name in call.given:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
@@ -137,7 +137,7 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     if traits.uses_positions:
         if not entry.takes_positions:
             yield "the forward takes no position_ids"
-        if given.get("position_ids") is None and not (padding.on_the_right or traits.knows_padded_positions):
+        if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
             model_type = call.model.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
 

@@ -71,9 +71,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
         return None
-    if (call.outer is not None and call.documents is not None) or call.continues:
-        return None
-    if given.get("inputs_embeds") is not None:
+    if call.documents is not None or call.continues or "inputs_embeds" in call.given:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
@@ -81,7 +79,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     if [name for name, value in given.items() if not (name in known or name in _OF_COLUMNS or _is_of_call(value))]:
         return None
-    of_sections = given.get("position_ids") is not None and declared.positions is None
+    of_sections = "position_ids" in call.given and declared.positions is None
     if of_sections or torch._C._are_functorch_transforms_active():
         return None
     tokens = declared.tokens

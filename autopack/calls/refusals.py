@@ -113,7 +113,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     _refuse_uneven_chunks(call, layout)
     if call.model.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
-    if call.arguments.get("encoder_hidden_states") is not None:
+    if "encoder_hidden_states" in call.given:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
             "encoder states of all. Run such documents one per row.",
@@ -195,7 +195,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     assert call.inputs is not None
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
-    silent = declared is None and call.arguments.get("position_ids") is None and call.declared.real is None
+    silent = declared is None and "position_ids" not in call.given and call.declared.real is None
     if shape != (layout.rows, layout.columns) or not (same or silent):
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
@@ -284,23 +284,21 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
-    traits = call.model.traits
-    given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
-    of_media = [name for name in call.media if name in given]
-    for name, reason in traits.refused(bool(of_media)).items():
-        if name in given:
+    of_media = [name for name in call.media if name not in exempt]
+    for name, reason in call.model.traits.refused(bool(of_media)).items():
+        if name in call.given.difference(exempt):
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row.",
                 code="argument-of-no-document",
             )
     if of_media:
-        _refuse_media(call, given, of_media)
+        _refuse_media(call, of_media)
 
 
-def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> None:
+def _refuse_media(call: Call, of_media: list[str]) -> None:
     """Raise `AutopackError` for media that documents of packed rows may not bring."""
-    traits = call.model.traits
+    traits, given = call.model.traits, {name: call.arguments[name] for name in call.given}
     for name in of_media:
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
             why = f": {traits.why_no_media}" if traits.why_no_media else ""

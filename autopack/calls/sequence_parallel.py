@@ -18,7 +18,7 @@ from autopack.calls.call import Call
 from autopack.calls.outputs import loss_of
 from autopack.calls.rows import RowsPlan, arguments_of_rows
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
-from autopack.inspection import masks, media, releases, sharding
+from autopack.inspection import masks, releases, sharding
 from autopack.inspection.code_origin import original
 from autopack.inspection.modules import pools_single_tokens
 from autopack.inspection.sharding import in_a_group
@@ -85,7 +85,7 @@ class SharedRows(RowsPlan):
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         call.part = (layout, mine)
         for name in ("position_ids", "token_type_ids"):
-            if arguments.get(name) is not None and call.arguments.get(name) is None:  # those of whole rows
+            if arguments.get(name) is not None and name not in call.given:  # those of whole rows
                 arguments[name] = arguments[name][:, mine].contiguous()
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
@@ -207,7 +207,7 @@ def _check(call: Call) -> None:
 
 
 def _why_not(call: Call) -> str | None:
-    model, entry, given = call.model, call.entry, call.arguments
+    model, entry = call.model, call.entry
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
         return "another call of the model is under way around it"
@@ -226,7 +226,7 @@ def _why_not(call: Call) -> str | None:
         return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
         return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
-    if given.get("encoder_hidden_states") is not None or media.given(given):
+    if "encoder_hidden_states" in call.given or call.media:
         return "it was given images or states of an encoder"
     if call.wants_weights or call.wants_router_loss:
         return "attention weights or the loss of routers were asked for, which are of whole rows"
@@ -234,12 +234,12 @@ def _why_not(call: Call) -> str | None:
         return "logits of the last tokens alone were asked for, which only one rank has"
     if call.inputs is None:
         return "it was given neither input_ids nor inputs_embeds"
-    if any(given.get(name) is not None for name in FLASH_KWARGS):
+    if not call.given.isdisjoint(FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
-    if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
+    if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
-    labelled = given.get("labels") is not None or given.get("shift_labels") is not None
-    return model.why_rows_stay_whole("no" if not labelled else "shifted" if entry.shifts_labels else "as they are")
+    unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
+    return model.why_rows_stay_whole("no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:

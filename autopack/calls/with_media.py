@@ -126,11 +126,11 @@ def positions_of_rows(call: Call) -> torch.Tensor | None:
     positions.
     """
     arguments, found = call.arguments, _numbering(call, _WHOLE)
-    if found is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
+    if found is None or "position_ids" in call.given or "mm_token_type_ids" not in call.given:
         return None
     model, compute = found
-    given = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
-    if not media.given(given) or given.get("input_ids") is None or any(name in given for name in CACHES):
+    given = {name: arguments[name] for name in inspect.signature(compute).parameters if name in call.given}
+    if not media.given(given) or "input_ids" not in given or any(name in given for name in CACHES):
         return None
     with _state_kept(model):
         return _each_row_by_itself(compute, **given)
