@@ -51,7 +51,8 @@ class Call:
         outer: Activation | None,
     ):
         self.entry = entry
-        self.model: Any = entry.link.model
+        model: Any = entry.link.model
+        self.model, self.traits, self.anatomy = model, model.traits, model.anatomy
         self.module, self.config = module, entry.config
         self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
         self.given = {name for name, value in self.arguments.items() if value is not None}
@@ -127,7 +128,7 @@ class Call:
         if self.outer is not None and self._numbered_on_the_way:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
-        traits, entry = self.model.traits, self.entry
+        traits, entry = self.traits, self.entry
         # Tokens get any positions of the call as they are, and nothing else reads them.
         as_they_are = not (traits.whole_model_reason or traits.numbers_itself or traits.counts_columns or self.media)
         any_positions = as_they_are and entry.head is None and entry.inner_head is None
@@ -165,8 +166,8 @@ class Call:
     @cached_property
     def noted(self) -> np.ndarray | None:
         """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
-        anatomy, real = self.model.anatomy, noted_padding(self.arguments.get("input_ids"))
-        if real is None or not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
+        anatomy, real = self.anatomy, noted_padding(self.arguments.get("input_ids"))
+        if real is None or not (anatomy.one_way and (anatomy.causal or self.traits.recurs)):
             return None  # without a mask that hides padding tokens would see it
         return real if self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)) else None
 
@@ -181,13 +182,19 @@ class Call:
         return any(map(_holds_tokens, map(self.arguments.get, self.given.intersection(CACHES))))
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return the reason why media of this kind may mix documents' results; None if not."""
+        """Return the twin's reason why media of this kind may mix documents' results; None if not.
+
+        The twin has a power of two of them, at least as many as the call, since code may treat the
+        tenth otherwise than the first.
+        """
+        if not self.model.options.verify:
+            return None
         values = (self.arguments[name] for name in self.media)
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
         layout = None if self.entry.is_pair else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
-        return self.model.why_media_meet(kind, count)
+        return self.model.ask_twin("media", kind, max(4, 1 << (count - 1).bit_length()))
 
     @cached_property
     def has_labels(self) -> bool:
@@ -208,6 +215,11 @@ class Call:
         return TokenMap.of_real(self.declared.real, self.inputs.device)
 
     @property
+    def sides(self) -> list[tuple[str, np.ndarray]]:
+        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
+        return [("", self.padding.real)]
+
+    @property
     def volume(self) -> Volume | None:
         """The size of the call as it came; None if the host does not know it."""
         if self.declared.layout is not None:
@@ -224,7 +236,7 @@ class Call:
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
-        trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
+        trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
         self.model.tally.ran(volume, trains, instead_of)
 
     def ran_without_padding(self) -> None:
@@ -256,7 +268,7 @@ class Call:
     @property
     def wants_router_loss(self) -> bool:
         """True if the model may add a loss of its routers."""
-        return self._wants("output_router_logits", self.config, *self.model.anatomy.configs)
+        return self._wants("output_router_logits", self.config, *self.anatomy.configs)
 
     @property
     def wants_tuple(self) -> bool:

@@ -91,7 +91,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
     if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
         why = "the mask is made outside of the text model" if hidden else why
-        return _as_it_came(call, why, keeps_padding=hidden)
+        return _as_it_came(call, why, hidden)
     real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
@@ -104,15 +104,15 @@ def _choose_without_documents(call: Call) -> CallPlan:
         if labelled is None:
             return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
         reason = labelled
-    if reason not in (LOOKS, LOOKS_AT_STATE):
+    looks = reason in (LOOKS, LOOKS_AT_STATE)
+    if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
-        return _as_it_came(call, reason, keeps_padding=real is not None)
-    return _as_it_came(call, reason, keeps_padding=True, sides=[("", call.padding.real)])
+    return _as_it_came(call, reason, looks or real is not None)
 
 
-def _as_it_came(call: Call, reason: str, **padding: Any) -> PassThrough:
+def _as_it_came(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
     """Return the plan of a call that stays, but for images that upstream would mix over rows."""
-    return PassThrough(call, reason, *own_images(call), call.volume, **padding)
+    return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
 def _masked_apart(call: Call) -> PassThrough:
@@ -169,7 +169,7 @@ def _choose_pair(call: PairCall) -> CallPlan:
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
                 return Delegate(call, reason, *own_images(call))
-            return _as_it_came(call, reason, keeps_padding=True, sides=call.sides)
+            return _as_it_came(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)
 

@@ -59,7 +59,7 @@ class PairCall(Call):
         return self._found[1]
 
     def _read_halves(self) -> tuple[list[np.ndarray] | None, Pair | None]:
-        given, halves = self.arguments, self.model.anatomy.halves
+        given, halves = self.arguments, self.anatomy.halves
         decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
         if decodes and halves is not None and not modules.takes_tokens(halves[0]):
             # Tokens beside its images are none of its own.
@@ -85,7 +85,6 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
@@ -112,8 +111,8 @@ class PairCall(Call):
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
             return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
-        if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
-            return f"how {self.model.anatomy.model_type} counts positions after padding is not known"
+        if self.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
+            return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
             return "the losses of its routers are over all columns, padding included"
         return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
@@ -130,7 +129,7 @@ class PairCall(Call):
     @property
     def _takes_tokens_of_encoder(self) -> bool:
         """True if the model makes the decoder's tokens of the encoder's, with any labels."""
-        return self.model.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
+        return self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
 
     def check_packed(self) -> None:
         """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
@@ -199,7 +198,7 @@ class PairCall(Call):
         Their features take the places of placeholders in the order of the documents, which the row
         of the encoder's tokens has too.
         """
-        return bool(media.given({name: value})) and media.kinds(name, value) <= self.model.traits.media
+        return bool(media.given({name: value})) and media.kinds(name, value) <= self.traits.media
 
 
 class PairAsRows(CallPlan):
@@ -289,7 +288,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     entry = call.entry
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        positions = name.endswith("position_ids") and call.model.traits.uses_positions
+        positions = name.endswith("position_ids") and call.traits.uses_positions
         half = half_of(name, pair)
         if name in DECLARED and not positions and (half is not None or name in CACHES):
             if name in entry.names:
@@ -304,7 +303,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
     # The half that would fill a cache is kept from it.
-    as_it_came = call.model.traits.masks_without_cache and "use_cache" not in call.given
+    as_it_came = call.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}

@@ -38,7 +38,7 @@ _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
-    given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
+    given, traits, model_type = call.arguments, call.traits, call.anatomy.model_type
     if call.entry.head is not None and call.entry.head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
@@ -53,8 +53,8 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "a cache is wanted"
     wanted = given.get("use_cache")
     if wanted is None:
-        wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
-    returns_cache = bool(wanted) and (call.model.anatomy.causal or traits.recurs) and not call.is_scored
+        wanted = any(getattr(config, "use_cache", False) for config in call.anatomy.configs)
+    returns_cache = bool(wanted) and (call.anatomy.causal or traits.recurs) and not call.is_scored
     if returns_cache and not (call.module.training or "labels" in call.given):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
@@ -81,19 +81,19 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
-    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
+    if call.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
-    covered = covered_mixer(call.model.anatomy.mixers)
+    covered = covered_mixer(call.anatomy.mixers)
     if covered is not None:
         yield f"{covered} has a forward of its own on the instance"
     if traits.recurs and padding.has_holes:
         yield "padding lies between tokens, and state is carried over it"
-    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.model.anatomy.chunked}
+    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.anatomy.chunked}
     if any(padding.tokens % size for size in chunks):
         yield f"its layers take {max(chunks)} tokens at a time, and its {padding.tokens} are no multiple of that"
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
-    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.model.anatomy.configs):
+    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
     if read is not None and call.module.training:
@@ -106,7 +106,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
 
 def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why one entry cannot run a batch unpadded, although an inner one may."""
-    entry, given, traits = call.entry, call.arguments, call.model.traits
+    entry, given, traits = call.entry, call.arguments, call.traits
     if entry.level in call.model.pooling:
         yield outputs.ONE_PER_ROW
     if entry.head is not None and entry.head.of_choices:
@@ -138,7 +138,7 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
         if not entry.takes_positions:
             yield "the forward takes no position_ids"
         if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
-            model_type = call.model.anatomy.model_type
+            model_type = call.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
 
 
@@ -152,7 +152,7 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
         return
     # Whoever asks a head with one result per row for states makes something of them beside its loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
-    if not (by_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
+    if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
     why = read.why_to_keep(call.inputs, by_labels, is_trained, call.model.tally.batches)
@@ -182,7 +182,7 @@ def labels_after_padding(call: Call) -> str | None:
 def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions
-    if positions is None and call.model.traits.recurs:  # its documents are numbered from their first tokens
+    if positions is None and call.traits.recurs:  # its documents are numbered from their first tokens
         return bool(padding.real.all(axis=1).any())
     if positions is None:
         return bool(padding.real[:, -1].any())
@@ -195,8 +195,8 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
     does not look for padding may read one end or the other.
     """
-    causal = call.model.anatomy.causal
-    if getattr(call.model.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
+    causal = call.anatomy.causal
+    if getattr(call.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
         return True
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]

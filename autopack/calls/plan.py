@@ -87,22 +87,14 @@ class CallPlan:
 class PassThrough(CallPlan):
     """A call that goes through as it came: it packs nothing, or its padding stays.
 
-    With `sides`, masks of real tokens by the prefixes of their parts' names in the output, it is
-    looked at if results at padding are read or kept.
+    By some reasons it is looked at if results at padding are read or kept.
     """
 
-    def __init__(
-        self,
-        call: Any,
-        reason: str,
-        *given: Any,
-        keeps_padding: bool = False,
-        sides: list[tuple[str, np.ndarray]] | None = None,
-    ):
+    def __init__(self, call: Any, reason: str, *given: Any, keeps_padding: bool = False):
         super().__init__(call, reason, *given)
         self._keeps_padding = keeps_padding
-        self._sides = sides if reason in (LOOKS, LOOKS_AT_STATE) else None
-        self._state = State(call.module) if self._sides is not None and call.module.training else None
+        self._sides = call.sides if reason in (LOOKS, LOOKS_AT_STATE) else []
+        self._state = State(call.module) if self._sides and call.module.training else None
 
     def count(self, tally: Tally) -> None:
         if self._keeps_padding:
@@ -111,7 +103,7 @@ class PassThrough(CallPlan):
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         model = self.scope.model
         read, looks = model.padding_read, self.reason == LOOKS
-        if self._sides is None or read is None:
+        if not self._sides or read is None:
             return
         if self._state is not None:
             read.look_at_state(self._state, model.tally.batches, counts=not looks)

@@ -88,7 +88,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if known_ids is None:
             return None
         tokens = host_values(known_ids)
-    share = SHARE / (1 - call.model.traits.mixing_weights)
+    share = SHARE / (1 - call.traits.mixing_weights)
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
@@ -114,7 +114,7 @@ def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
         yield "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
-    rotaries = row_dependent_rotaries(call.module) if largest and call.model.anatomy.has_row_dependent_rotary else []
+    rotaries = row_dependent_rotaries(call.module) if largest and call.anatomy.has_row_dependent_rotary else []
     if rotaries and largest >= positions_of_one_frequency(rotaries):
         yield "a document is so long that it has rotary frequencies of its own"
     if _draws(call.module):
@@ -122,7 +122,7 @@ def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
     parts = [module for module in call.module.modules() if module is not call.module]
     if any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values()):
         yield "a hook looks into its layers, and would see the row that runs"
-    why = call.model.why_prefixes_stay()
+    why = call.model.ask_twin("prefixes")
     if why is not None:
         yield why
 

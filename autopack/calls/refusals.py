@@ -23,7 +23,6 @@ from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
-from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
@@ -111,7 +110,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_arguments(call)
     refuse_early_positions(call, layout)
     _refuse_uneven_chunks(call, layout)
-    if call.model.traits.whole_model_reason is not None:
+    if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
     if "encoder_hidden_states" in call.given:
         raise UnsupportedModel(
@@ -135,7 +134,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
-    for module in call.model.anatomy.chunked:
+    for module in call.anatomy.chunked:
         size = vars(module)["chunk_size_feed_forward"] or 1
         if layout.columns % size:
             raise InvalidPacking(
@@ -233,15 +232,15 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     shape = (layout.rows, layout.columns)
     masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]
     found = {prepared.agreement(mask, layout) for mask in masks}
-    if Agreement.CROSSES in found:
+    if "crosses" in found:
         raise InvalidPacking(
             f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
             f"the mask out, and documents are kept apart; or leave out what declares them.",
             code="prepared-mask",
         )
-    if not masks or (found == {Agreement.SAME} and not isinstance(given, dict)):
+    if not masks or (found == {"same"} and not isinstance(given, dict)):
         return False
-    beyond = next((module for module in call.model.anatomy.mixers), None)
+    beyond = next((module for module in call.anatomy.mixers), None)
     if beyond is not None:
         raise UnsupportedModel(
             f"{call.name} has {type(beyond).__name__}, which mixes tokens past a prepared attention_mask. Leave the "
@@ -285,7 +284,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
     of_media = [name for name in call.media if name not in exempt]
-    for name, reason in call.model.traits.refused(bool(of_media)).items():
+    for name, reason in call.traits.refused(bool(of_media)).items():
         if name in call.given.difference(exempt):
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
@@ -298,13 +297,13 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
 
 def _refuse_media(call: Call, of_media: list[str]) -> None:
     """Raise `AutopackError` for media that documents of packed rows may not bring."""
-    traits, given = call.model.traits, {name: call.arguments[name] for name in call.given}
+    traits, given = call.traits, {name: call.arguments[name] for name in call.given}
     for name in of_media:
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
             why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows, but documents of "
-                f"{call.model.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
+                f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
                 f"run the documents one per row.",
                 code="media-not-served",
             )
@@ -347,7 +346,7 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
 def _images_of_others(call: Call) -> str | None:
     """Return the reason why images do not match documents that attend across to one each."""
     pixels: Any = call.arguments.get("pixel_values")
-    layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
+    layout = call.declared.layout if call.traits.image_of_each and pixels is not None else None
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
         return None
     return f"{len(pixels)} images and {documents} documents; each has one, in their order"

@@ -240,7 +240,7 @@ class PerDocument(CallPlan):
         """Numbers of the documents of each batch; of one each, unless documents run `together`."""
         if not together:
             self.groups = list(np.arange(given.documents)[:, None])
-        elif call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
+        elif call.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
             # Padding changes nothing. A third-party forward may read it, and weights have a column for each token.
             self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
         else:
@@ -254,7 +254,7 @@ class PerDocument(CallPlan):
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        numbers_itself = call.model.traits.numbers_itself
+        numbers_itself = call.traits.numbers_itself
         self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone

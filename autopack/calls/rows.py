@@ -223,7 +223,7 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     """
     arguments = gathered(call.arguments, padding, _NOT_IN_ROWS)
     arguments.update(row_sizes(arguments, padding))
-    traits = call.model.traits
+    traits = call.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
         if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
@@ -273,7 +273,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
-    if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
+    if "use_cache" in entry.names or (by_others and call.anatomy.in_decoder(call.module) is not False):
         kept["use_cache"] = False
     return kept
 

@@ -171,7 +171,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     whole = _on_whole_rows(tensors, rows, columns)
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
-        whole, (shape[0], columns), torch.device("cpu"), call.model.traits.first_position, call.ignored_label
+        whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label
     )
     layout = declared.layout
     if layout is None:
@@ -239,7 +239,7 @@ def _why_not(call: Call) -> str | None:
     if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
     unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
-    return model.why_rows_stay_whole("no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
+    return model.ask_twin("parts", "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:

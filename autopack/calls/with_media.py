@@ -78,7 +78,7 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
         )
     _refuse_later_starts(arguments, layout)
     given, documents = _as_rows(parameters, arguments, layout)
-    ask = partial(_each_row_by_itself, compute) if call.model.traits.counts_images else compute
+    ask = partial(_each_row_by_itself, compute) if call.traits.counts_images else compute
     try:
         with _state_kept(model):
             numbers = ask(**given)
@@ -208,7 +208,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
     weights are asked for.
     """
-    name, given = call.model.traits.image_mask, call.arguments
+    name, given = call.traits.image_mask, call.arguments
     if name is None or not media.given(given):
         return None
     mask = given.get(name)
@@ -237,7 +237,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 def images_of_rows(call: Call) -> SeenImages | None:
     """Return the images of each row of a batch of single documents; None leaves it to upstream."""
-    name, given = call.model.traits.image_mask, call.arguments
+    name, given = call.traits.image_mask, call.arguments
     mask = None if name is None or call.inputs is None else given.get(name)
     if call.inputs is None or not isinstance(mask, torch.Tensor) or call.continues or not media.given(given):
         return None

@@ -251,8 +251,6 @@ class Batches:
 
     Tokens that no batch has get the place behind the last.
     """
-    complete: bool = True
-    """True if every token is in some batch."""
 
     @classmethod
     def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
@@ -262,7 +260,7 @@ class Batches:
         back = np.full((layout.rows, layout.columns), ends[-1])
         for each, end in zip(maps, ends, strict=True):
             back[each.real] = each.places[each.real] + end - each.sources.size
-        return cls(back.shape, maps, layout.upload(back.reshape(-1)), bool((back < ends[-1]).all()))
+        return cls(back.shape, maps, layout.upload(back.reshape(-1)))
 
     @classmethod
     def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
@@ -285,8 +283,7 @@ class Batches:
         if not all(each.holds(part) for each, part in zip(self.maps, outputs, strict=True)):
             return otherwise(outputs)
         parts = [part.flatten(0, 1) for part in outputs]
-        if not self.complete:
-            parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))
+        parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))  # for tokens that no batch has
         return torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
 
 

@@ -294,19 +294,18 @@ class EnabledModel:
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
-        found = self.fingerprint
-        if found is None or found.changed() is not None:
-            self._renew_if(self._is_stale)
-        elif not self.is_settling and found.values_changed():
+        stale = self._is_stale()
+        if not stale:
+            assert self.fingerprint is not None
+            if self.is_settling or not self.fingerprint.values_changed():
+                return
             if self.live is not None:
-                self.live.begin_anew()  # this call is checked itself
-            elif self.options.verify:
-                self._renew_if(lambda: True)
-
-    def _renew_if(self, needed: Callable[[], bool]) -> None:
+                return self.live.begin_anew()  # this call is checked itself
+            if not self.options.verify:
+                return
         with _one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
-            if not self.is_settling and needed():
+            if not self.is_settling and (not stale or self._is_stale()):
                 self._renew(self)
 
     @contextmanager
@@ -337,28 +336,11 @@ class EnabledModel:
     def _is_stale(self) -> bool:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
-    def why_prefixes_stay(self) -> str | None:
-        """Return the twin's reason why common beginnings must be computed for each row, or None."""
+    def ask_twin(self, *question: Any) -> str | None:
+        """Return the twin's reason why calls of a kind (see `twin_says`) would get something else, or None."""
         if self.is_settling or self.twin_says is None:
             return None
-        return self._ask_twin("prefixes")
-
-    def why_rows_stay_whole(self, labels: Labels) -> str | None:
-        """Return the twin's reason why ranks cannot share its rows in calls with such labels, or None."""
-        return None if self.twin_says is None else self._ask_twin("parts", labels)
-
-    def why_media_meet(self, kind: str, count: int) -> str | None:
-        """Return the twin's reason why so many such media may change results of documents, or None.
-
-        The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
-        """
-        if not self.options.verify or self.is_settling or self.twin_says is None:
-            return None
-        return self._ask_twin("media", kind, max(4, 1 << (count - 1).bit_length()))
-
-    def _ask_twin(self, *question: Any) -> str | None:
         if question not in self.said_by_twins:
-            assert self.twin_says is not None
             with self.settling():
                 self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
         return self.said_by_twins[question]

@@ -15,12 +15,11 @@ def _from_0(add: Function, call: Any, arguments: dict[str, Any], layout: Any) ->
 
 def _numbered_together(number: Function, call: Any, layout: Any) -> Any:
     """Number the images of all documents in one call."""
-    traits = call.model.traits
-    call.model.traits = replace(traits, counts_images=False)
+    traits, call.traits = call.traits, replace(call.traits, counts_images=False)
     try:
         return number(call, layout)
     finally:
-        call.model.traits = traits
+        call.traits = traits
 
 
 SEAMS = (
