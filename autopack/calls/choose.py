@@ -180,29 +180,20 @@ def _point_out(call: Call) -> None:
     Looks only at tokens that are on the host already, without waiting for a device; at ever fewer
     calls.
     """
-    tally, model = call.model.tally, call.model
-    if tally.unmasked or call.outer is not None or model.is_silent or not model.options.unpad:
-        return
+    model, tally, ids = call.model, call.model.tally, call.arguments.get("input_ids")
     before = tally.training.calls + tally.evaluation.calls
-    if before > _ALL_OF and before & (before - 1):
+    if tally.unmasked or model.is_silent or not model.options.unpad or (before > _ALL_OF and before & (before - 1)):
         return
-    if "attention_mask" in call.given or call.continues:
+    if call.outer is not None or "attention_mask" in call.given or call.continues:
         return
     if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return
-    ids = recall(call.arguments).get("input_ids", call.arguments.get("input_ids"))
+    ids, pad = recall({"input_ids": ids}).get("input_ids", ids), text_config(call.config).pad_token_id
     # By its exact type: one that is recorded has no values.
-    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3 or len(ids) < 2:
+    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3:
         return
     # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    tokens = ids.detach().numpy()
-    twice = [tokens[tokens[:, one] == tokens[:, other], one] for one, other in ((-1, -2), (0, 1))]
-    if max(map(len, twice)) < 2:
-        return
-    pad = text_config(call.config).pad_token_id
-    if not isinstance(pad, int):
-        return
-    rows = max(int((each == pad).sum()) for each in twice)
+    rows = max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1])) if isinstance(pad, int) else 0
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

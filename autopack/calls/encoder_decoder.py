@@ -55,16 +55,13 @@ class PairCall(Call):
     def find_pair(self) -> Pair | None:
         """Return the documents of both halves; None for a call that neither packs nor pads any."""
         if self._found is None:
-            self._found = self._read_halves()
+            given, halves = self.arguments, self.anatomy.halves
+            decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
+            if decodes and halves is not None and not modules.takes_tokens(halves[0]):
+                # Tokens beside its images are none of its own.
+                given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
+            self._found = pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
         return self._found[1]
-
-    def _read_halves(self) -> tuple[list[np.ndarray] | None, Pair | None]:
-        given, halves = self.arguments, self.anatomy.halves
-        decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
-        if decodes and halves is not None and not modules.takes_tokens(halves[0]):
-            # Tokens beside its images are none of its own.
-            given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
-        return pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
 
     @property
     def pair(self) -> Pair:

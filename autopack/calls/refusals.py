@@ -299,15 +299,15 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     """Raise `AutopackError` for media that documents of packed rows may not bring."""
     traits, given = call.traits, {name: call.arguments[name] for name in call.given}
     for name in of_media:
-        for kind in sorted(media.kinds(name, given[name]) - traits.media):
-            why = f": {traits.why_no_media}" if traits.why_no_media else ""
-            raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows, but documents of "
-                f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
-                f"run the documents one per row.",
-                code="media-not-served",
-            )
         for kind in sorted(media.kinds(name, given[name])):
+            if kind not in traits.media:
+                why = f": {traits.why_no_media}" if traits.why_no_media else ""
+                raise UnsupportedModel(
+                    f"{name} was given to {call.name} with packed rows, but documents of "
+                    f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
+                    f"run the documents one per row.",
+                    code="media-not-served",
+                )
             apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(

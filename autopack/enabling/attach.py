@@ -77,7 +77,7 @@ def attach(
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
-        entry = Entry.of(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
+        entry = Entry(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
         _hook(module, EntryHook(entry), before=True, with_kwargs=True)
         _hook(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
