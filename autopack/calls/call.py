@@ -316,7 +316,8 @@ def _is_called_from(place: str, model: EnabledModel, function: str = ".*") -> bo
     """Return True if a running function of a module under `place` holds this model."""
     if torch.compiler.is_compiling():
         return False
-    return any(_holds(caller, model) for caller in callers(place, function))
+    held = callers(place, function)
+    return bool(held) and any(_holds(caller, model) for caller in held)
 
 
 def _holds(caller: Any, model: EnabledModel) -> bool:

@@ -68,13 +68,14 @@ def _choose(call: Call) -> CallPlan:
             return SharedRows(call, rows)
         refusals.refuse_split_rows(call)
     refusals.refuse_what_trainers_lose(call)
-    layout = call.declared.layout
+    declared = call.declared
+    layout = declared.layout
     if layout is None:
         return _choose_without_documents(call)
     if refusals.says_it_all(call, layout):
         return _masked_apart(call)
     refusals.check_packed(call, layout)
-    if call.declared.beside_ones and call.outer is None:
+    if declared.beside_ones and call.outer is None:
         _say_once(call, _KEPT_APART, call.name)
     if model.around is not None and call.outer is None and came_through(model.around, model):
         _say_once(call, _AROUND, model.around.name, call.name)

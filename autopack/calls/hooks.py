@@ -24,7 +24,6 @@ from autopack.calls.call import Arguments, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry
-from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import without
 from autopack.calls.plan import CallPlan, PassThrough
 from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
@@ -172,7 +171,7 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
     if entry.level:
         refusals.refuse_bypassed_top(entry)
     model.groups = gathering_groups(model.anatomy.entries[0])
-    if not [value for value in given if isinstance(value, FakeTensor)]:  # of a trace, in which no model can be proven
+    if FakeTensor not in map(type, given):  # of a trace, in which no model can be proven
         model.follow_code()
     model.lease.follow(model.implementations())
     bind_checkpointing(model.anatomy.checkpointed)
@@ -211,7 +210,7 @@ def _planned(call: Call) -> CallPlan:
 def _checked(call: Call, plan: CallPlan) -> CallPlan:
     """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
     model = call.model
-    if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
+    if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(
             f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
             f"checked, and they have to be ({model.proof.how}). Call it once outside of these.",
@@ -311,7 +310,7 @@ def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
     if ended.foreign:
         refusals.check_loss(ended, module, output)
     if outer is not None and outer.scope.model is ended.scope.model and not isinstance(ended.plan, Unpadded):
-        outer.inside += documents_of(ended)
+        outer.inside += ended.layouts
 
 
 # Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.

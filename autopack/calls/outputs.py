@@ -62,11 +62,7 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
                 results[id(tensor)] = _result(name, tensor, of(name), whole, refuse, waits)
     outputs = dict(zip(results, outputs_of(list(results.values())), strict=True))
     found = {key: _put(value, outputs) for key, value in parts.items()}
-    if not isinstance(output, ModelOutput):
-        return with_parts(output, found)
-    for name, value in found.items():
-        output[name] = value
-    return output
+    return with_parts(output, found)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -149,10 +145,12 @@ def parts_of(output: Any) -> dict[Any, Any]:
 
 
 def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
-    """The output with some of its parts, as `parts_of` has them, changed."""
-    parts = {**parts_of(output), **changed}
+    """Return the output, changed itself if it is transformers', with some of its parts changed."""
     if isinstance(output, ModelOutput):
-        return type(output)(**parts)
+        for name, value in changed.items():
+            output[name] = value
+        return output
+    parts = {**parts_of(output), **changed}
     if isinstance(output, Mapping):
         return type(output)(parts)  # type: ignore[call-arg]
     return type(output)(parts.values()) if isinstance(output, tuple | list) else parts[None]
@@ -207,16 +205,16 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     tuples, which have one for each layer.
     """
 
-    def may_be(name: Any, value: Any) -> bool:
+    found = []
+    for name, value in parts_of(output).items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
-            return False
-        if name == "loss" or len(value) != rows:
-            return False
+            continue
         # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
         per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
-        return not per_token or (value.dim() == 2 and value.shape[1] in widths)
-
-    return [name for name, value in parts_of(output).items() if may_be(name, value)]
+        is_vectors = value.dim() == 2 and value.shape[1] in widths
+        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
+            found.append(name)
+    return found
 
 
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:

@@ -77,7 +77,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
-    if [name for name, value in given.items() if not (name in known or name in _OF_COLUMNS or _is_of_call(value))]:
+    if not all(map(_is_of_call, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
         return None
     of_sections = "position_ids" in call.given and declared.positions is None
     if of_sections or torch._C._are_functorch_transforms_active():
@@ -140,7 +140,7 @@ def _is_of_call(value: object) -> bool:
     """Return True if an argument is no tensor, or one number: the same for all tokens."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
-    return value is None or isinstance(value, bool | int | float | str)
+    return isinstance(value, bool | int | float | str)
 
 
 def _draws(model: nn.Module) -> bool:

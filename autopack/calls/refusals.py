@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import nn
 
 from autopack.calls.call import Call
 from autopack.calls.entry import Entry
-from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
@@ -19,7 +19,7 @@ from autopack.inspection.callers import FORWARDS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
-from autopack.integrations.trainers import at_work
+from autopack.integrations.trainers import TRANSFORMERS, at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
@@ -47,13 +47,12 @@ def refuse_what_trainers_lose(call: Call) -> None:
 
     Its data may come without the boundaries of documents, or its loss may add up whole rows.
     """
-    model, layout = call.model, call.declared.layout
-    packs = layout is not None and real_documents(layout).sum() > layout.rows
-    feeds = call.module.training or call.has_labels
-    if call.outer is not None or model.is_settling or not (packs or feeds):
+    model = call.model
+    if TRANSFORMERS.package not in sys.modules or call.outer is not None or model.is_settling:
         return
     for trainer, adapter in at_work():
-        if packs and adapter.adds_up_rows:
+        layout = call.declared.layout
+        if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
             name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
             raise InvalidPacking(
                 f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as "
@@ -61,7 +60,8 @@ def refuse_what_trainers_lose(call: Call) -> None:
                 f"padding.",
                 code="trainer-loses-documents",
             )
-        if feeds and (model.fed_by is None or model.fed_by() is not trainer):
+        is_fed = call.module.training or call.has_labels
+        if is_fed and (model.fed_by is None or model.fed_by() is not trainer):
             lost = boundaries.what_is_lost(trainer)
             if lost is not None:
                 raise InvalidPacking(lost, code="trainer-loses-documents")
@@ -180,7 +180,7 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
     of the loss.
     """
     seen = ended.met_loss or ended.plan.labelled
-    if documents_of(ended) and not seen and loss_of(output) is not None:
+    if ended.layouts and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
             f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
@@ -283,7 +283,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
-    of_media = [name for name in call.media if name not in exempt]
+    of_media = sorted(set(call.media).difference(exempt))
     for name, reason in call.traits.refused(bool(of_media)).items():
         if name in call.given.difference(exempt):
             raise UnsupportedModel(

@@ -265,10 +265,9 @@ def is_media(name: str, value: Any) -> bool:
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a packed row, without declarations, masks and caches."""
     entry = call.entry
-    kept = {name: value for name, value in arguments.items() if name not in LAYOUT_KWARGS}
-    if not entry.uses_positions:
-        kept.pop("position_ids", None)
-    kept.update({name: None for name in DROPPED if kept.get(name) is not None})
+    kept = arguments | dict.fromkeys(call.given.intersection(DROPPED))
+    for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
+        kept.pop(name, None)
     if "attention_mask" in entry.names:
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)

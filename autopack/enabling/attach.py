@@ -16,7 +16,7 @@ from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
 from autopack.calls.hooks import EntryHook, ExitHook
-from autopack.calls.part_hooks import OwnPositionsHook, PoolerHook, SpanLogitsHook
+from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family

@@ -7,7 +7,6 @@ transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -111,6 +110,6 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Yield the trainers that train or evaluate in this thread, innermost first, with their
     adapters."""
-    for found in callers(function=_STEPS) if TRANSFORMERS.package in sys.modules else ():
+    for found in callers(function=_STEPS):
         if (adapter := adapter_of(found)) is not None:
             yield found, adapter

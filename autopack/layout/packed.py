@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -152,7 +151,8 @@ class PackedLayout:
     @cached_property
     def lengths_by_row(self) -> list[list[int]]:
         """Length of each document in tokens, by row."""
-        return [[end - first for _, first, end in row] for _, row in groupby(self.spans, key=itemgetter(0))]
+        first_of_rows = np.flatnonzero(np.diff(self.bounds[:-1] // self.columns)) + 1
+        return [sizes.tolist() for sizes in np.split(self.sizes, first_of_rows)]
 
     @cached_property
     def starts(self) -> np.ndarray:

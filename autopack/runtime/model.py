@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -25,9 +25,6 @@ from autopack.options import Options
 from autopack.patching import ProcessLock, SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.tally import Tally
-
-Labels = Literal["no", "shifted", "as they are"]
-"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +132,17 @@ class Traits:
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
+    root = anatomy.entries[0]
     try:
-        embeddings: Any = anatomy.entries[0].get_input_embeddings()
+        embeddings: Any = root.get_input_embeddings()
     except NotImplementedError:  # of CANINE, which hashes characters
         embeddings = None
-    left_out = {id(weight) for weight in embeddings.parameters()} if isinstance(embeddings, nn.Module) else set()
-    sizes = {id(w): w.numel() for w in anatomy.entries[0].parameters() if id(w) not in left_out}
-    mixing = {id(w) for mixer in anatomy.mixers for w in mixer.parameters()}
-    whole = sum(sizes.values())
-    return sum(size for weight, size in sizes.items() if weight in mixing) / whole if whole else 0.0
+    weights = set(root.parameters())
+    if isinstance(embeddings, nn.Module):
+        weights -= set(embeddings.parameters())
+    mixing = weights.intersection(w for mixer in anatomy.mixers for w in mixer.parameters())
+    whole = sum(weight.numel() for weight in weights)
+    return sum(weight.numel() for weight in mixing) / whole if whole else 0.0
 
 
 class Link:
@@ -179,22 +178,6 @@ def severed(module: Any) -> str:
         f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
         f"by itself; where it was put into an enabled model, disable that model and enable it again."
     )
-
-
-class LiveChecks(Protocol):
-    """Checks of the calls of a model."""
-
-    has_checked: bool
-    """True if a call was checked since the code or what it reads has changed."""
-
-    def begin_anew(self) -> None:
-        """Take calls for unchecked, since the code or what it reads is something else now."""
-
-    def before(self, call: Any) -> None:
-        """Meet a call that is about to run packed or without its padding."""
-
-    def after(self, call: Any, packs: bool, /) -> None:
-        """Meet a call of the whole model that has run."""
 
 
 _settling = ProcessLock()
@@ -256,8 +239,8 @@ class EnabledModel:
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, int]] = Counter()
         """Number of changes of each value that third-party code reads."""
-        self.live: LiveChecks | None = None
-        """The checks of its calls (`autopack.watching`)."""
+        self.live: Any = None
+        """The checks of its calls (`autopack.watching.live.Live`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
