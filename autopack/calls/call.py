@@ -242,7 +242,7 @@ class Call:
     def ran_without_padding(self) -> None:
         """Note that the call ran without its padding, for checkpoints that run it again."""
         if self.model.padding_read is not None:
-            self.model.padding_read.forget(self.inputs)
+            self.model.padding_read.note(self.inputs)
 
     @property
     def labelled_padding(self) -> bool:

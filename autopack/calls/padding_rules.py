@@ -97,7 +97,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
     if read is not None and call.module.training:
-        why = read.why_state_stays(call.module, call.model.tally.batches)
+        why = read.why_state_stays(call.module)
         if why is not None:
             yield why
     if (call.entry.head is None or call.wants_states) and not padding.real.all():
@@ -155,7 +155,7 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
-    why = read.why_to_keep(call.inputs, by_labels, is_trained, call.model.tally.batches)
+    why = read.why_to_keep(call.inputs, by_labels, is_trained)
     if why is not None:
         yield why
 

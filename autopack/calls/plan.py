@@ -101,14 +101,13 @@ class PassThrough(CallPlan):
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        model = self.scope.model
-        read, looks = model.padding_read, self.reason == LOOKS
+        read, looks = self.scope.model.padding_read, self.reason == LOOKS
         if not self._sides or read is None:
             return
         if self._state is not None:
-            read.look_at_state(self._state, model.tally.batches, counts=not looks)
+            read.look_at_state(self._state, counts=not looks)
         if looks and not torch._C._are_functorch_transforms_active():
-            read.look(output, self._sides, model.tally.batches, self.call.inputs)
+            read.look(output, self._sides, self.call.inputs)
 
 
 class Delegate(CallPlan):
@@ -122,12 +121,15 @@ class Delegate(CallPlan):
 
     def __init__(self, call: Any, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
-        self.documents, self._real = call.documents, real
-        self._before = call.model.tally.batches
+        self.documents, read = call.documents, call.model.padding_read
+        self._looked_at: tuple[np.ndarray, int] | None = None
+        if real is not None and read is not None and read.is_due():
+            self._looked_at = real, read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        read, count = self.scope.model.padding_read, self.scope.model.tally.batches
-        if read is None or self._real is None or count == self._before or not read.is_due(self._before):
-            return  # the model inside has left the padding where it was, or this call is none to be looked at
-        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            read.look(output, [("", self._real)], self._before, refuses=True)
+        read = self.scope.model.padding_read
+        if self._looked_at is None or read is None or not torch.is_grad_enabled():
+            return
+        real, before = self._looked_at  # if it is the same now, the model inside has left the padding where it was
+        if read.ran > before and not torch._C._are_functorch_transforms_active():
+            read.look(output, [("", real)], refuses=True)

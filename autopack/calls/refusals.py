@@ -316,7 +316,12 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
                     f"or enable the model with verify=False if you know that they are kept apart.",
                     code="media-not-proven",
                 )
-    norm = _norm_over_batch(call.module)
+    norms = (
+        f"{name} ({type(norm).__name__})"
+        for name, norm in call.module.named_modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None)
+    )
+    norm = next(norms, None)
     if norm is not None:
         raise UnsupportedModel(
             f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
@@ -350,14 +355,6 @@ def _images_of_others(call: Call) -> str | None:
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
         return None
     return f"{len(pixels)} images and {documents} documents; each has one, in their order"
-
-
-def _norm_over_batch(module: nn.Module) -> str | None:
-    """Return an inner module that normalizes over all media of a call, which mixes them."""
-    for name, norm in module.named_modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None):
-            return f"{name} ({type(norm).__name__})"
-    return None
 
 
 def refuse_caches(call: Call) -> None:

@@ -208,10 +208,10 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
     weights are asked for.
     """
-    name, given = call.traits.image_mask, call.arguments
-    if name is None or not media.given(given):
+    name = call.traits.image_mask
+    if name is None:
         return None
-    mask = given.get(name)
+    mask = call.arguments.get(name)
     if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
         shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
         raise InvalidPacking(
@@ -225,7 +225,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
             f"its own. Leave output_attentions out, or run the documents one per row.",
             code="output-asked",
         )
-    found = prepared.images_of_documents(mask, layout, _real_images(given))
+    found = prepared.images_of_documents(mask, layout, _real_images(call))
     if isinstance(found, str):
         raise InvalidPacking(
             f"{name} does not give each document of packed rows its own images, in the order of the documents: "
@@ -237,15 +237,12 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 def images_of_rows(call: Call) -> SeenImages | None:
     """Return the images of each row of a batch of single documents; None leaves it to upstream."""
-    name, given = call.traits.image_mask, call.arguments
-    mask = None if name is None or call.inputs is None else given.get(name)
-    if call.inputs is None or not isinstance(mask, torch.Tensor) or call.continues or not media.given(given):
+    mask = call.arguments.get(call.traits.image_mask or "")
+    if call.inputs is None or call.continues or not isinstance(mask, torch.Tensor):
         return None
-    if tuple(mask.shape[:2]) != tuple(call.inputs.shape[:2]):
-        return None
-    return prepared.images_of_rows(mask, _real_images(given))
+    return prepared.images_of_rows(mask, _real_images(call)) if mask.shape[:2] == call.inputs.shape[:2] else None
 
 
-def _real_images(given: Mapping[str, Any]) -> torch.Tensor | None:
-    ids = given.get(_OF_IMAGES)
+def _real_images(call: Call) -> torch.Tensor | None:
+    ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, torch.Tensor) else None
