@@ -279,7 +279,7 @@ class Call:
         """Return the value of the argument of this name, or else of a configuration."""
         if name in self.given:
             return bool(self.arguments[name])
-        return any(getattr(config, name, otherwise) for config in configs)
+        return bool([config for config in configs if getattr(config, name, otherwise)])
 
 
 def _holds_tokens(cache: Any) -> bool:

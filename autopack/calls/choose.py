@@ -123,8 +123,7 @@ def _masked_apart(call: Call) -> PassThrough:
     changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
     scope, arguments = own_images(call)
     if any(changed[name] is not masks[name] for name in masks):
-        if call.unnamed:
-            refusals.refuse_unnamed(call)
+        refusals.refuse_unnamed(call)
         arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
     return PassThrough(call, "its prepared masks keep documents apart already", scope, arguments, call.volume)
 

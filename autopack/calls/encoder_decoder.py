@@ -213,7 +213,6 @@ class PairAsRows(CallPlan):
         reason = "it declares documents" if pair.packs else "its masks hide padding"
         volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
         super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
-        self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 

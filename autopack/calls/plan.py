@@ -35,8 +35,6 @@ class CallPlan:
     """The head whose packed documents are this batch's rows, if they are and hold padding."""
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
-    labelled = False
-    """True if the packed rows of the call have known labels."""
     inside: tuple[Prefixes, TokenMap] | None = None
     """Common beginnings that the inner model runs once, and the way of the tokens into that row."""
     volume_apart: Volume | None = None

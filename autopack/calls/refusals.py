@@ -102,8 +102,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
     check_sites(call.model)
     refuse_unproven(call)
-    if call.unnamed:
-        refuse_unnamed(call)
+    refuse_unnamed(call)
     refuse_caches(call)
     if (mask := call.arguments.get("attention_mask")) is not None:
         _refuse_prepared_mask(mask, layout)
@@ -146,12 +145,13 @@ def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
 
 def refuse_unnamed(call: Call) -> None:
     """Raise `UnsupportedModel` for positional arguments without a known name."""
-    given = len(call.entry.names) + call.unnamed
-    raise UnsupportedModel(
-        f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-        f"autopack cannot tell what they are. Pass them by name.",
-        code="positional-arguments",
-    )
+    if call.unnamed:
+        given = len(call.entry.names) + call.unnamed
+        raise UnsupportedModel(
+            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name.",
+            code="positional-arguments",
+        )
 
 
 def refuse_unproven(call: Call) -> None:
@@ -179,7 +179,7 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
     Labels that came by a known name had those at boundaries ignored; others may have met the site
     of the loss.
     """
-    seen = ended.met_loss or ended.plan.labelled
+    seen = ended.met_loss or (ended.plan.packs and ended.plan.call.has_labels)
     if ended.layouts and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "

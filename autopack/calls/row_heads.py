@@ -249,7 +249,6 @@ class PerDocument(CallPlan):
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
-        self.wants_tuple = call.wants_tuple
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
@@ -302,7 +301,7 @@ class PerDocument(CallPlan):
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
             loss = mean_loss(losses, self.counts, self.given.layout.device)
-        return merged(outputs, self._merge, loss, self.wants_tuple)
+        return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
         groups = zip(parts, self.groups, strict=True)

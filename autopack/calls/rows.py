@@ -64,7 +64,6 @@ class Packed(RowsPlan):
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
-        self.labelled = call.has_labels
         positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
         arguments = arguments_of_rows(call, layout, 0 if once is None else once.tokens, positions)
         if entry.shifts_labels:
@@ -82,7 +81,7 @@ class Packed(RowsPlan):
             real = real_tokens(layout)
             way = TokenMap.of_shared(real, once.columns, once.device)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
-            if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
+            if entry.inner and (call.has_labels or call.wants_last_logits or entry.foreign or entry.has_other_head):
                 self.inside = once, way  # a head on all tokens gets those of every document
             else:
                 self.way, arguments = way, gathered(arguments, way)

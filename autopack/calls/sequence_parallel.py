@@ -77,7 +77,6 @@ class SharedRows(RowsPlan):
     def __init__(self, call: Call, rows: RowGroup):
         layout, counted = _gathered(call, rows)
         refusals.refuse_early_positions(call, layout)
-        self.labelled = call.has_labels
         arguments = arguments_of_rows(call, layout)
         self.shape = (layout.rows, layout.columns // rows.ranks)
         """Rows and columns of this rank's part."""
@@ -141,7 +140,6 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     refused: AutopackError | None = None
     tensors: dict[str, torch.Tensor] = {}
     try:
-        _check(call)
         tensors = _declared_here(call)
     except AutopackError as error:
         refused = error
@@ -168,7 +166,11 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
-    whole = _on_whole_rows(tensors, rows, columns)
+    whole: dict[str, torch.Tensor] = {}
+    if tensors:  # those of whole rows on the host: one exchange, one copy
+        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
+        values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
+        whole = dict(zip(tensors, (each.reshape(-1, columns) for each in values), strict=True))
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
         whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label
@@ -185,25 +187,6 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     else:
         layout = layout.to(device)
     return layout, None if counted is None else host_values(counted).astype(bool)
-
-
-def _check(call: Call) -> None:
-    """Raise `AutopackError` if this rank cannot serve parts of rows with any declaration."""
-    refusals.check_sites(call.model)
-    refusals.refuse_unproven(call)
-    reason = _why_not(call)
-    if reason is not None:
-        raise UnsupportedModel(
-            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
-            code="sequence-parallel",
-        )
-    if call.unnamed:
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name all of its positional arguments. Pass them by name.",
-            code="positional-arguments",
-        )
-    refusals.refuse_caches(call)
-    refusals.refuse_arguments(call)
 
 
 def _why_not(call: Call) -> str | None:
@@ -243,7 +226,21 @@ def _why_not(call: Call) -> str | None:
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:
-    """Return this part's declarations and counted shifted labels: each (rows, its columns)."""
+    """Return this part's declarations and counted shifted labels: each (rows, its columns).
+
+    Raises `AutopackError` if this rank cannot serve parts of rows.
+    """
+    refusals.check_sites(call.model)
+    refusals.refuse_unproven(call)
+    reason = _why_not(call)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
+            code="sequence-parallel",
+        )
+    refusals.refuse_unnamed(call)
+    refusals.refuse_caches(call)
+    refusals.refuse_arguments(call)
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
     for name in (*PER_TOKEN, "shift_labels"):
@@ -266,15 +263,6 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value
     return found
-
-
-def _on_whole_rows(tensors: dict[str, torch.Tensor], rows: RowGroup, columns: int) -> dict[str, torch.Tensor]:
-    """Return the same on the host for whole rows, (rows, columns): one exchange, one copy."""
-    if not tensors:
-        return {}
-    parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
-    whole = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
-    return dict(zip(tensors, (each.reshape(-1, columns) for each in whole), strict=True))
 
 
 def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray) -> None:

@@ -132,9 +132,8 @@ def noted_padding(tokens: Any) -> np.ndarray | None:
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return integer or boolean tensors on the CPU: remembered, or else copied, all of a device at
-    once."""
-    found = {**tensors, **recall(tensors)}
+    """Return integer or boolean tensors copied to the CPU, all of a device at once."""
+    found = dict(tensors)
     elsewhere: dict[torch.device, list[str]] = {}
     for name, tensor in found.items():
         if tensor.device.type != "cpu":

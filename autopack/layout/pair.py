@@ -16,7 +16,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.host import host_values, on_host
+from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
@@ -147,7 +147,8 @@ def _first_tensor(*values: Any) -> torch.Tensor | None:
 def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return, on the CPU, all arguments that declare where the documents of either half lie."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
-    return on_host({n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()})
+    integers = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()}
+    return on_host(integers | recall(integers))
 
 
 def _read(
