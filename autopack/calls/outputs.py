@@ -10,9 +10,8 @@ documents alone, and the entry is remembered.
 from __future__ import annotations
 
 import copy
-import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
 from autopack.layout.ways import Of
-from autopack.runtime.in_graph import Joint, outputs_of
+from autopack.runtime.in_graph import Joint, each_leaf, joined
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
@@ -51,33 +50,20 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
     loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
     read = read if loss is not None and loss.requires_grad else None
     results: dict[int, Joint] = {}
+    found = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
+
+    def joint(name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any) -> Joint:
+        if id(value) not in results:
+            results[id(value)] = _result(name, value, of(name), whole, refuse, waits)
+        return results[id(value)]
 
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
         waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
-        for tensor in _tensors(value):
-            if id(tensor) not in results:
-                results[id(tensor)] = _result(name, tensor, of(name), whole, refuse, waits)
-    outputs = dict(zip(results, outputs_of(list(results.values())), strict=True))
-    found = {key: _put(value, outputs) for key, value in parts.items()}
-    return with_parts(output, found)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    for part in value if isinstance(value, tuple | list) else ():  # one for each layer
-        yield from _tensors(part)
-
-
-def _put(value: Any, outputs: Mapping[int, torch.Tensor]) -> Any:
-    """A part of an output with what tensors in it become, by their ids."""
-    if isinstance(value, tuple | list):
-        found = [_put(part, outputs) for part in value]
-        return value if all(map(operator.is_, found, value)) else type(value)(found)
-    return outputs.get(id(value), value)
+        found[key] = each_leaf(torch.Tensor, partial(joint, name, whole, refuse, waits), value)
+    return with_parts(output, joined(found, results.values()))
 
 
 def _result(

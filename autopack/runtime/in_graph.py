@@ -17,7 +17,7 @@ on, so it does not count twice. If none is asked for, nothing is sent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +63,16 @@ class Joint:
         return join(parts)
 
 
-def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
-    """Return the outputs that results are joined to, each in the graph of all later ones."""
+def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with what is of a kind changed, in it and in its tuples and lists."""
+    return tree_map_only(kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list))
+
+
+def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
+    """Return parts of an output, in which results become what they are joined to.
+
+    Each of these outputs is in the graph of all later ones.
+    """
     found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
     for result in results:
         waits = result.shape is not None
@@ -73,7 +81,7 @@ def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
             _wait(found[result], result)
-    return [found[result] for result in results]
+    return {key: each_leaf(Joint, found.__getitem__, value) for key, value in parts.items()}
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
@@ -86,8 +94,7 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_t
     found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
     if loss is not None:
         found["loss"] = results.setdefault((id(loss),), Joint([loss]))
-    joined = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
-    found = tree_map_only(Joint, joined.__getitem__, found)
+    found = joined(found, results.values())
     whole = type(outputs[0])(**{name: value for name, value in found.items() if value is not None})
     return whole.to_tuple() if as_tuple else whole
 
@@ -106,7 +113,7 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
     return results.setdefault(tuple(map(id, parts)), result)
 
 
-def _tied(results: Sequence[Joint]) -> dict[Joint, torch.Tensor]:
+def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
