@@ -271,7 +271,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
-    return Half.of_documents(first_of_row(real), real, states.device)
+    return Half(first_of_row(real), real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:

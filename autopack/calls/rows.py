@@ -79,7 +79,7 @@ class Packed(RowsPlan):
         volume = self.volume_apart = Volume.of_layout(layout)
         if once is not None:
             real = real_tokens(layout)
-            way = TokenMap.of_shared(real, once.columns, once.device)
+            way = TokenMap.of_real(real, once.device, once.columns)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
             if entry.inner and (call.has_labels or call.wants_last_logits or entry.foreign or entry.has_other_head):
                 self.inside = once, way  # a head on all tokens gets those of every document
@@ -129,7 +129,7 @@ class Unpadded(RowsPlan):
         _add_token_types(call, arguments, layout)
         self.way = padding
         if once is not None:
-            self.way = TokenMap.of_shared(real, once.columns, padding.device)
+            self.way = TokenMap.of_real(real, padding.device, once.columns)
             arguments = gathered(arguments, once.row)
         scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
         super().__init__(call, "its mask hides padding", scope, arguments, volume)

@@ -30,21 +30,16 @@ DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 """Arguments of a call that declare where the documents of its halves lie."""
 
 
-@dataclass(frozen=True, eq=False)
 class Half:
     """One side of a call: the places of its real tokens in the batch, and its documents in the row
     of them."""
 
-    places: TokenMap
-    layout: PackedLayout
-
-    @classmethod
-    def of_documents(cls, starts: np.ndarray, real: np.ndarray, device: torch.device) -> Half:
+    def __init__(self, starts: np.ndarray, real: np.ndarray, device: torch.device):
         """Build from boolean arrays (rows, columns): True where a document starts, and at real
         tokens."""
-        places = TokenMap.of_real(real, device)
-        bounds = np.append(np.flatnonzero(starts[real]), places.tokens)
-        return cls(places, PackedLayout(1, places.tokens, bounds, device))
+        self.places = TokenMap.of_real(real, device)
+        bounds = np.append(np.flatnonzero(starts[real]), self.places.tokens)
+        self.layout = PackedLayout(1, self.places.tokens, bounds, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +126,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
             code="halves-disagree",
         )
     device = sides[0][1].device
-    halves = [Half.of_documents(begin, part, device) for begin, part in zip(starts, real, strict=True)]
+    halves = [Half(begin, part, device) for begin, part in zip(starts, real, strict=True)]
     labels = host.get("labels")
     # Without a mask of the decoder, what is padding follows from the labels.
     labelled = False

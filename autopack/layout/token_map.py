@@ -47,22 +47,15 @@ class TokenMap:
     device: torch.device
 
     @classmethod
-    def of_real(cls, real: np.ndarray, device: torch.device) -> TokenMap:
+    def of_real(cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None) -> TokenMap:
         """Return the way of a batch's real tokens, True in (rows, columns), into one row.
 
-        Padding may lie on the right, on the left, or between tokens (holes).
-        """
-        sources = np.flatnonzero(real)[None]
-        return cls(_inverse(real.shape, sources, np.arange(sources.size)), sources, device)
-
-    @classmethod
-    def of_shared(cls, real: np.ndarray, columns: np.ndarray, device: torch.device) -> TokenMap:
-        """Return the way of real tokens into a row that several may share a column of.
-
-        `columns` are their columns in that row, in the order of the tokens.
+        Padding may lie on the right, on the left, or between tokens (holes). `columns` are the
+        columns of the tokens in that row, in their order, if several share one.
         """
         tokens = np.flatnonzero(real)
-        sources = np.empty((1, int(columns.max()) + 1), dtype=np.int64)
+        columns = np.arange(len(tokens)) if columns is None else columns
+        sources = np.empty((1, columns.max(initial=-1) + 1), dtype=np.int64)
         sources[0, columns[::-1]] = tokens[::-1]  # the first of those that share one
         return cls(_inverse(real.shape, tokens, columns), sources, device)
 
