@@ -47,10 +47,6 @@ class ForwardGuard(ABC):
     """A forward pre-hook that also sees calls of `model.forward(...)`, which go past hooks."""
 
     @abstractmethod
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call; return None to keep its arguments, or the forward's new ones."""
-
-    @abstractmethod
     def is_past(self, module: nn.Module) -> bool:
         """Return True if this forward began without this hook; called once in every forward."""
 

@@ -356,13 +356,6 @@ class _Rebound:
         return getattr(self.function, name)
 
 
-def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """Return a function in a scope; a partial stays one, for third-party code that opens it."""
-    if isinstance(function, partial):
-        return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
-    return _Rebound(function, scope)
-
-
 class BoundCheckpoint:
     """A checkpoint function that carries the scope in force to the recomputation in backward."""
 
@@ -370,8 +363,11 @@ class BoundCheckpoint:
         self.function = function
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        activation = ambient.activation
-        bound = function if activation is None else _rebound(function, activation.scope)
+        activation, bound = ambient.activation, function
+        if activation is not None and isinstance(function, partial):  # stays one, for third-party code that opens it
+            bound = partial(_Rebound(function.func, activation.scope), *function.args, **function.keywords)
+        elif activation is not None:
+            bound = _Rebound(function, activation.scope)
         return self.function(bound, *args, **kwargs)
 
 

@@ -103,9 +103,6 @@ class Volume(NamedTuple):
         )
 
 
-_VOLUMES = ("unpadded", "training", "evaluation")
-
-
 @dataclass
 class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
@@ -152,7 +149,7 @@ class Tally:
         """Add the counts of the same model in another process of this machine."""
         for name in ("after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in _VOLUMES:
+        for name in ("unpadded", "training", "evaluation"):
             setattr(self, name, getattr(self, name).plus(getattr(other, name)))
         self.unmasked = self.unmasked or other.unmasked
         began = [each for each in (self._began, other._began) if each is not None]
