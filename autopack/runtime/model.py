@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -181,26 +181,8 @@ def severed(module: Any) -> str:
 
 
 _settling = ProcessLock()
-_has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
 _settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
 """What this thread, or those in whose context it runs, look at models with."""
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock by which one thread of the process at a time looks at a model, marks it and proves it.
-
-    Threads that are given the context of its holder, as those of twins are, have it, too.
-    """
-    if _has_lock.get():
-        yield
-        return
-    with _settling.held():
-        token = _has_lock.set(True)
-        try:
-            yield
-        finally:
-            _has_lock.reset(token)
 
 
 class EnabledModel:
@@ -286,21 +268,25 @@ class EnabledModel:
                 return self.live.begin_anew()  # this call is checked itself
             if not self.options.verify:
                 return
-        with _one_at_a_time():
-            # Another thread may have been first, and what settles a model calls it.
-            if not self.is_settling and (not stale or self._is_stale()):
-                self._renew(self)
+        if not self.is_settling:  # what settles a model calls it
+            with self.settling():
+                if not stale or self._is_stale():  # another thread may have been first
+                    self._renew(self)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Have this thread look at the model, mark it and prove it; its own calls of the model go on."""
-        with _one_at_a_time():
-            self._settler = object()
+        """Have this thread look at the model, mark it and prove it; its own calls of the model go on.
+
+        One thread of the process at a time does so. Threads that are given the context of that one,
+        as those of twins are, need not wait for it.
+        """
+        with nullcontext() if _settlers.get() else _settling.held():
+            before, self._settler = self._settler, object()
             token = _settlers.set((*_settlers.get(), self._settler))
             try:
                 yield
             finally:
-                self._settler = None
+                self._settler = before
                 _settlers.reset(token)
 
     @property
