@@ -132,7 +132,7 @@ def _why_not_asked(call: Call) -> str | None:
     """Return the reason why a call is no padded batch to run without padding, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
-    if not call.declared.pads:
+    if call.declared.real is None:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"

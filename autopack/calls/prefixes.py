@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -92,20 +91,22 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
-        row: Callable[[], PackedLayout] = partial(rows_as_documents, real, ids.device, declared.positions)
     else:
-        row, real = partial(in_one_row, layout), real_tokens(layout)
+        real = real_tokens(layout)
         lengths, counted = layout.sizes[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
-    found = find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
+    found = find(tokens[real], positions[real], lengths, LEAST_SHARED, share)
     if found is None:
         return None
     reason = next(_reasons_apart(call, 0 if layout is None else int(positions[real].max())), None)
     if reason is not None and call.outer is None:
         call.model.tally.apart[reason] += 1
-    return found if reason is None else None
+    if reason is not None:
+        return None
+    row = rows_as_documents(real, ids.device, declared.positions) if layout is None else in_one_row(layout)
+    return Prefixes(*found, row.device, row)
 
 
 def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
@@ -171,16 +172,16 @@ def find(
     tokens: np.ndarray,
     positions: np.ndarray,
     lengths: np.ndarray,
-    layout: Callable[[], PackedLayout],
     least: int,
     share: float,
-) -> Prefixes | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too
-    few.
+) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
+    """Return the tokens that documents have in common at their beginning, or None if they are too few.
 
-    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end;
-    `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
-    have at least `least` tokens, and at least the `share` of all tokens is saved.
+    They are stretches of the row that runs, and the column in it of each token of the documents.
+
+    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end. Tokens
+    are common if they are equal in both. Shared stretches have at least `least` tokens, and at
+    least the `share` of all tokens is saved.
     """
     ends = np.cumsum(lengths)
     firsts = tokens[ends - lengths]
@@ -199,8 +200,7 @@ def find(
     saved = len(tokens) - stretches[-1].end
     if saved <= 0 or saved < share * len(tokens):
         return None
-    documents = layout()
-    return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
+    return tuple(stretches), np.concatenate(spans)
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:

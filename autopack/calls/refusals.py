@@ -240,11 +240,10 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         )
     if not masks or (found == {"same"} and not isinstance(given, dict)):
         return False
-    beyond = next((module for module in call.anatomy.mixers), None)
-    if beyond is not None:
+    if call.anatomy.mixers:
         raise UnsupportedModel(
-            f"{call.name} has {type(beyond).__name__}, which mixes tokens past a prepared attention_mask. Leave the "
-            f"mask out: documents are kept apart by what else declares them.",
+            f"{call.name} has {type(call.anatomy.mixers[0]).__name__}, which mixes tokens past a prepared "
+            f"attention_mask. Leave the mask out: documents are kept apart by what else declares them.",
             code="prepared-mask",
         )
     return True

@@ -25,7 +25,7 @@ from autopack.inspection import media
 from autopack.layout import prepared
 from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prepared import SeenImages
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
@@ -76,7 +76,7 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
             f"were computed for each document.",
             code="media-positions",
         )
-    _refuse_later_starts(arguments, layout)
+    _refuse_later_starts(layout)
     given, documents = _as_rows(parameters, arguments, layout)
     ask = partial(_each_row_by_itself, compute) if call.traits.counts_images else compute
     try:
@@ -165,18 +165,15 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
     return torch.cat(found, dim=1)
 
 
-def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> None:
+def _refuse_later_starts(layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for a document that continues from an earlier row.
 
     It cannot be numbered: the positions that its images have used up are not known.
     """
     first = layout.first_positions
-    if first is None or not first.any():
+    if first is None:
         return
-    mask = arguments.get("attention_mask")
-    starts = layout.bounds[:-1]
-    real = np.ones(len(starts), dtype=bool) if mask is None else host_values(mask != 0).reshape(-1)[starts]
-    later = np.flatnonzero(real & (first != 0))
+    later = np.flatnonzero(real_documents(layout) & (first != 0))
     if len(later):
         raise InvalidPacking(
             f"document {later[0]} begins at position {first[later[0]]} and comes with images or other media; what came "
