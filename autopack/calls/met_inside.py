@@ -1,4 +1,4 @@
-"""What a call meets inside an enabled model, by its plan: poolers, models of media, heads and the loss.
+"""Parts that a call meets inside an enabled model, by its plan: poolers, models of media, heads, the loss.
 
 A forward of transformers gets `labels`, and the entry ignores those at boundaries. A third-party
 forward may call them otherwise, make them itself, or declare documents after they came: the
