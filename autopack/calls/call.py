@@ -13,10 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.inspection import media
-from autopack.inspection.callers import objects_of, running
-from autopack.integrations.trainers import TrainerAdapter, at_work
+from autopack.inspection.callers import callers
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -32,6 +31,8 @@ DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that the model gets as None for a packed row."""
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward by position and by name."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
 _GENERATION = "transformers.generation."
@@ -50,9 +51,13 @@ class Call:
         outer: Activation | None,
     ):
         self.entry = entry
-        self.model: Any = entry.link.model
+        model: Any = entry.link.model
+        self.model, self.traits, self.anatomy = model, model.traits, model.anatomy
         self.module, self.config = module, entry.config
         self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+        self.given = {name for name, value in self.arguments.items() if value is not None}
+        """Names of the arguments that are not None."""
+        self._by_position = args
         self.unnamed = max(0, len(args) - len(entry.names))
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
@@ -72,6 +77,12 @@ class Call:
     def documents(self) -> str | None:
         """The head whose packed documents an outer entry has made this batch's rows, if any."""
         return None if self.outer is None else self.outer.plan.documents
+
+    def handed_on(self, arguments: dict[str, Any]) -> Arguments:
+        """Return arguments as the forward gets them: what came by position goes on by position."""
+        by_name, names = dict(arguments), self.entry.names
+        named = [by_name.pop(name, None) for name in names[: len(self._by_position)]]
+        return (*named, *self._by_position[len(names) :]), by_name
 
     @cached_property
     def inputs(self) -> torch.Tensor | None:
@@ -117,16 +128,20 @@ class Call:
         if self.outer is not None and self._numbered_on_the_way:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
+        traits, entry = self.traits, self.entry
+        # Tokens get any positions of the call as they are, and nothing else reads them.
+        as_they_are = not (traits.whole_model_reason or traits.numbers_itself or traits.counts_columns or self.media)
+        any_positions = as_they_are and entry.head is None and entry.inner_head is None
         shares = prefixes.why_not(self.model) is None
         found = declarations.read(
             arguments,
             (rows, columns),
             inputs.device,
-            self.model.traits.first_position,
+            traits.first_position,
             self.ignored_label,
             # Some models keep what they continue to themselves (RecurrentGemma).
             continues=self.continues or bool(self.arguments.get("use_cache")),
-            any_positions=self._takes_any_positions,
+            any_positions=any_positions,
             with_tokens=shares,
         )
         found = found if self.noted is None else replace(found, real=self.noted)
@@ -146,28 +161,15 @@ class Call:
         here = self.arguments.get("position_ids")
         if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
             return False
-        return self.outer.plan.call.arguments.get("position_ids") is None
-
-    @property
-    def _takes_any_positions(self) -> bool:
-        """True if tokens get any positions of the call as they are, and nothing else reads them."""
-        traits, entry = self.model.traits, self.entry
-        as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
-        return as_they_are and entry.head is None and entry.inner_head is None and not self.media
-
-    @cached_property
-    def trainer(self) -> tuple[Any, TrainerAdapter | None]:
-        """The innermost trainer in whose step the call comes, and its adapter; None where there is none."""
-        return next(at_work(), (None, None))
+        return "position_ids" not in self.outer.plan.call.given
 
     @cached_property
     def noted(self) -> np.ndarray | None:
         """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
-        anatomy, real = self.model.anatomy, noted_padding(self.arguments.get("input_ids"))
-        if real is None or not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
+        anatomy, real = self.anatomy, noted_padding(self.arguments.get("input_ids"))
+        if real is None or not (anatomy.one_way and (anatomy.causal or self.traits.recurs)):
             return None  # without a mask that hides padding tokens would see it
-        given = any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS))
-        return None if given else real
+        return real if self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)) else None
 
     @cached_property
     def is_scored(self) -> bool:
@@ -177,22 +179,27 @@ class Call:
     @cached_property
     def continues(self) -> bool:
         """True if a given cache holds tokens, which the tokens of this call continue."""
-        given = [cache for name in CACHES if (cache := self.arguments.get(name)) is not None]
-        return any(map(_holds_tokens, given))
+        return any(map(_holds_tokens, map(self.arguments.get, self.given.intersection(CACHES))))
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return the reason why media of this kind may mix documents' results; None if not."""
+        """Return the twin's reason why media of this kind may mix documents' results; None if not.
+
+        The twin has a power of two of them, at least as many as the call, since code may treat the
+        tenth otherwise than the first.
+        """
+        if not self.model.options.verify:
+            return None
         values = (self.arguments[name] for name in self.media)
         counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
-        layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
+        layout = None if self.entry.is_pair else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
-        return self.model.why_media_meet(kind, count)
+        return self.model.ask_twin("media", kind, max(4, 1 << (count - 1).bit_length()))
 
     @cached_property
     def has_labels(self) -> bool:
         """True if the model is to compute a loss."""
-        return bool([name for name in LABELS if self.arguments.get(name) is not None])
+        return not self.given.isdisjoint(LABELS)
 
     @property
     def ignored_label(self) -> int:
@@ -206,6 +213,11 @@ class Call:
         assert self.declared.real is not None
         assert self.inputs is not None
         return TokenMap.of_real(self.declared.real, self.inputs.device)
+
+    @property
+    def sides(self) -> list[tuple[str, np.ndarray]]:
+        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
+        return [("", self.padding.real)]
 
     @property
     def volume(self) -> Volume | None:
@@ -224,13 +236,13 @@ class Call:
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
-        trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
+        trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
         self.model.tally.ran(volume, trains, instead_of)
 
     def ran_without_padding(self) -> None:
         """Note that the call ran without its padding, for checkpoints that run it again."""
         if self.model.padding_read is not None:
-            self.model.padding_read.forget(self.inputs)
+            self.model.padding_read.note(self.inputs)
 
     @property
     def labelled_padding(self) -> bool:
@@ -240,8 +252,8 @@ class Call:
     @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = map(self.arguments.get, LAST_LOGITS)
-        return bool([value for value in asked if isinstance(value, torch.Tensor) or value])
+        asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
+        return any(isinstance(value, torch.Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:
@@ -256,7 +268,7 @@ class Call:
     @property
     def wants_router_loss(self) -> bool:
         """True if the model may add a loss of its routers."""
-        return self._wants("output_router_logits", self.config, *self.model.anatomy.configs)
+        return self._wants("output_router_logits", self.config, *self.anatomy.configs)
 
     @property
     def wants_tuple(self) -> bool:
@@ -265,9 +277,8 @@ class Call:
 
     def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
         """Return the value of the argument of this name, or else of a configuration."""
-        told = self.arguments.get(name)
-        if told is not None:
-            return bool(told)
+        if name in self.given:
+            return bool(self.arguments[name])
         return bool([config for config in configs if getattr(config, name, otherwise)])
 
 
@@ -305,7 +316,8 @@ def _is_called_from(place: str, model: EnabledModel, function: str = ".*") -> bo
     """Return True if a running function of a module under `place` holds this model."""
     if torch.compiler.is_compiling():
         return False
-    return any(_holds(caller, model) for caller in objects_of(running(place, function)))
+    held = callers(place, function)
+    return bool(held) and any(_holds(caller, model) for caller in held)
 
 
 def _holds(caller: Any, model: EnabledModel) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from autopack.calls import refusals, row_heads
 from autopack.calls.call import Call, came_through, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import CallPlan, Delegate, PassThrough
@@ -23,21 +22,34 @@ from autopack.inspection.modules import is_pair
 from autopack.inspection.sharding import in_a_group
 from autopack.layout import prepared
 from autopack.layout.host import recall
-from autopack.runtime.model import Around
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
-from autopack.runtime.scope import Activation, Scope
+from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
 
 _ALL_OF = 16
 """Number of first calls searched for unmasked padding; then only those at powers of two."""
+_AROUND = (
+    "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
+    "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
+    "batches, one document per row."
+)
+_JUMPS = (
+    "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one document "
+    "and leaves the call as it came. If documents start there, declare them by seq_idx as well."
+)
+_KEPT_APART = (
+    "documents in packed rows of %s are kept apart: position_ids begin anew, beside an attention_mask of ones, by "
+    "which stock transformers lets them see each other (but for FlashAttention). Losses are those of the documents "
+    "alone, and not those of a run without autopack."
+)
 
 
 def call_at(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
 ) -> Call:
     """Return the call that has arrived at an entry."""
-    return (PairCall if entry.kind is Kind.PAIR else Call)(entry, module, args, kwargs, outer)
+    return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
 def decide(call: Call) -> CallPlan:
@@ -55,32 +67,32 @@ def _choose(call: Call) -> CallPlan:
         if rows is not None:
             return SharedRows(call, rows)
         refusals.refuse_split_rows(call)
-    if call.outer is None and (call.module.training or call.has_labels):
-        refusals.refuse_lost_documents(call)
-    layout = call.declared.layout
+    refusals.refuse_what_trainers_lose(call)
+    declared = call.declared
+    layout = declared.layout
     if layout is None:
         return _choose_without_documents(call)
     if refusals.says_it_all(call, layout):
         return _masked_apart(call)
     refusals.check_packed(call, layout)
-    if call.declared.beside_ones and call.outer is None and not model.is_silent:
-        _say_that_documents_are_kept_apart(call.name)
-    if model.around is not None:
-        _say_what_is_around(model.around, call)
+    if declared.beside_ones and call.outer is None:
+        _say_once(call, _KEPT_APART, call.name)
+    if model.around is not None and call.outer is None and came_through(model.around, model):
+        _say_once(call, _AROUND, model.around.name, call.name)
     return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
 
 
 def _choose_without_documents(call: Call) -> CallPlan:
     """Return the plan of a call that declares padding, or nothing."""
-    if call.declared.jumps and not call.model.is_silent:
-        _say_that_positions_jump(call.name)
+    if call.declared.jumps:
+        _say_once(call, _JUMPS, call.name)
     if call.declared.real is None:
         _point_out(call)
     why = _why_not_asked(call)
     if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
         why = "the mask is made outside of the text model" if hidden else why
-        return _as_it_came(call, why, keeps_padding=hidden)
+        return _as_it_came(call, why, hidden)
     real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
@@ -91,24 +103,17 @@ def _choose_without_documents(call: Call) -> CallPlan:
     if anywhere is None and call.entry.inner and reason != ONE_PER_ROW:
         labelled = labels_after_padding(call)
         if labelled is None:
-            return Delegate(call, reason, *_own_images(call), real=real if call.outer is None else None)
+            return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
         reason = labelled
-    if reason not in (LOOKS, LOOKS_AT_STATE):
+    looks = reason in (LOOKS, LOOKS_AT_STATE)
+    if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
-        return _as_it_came(call, reason, keeps_padding=real is not None)
-    return _as_it_came(call, reason, keeps_padding=True, sides=[("", call.padding.real)])
+    return _as_it_came(call, reason, looks or real is not None)
 
 
-def _as_it_came(call: Call, reason: str, **padding: Any) -> PassThrough:
+def _as_it_came(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
     """Return the plan of a call that stays, but for images that upstream would mix over rows."""
-    return PassThrough(call, reason, *_own_images(call), call.volume, **padding)
-
-
-def _own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return the scope and arguments by which rows with images get their results alone, or None."""
-    here = call.media and call.outer is None and call.model.options.unpad and not isinstance(call, PairCall)
-    arguments, images = own_images(call) if here else (None, None)
-    return None if images is None else Scope(call.model, images=images), arguments
+    return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
 def _masked_apart(call: Call) -> PassThrough:
@@ -116,10 +121,9 @@ def _masked_apart(call: Call) -> PassThrough:
     given = call.arguments["attention_mask"]
     masks = given if isinstance(given, dict) else {"": given}
     changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
-    scope, arguments = _own_images(call)
+    scope, arguments = own_images(call)
     if any(changed[name] is not masks[name] for name in masks):
-        if call.unnamed:
-            refusals.refuse_unnamed(call)
+        refusals.refuse_unnamed(call)
         arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
     return PassThrough(call, "its prepared masks keep documents apart already", scope, arguments, call.volume)
 
@@ -128,45 +132,19 @@ def _why_not_asked(call: Call) -> str | None:
     """Return the reason why a call is no padded batch to run without padding, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
-    if not call.declared.pads:
+    if call.declared.real is None:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
     return "unpad=False" if not call.model.options.unpad and call.documents is None else None
 
 
-def _say_what_is_around(around: Around, call: Call) -> None:
-    """Warn, once per model, if a third-party forward around it gets packed rows' results."""
+def _say_once(call: Call, message: str, *values: Any) -> None:
+    """Warn of something that is no error, once for each model."""
     model = call.model
-    if "around" in model.logged or model.is_settling or call.outer is not None or not came_through(around, model):
-        return
-    model.logged.add("around")
-    logger.warning(
-        "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
-        "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
-        "batches, one document per row.",
-        around.name,
-        call.name,
-    )
-
-
-@cache
-def _say_that_positions_jump(name: str) -> None:
-    logger.warning(
-        "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one "
-        "document and leaves the call as it came. If documents start there, declare them by seq_idx as well.",
-        name,
-    )
-
-
-@cache
-def _say_that_documents_are_kept_apart(name: str) -> None:
-    logger.warning(
-        "documents in packed rows of %s are kept apart: position_ids begin anew, beside an attention_mask of ones, by "
-        "which stock transformers lets them see each other (but for FlashAttention). Losses are those of the documents "
-        "alone, and not those of a run without autopack.",
-        name,
-    )
+    if message not in model.logged and not model.is_silent:
+        model.logged.add(message)
+        logger.warning(message, *values)
 
 
 def _choose_pair(call: PairCall) -> CallPlan:
@@ -190,8 +168,8 @@ def _choose_pair(call: PairCall) -> CallPlan:
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Delegate(call, reason, *_own_images(call))
-            return _as_it_came(call, reason, keeps_padding=True, sides=call.sides)
+                return Delegate(call, reason, *own_images(call))
+            return _as_it_came(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)
 
@@ -202,29 +180,20 @@ def _point_out(call: Call) -> None:
     Looks only at tokens that are on the host already, without waiting for a device; at ever fewer
     calls.
     """
-    tally, model = call.model.tally, call.model
-    if tally.unmasked or call.outer is not None or model.is_silent or not model.options.unpad:
-        return
+    model, tally, ids = call.model, call.model.tally, call.arguments.get("input_ids")
     before = tally.training.calls + tally.evaluation.calls
-    if before > _ALL_OF and before & (before - 1):
+    if tally.unmasked or model.is_silent or not model.options.unpad or (before > _ALL_OF and before & (before - 1)):
         return
-    if call.arguments.get("attention_mask") is not None or call.continues:
+    if call.outer is not None or "attention_mask" in call.given or call.continues:
         return
     if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return
-    ids = recall(call.arguments).get("input_ids", call.arguments.get("input_ids"))
+    ids, pad = recall({"input_ids": ids}).get("input_ids", ids), text_config(call.config).pad_token_id
     # By its exact type: one that is recorded has no values.
-    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3 or len(ids) < 2:
+    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3:
         return
     # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    tokens = ids.detach().numpy()
-    twice = [tokens[tokens[:, one] == tokens[:, other], one] for one, other in ((-1, -2), (0, 1))]
-    if max(map(len, twice)) < 2:
-        return
-    pad = text_config(call.config).pad_token_id
-    if not isinstance(pad, int):
-        return
-    rows = max(int((each == pad).sum()) for each in twice)
+    rows = max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1])) if isinstance(pad, int) else 0
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

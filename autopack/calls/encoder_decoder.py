@@ -22,7 +22,7 @@ from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore, without
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import CallPlan
-from autopack.calls.rows import complete, without_what_packing_drops
+from autopack.calls.rows import arguments_of_rows
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
@@ -33,7 +33,7 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import CACHES, LAYOUT_KWARGS, Of
+from autopack.layout.ways import CACHES, LAYOUT_KWARGS
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
@@ -45,26 +45,23 @@ _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_
 class PairCall(Call):
     """A call of an encoder-decoder."""
 
-    _found: pairs.Found | None = None
+    _found: tuple[list[np.ndarray] | None, Pair | None] | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
         """Return the documents of a per-row head that makes decoder tokens of the encoder's."""
-        given = any(self.arguments.get(name) is not None for name in _OF_DECODER)
-        return None if self.entry.head is None or given else self.declared.layout
+        makes_tokens = self.entry.head is not None and self.given.isdisjoint(_OF_DECODER)
+        return self.declared.layout if makes_tokens else None
 
     def find_pair(self) -> Pair | None:
         """Return the documents of both halves; None for a call that neither packs nor pads any."""
         if self._found is None:
-            self._found = self._read_halves()
-        return self._found.pair
-
-    def _read_halves(self) -> pairs.Found:
-        given, halves = self.arguments, self.model.anatomy.halves
-        decodes = any(given.get(name) is not None for name in (*_OF_DECODER[:2], "labels"))
-        if decodes and halves is not None and not modules.takes_tokens(halves[0]):
-            # Tokens beside its images are none of its own.
-            given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
-        return pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
+            given, halves = self.arguments, self.anatomy.halves
+            decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
+            if decodes and halves is not None and not modules.takes_tokens(halves[0]):
+                # Tokens beside its images are none of its own.
+                given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
+            self._found = pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
+        return self._found[1]
 
     @property
     def pair(self) -> Pair:
@@ -75,7 +72,7 @@ class PairCall(Call):
 
     @property
     def volume(self) -> Volume | None:
-        real = None if self._found is None else self._found.real
+        real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
     @property
@@ -85,7 +82,6 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
@@ -96,7 +92,7 @@ class PairCall(Call):
         If the call brings one of the arguments `given`, the model makes no tokens, or no mask.
         """
         labels, config = self.arguments.get("labels"), self.config
-        if labels is None or any(self.arguments.get(name) is not None for name in given):
+        if labels is None or not self.given.isdisjoint(given):
             return False
         if not source.hides_pad_in_decoder(source.class_of(self.module)):
             return False
@@ -112,8 +108,8 @@ class PairCall(Call):
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
             return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
-        if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
-            return f"how {self.model.anatomy.model_type} counts positions after padding is not known"
+        if self.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
+            return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
             return "the losses of its routers are over all columns, padding included"
         return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
@@ -130,7 +126,7 @@ class PairCall(Call):
     @property
     def _takes_tokens_of_encoder(self) -> bool:
         """True if the model makes the decoder's tokens of the encoder's, with any labels."""
-        return self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2])
+        return self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
 
     def check_packed(self) -> None:
         """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
@@ -185,7 +181,7 @@ class PairCall(Call):
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
                 has_a_place = value.numel() == 1 or self.holds_served_media(name, value)
-                has_a_place |= half is None or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
+                has_a_place |= half is None or Frame(*half.places.shape).axis_of(name, value) is not None
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -199,7 +195,7 @@ class PairCall(Call):
         Their features take the places of placeholders in the order of the documents, which the row
         of the encoder's tokens has too.
         """
-        return bool(media.given({name: value})) and media.kinds(name, value) <= self.model.traits.media
+        return bool(media.given({name: value})) and media.kinds(name, value) <= self.traits.media
 
 
 class PairAsRows(CallPlan):
@@ -217,7 +213,6 @@ class PairAsRows(CallPlan):
         reason = "it declares documents" if pair.packs else "its masks hide padding"
         volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
         super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
-        self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 
@@ -248,10 +243,9 @@ class HalfAsRow(CallPlan):
                 f"unpad=False).",
                 code="unpad-refused",
             )
-        arguments = without_what_packing_drops(call, call.arguments)
+        arguments = arguments_of_rows(call, layout)
         if arguments.get("encoder_attention_mask") is not None:
             arguments["encoder_attention_mask"] = None
-        complete(call, arguments, layout)
         memory = encoder.layout if call.entry.decodes else None
         if memory is not None:
             states = arguments.get("encoder_hidden_states")
@@ -277,7 +271,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
-    return Half.of_documents(first_of_row(real), real, states.device)
+    return Half(first_of_row(real), real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
@@ -290,7 +284,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     entry = call.entry
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        positions = name.endswith("position_ids") and call.model.traits.uses_positions
+        positions = name.endswith("position_ids") and call.traits.uses_positions
         half = half_of(name, pair)
         if name in DECLARED and not positions and (half is not None or name in CACHES):
             if name in entry.names:
@@ -305,7 +299,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
     # The half that would fill a cache is kept from it.
-    as_it_came = call.model.traits.masks_without_cache and call.arguments.get("use_cache") is None
+    as_it_came = call.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}

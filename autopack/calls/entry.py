@@ -2,135 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from autopack.inspection import heads, modules
-from autopack.inspection.heads import RowHead
 from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import is_named_causal_lm, names_of, parameters_of, shifts_labels
-from autopack.runtime.model import EnabledModel, Link
+from autopack.runtime.model import EnabledModel
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
 
-class Kind(Enum):
-    """The kind of module that is called at an entry."""
-
-    MODEL = "a model that takes one kind of tokens"
-    PAIR = "an encoder-decoder, which takes tokens for both halves"
-    HALF = "a model inside an encoder or decoder"
-
-
-@dataclass(frozen=True, eq=False)
 class Entry:
-    """Facts about the calls at one entry, known beforehand."""
+    """Facts about the calls at one entry, known beforehand; nothing is written into it later."""
 
-    link: Link
-    """The reference to the enabled model that it is an entry of."""
-    config: Any
-    """Its configuration, or the whole model's if it has none of its own."""
-    level: int
-    """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
-    kind: Kind
-    decodes: bool | None
-    """True if a half is the decoder."""
-    names: tuple[str, ...]
-    """Names of its forward's parameters, in order."""
-    takes_others: bool
-    """True if its forward takes other arguments by `**kwargs`."""
-    shifts_labels: bool
-    """True if its loss compares the prediction at each token with the next token's label."""
-    head: RowHead | None
-    """Its head, if that gives one result per row."""
-    runs_alone: str | None
-    """The reason why such a head always has to run the documents of packed rows alone, or None."""
-    inner_head: RowHead | None
-    """Such a head of an inner entry."""
-    has_other_head: bool
-    """True if it has a head that takes labels but does not predict the next token."""
-    reads_one_token_per_row: bool
-    """True if a pooler or head reads one token of every row."""
-    numbering: Numbering
-    """Its rule for positions that a call does not bring."""
-    first_position: int
-    """Position of the first token of a document."""
-    foreign: str | None
-    """Third-party forwards and losses here and further in, which need the padded form, or None."""
-    guarded: bool
-    """True if code that runs before it in a call may give it other documents than the call has.
-
-    Such code is third-party, a whole whose tokens have other names, or a forward that takes
-    positions by `**kwargs` and may lose them, where frequencies depend on them.
-    """
-    earliest_position: int
-    """The least position at which a document may begin."""
-    takes_positions: bool
-    """True if its forward takes `position_ids`."""
-    uses_positions: bool
-    """True if positions have to restart at every document of a call here."""
-    pools_single_tokens: bool
-    """True if its pooler is handed one token of every row by its own forward."""
-
-    @classmethod
-    def of(
-        cls, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
-    ) -> Entry:
-        """Make the entry of a model at `level`, with its rule for positions.
+    def __init__(
+        self, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
+    ):
+        """Find the facts of the entry of a model at `level`, with its rule for positions.
 
         `foreign` names the third-party code in each entry, or None; `shifts` is True if the loss
         shifts labels, None if the model was not asked.
         """
-        entries = model.anatomy.entries
+        entries, traits = model.anatomy.entries, model.traits
         module, inner = entries[level], entries[level + 1 :]
-        config = modules.config_of(module, entries[0])
-        kind_of_module: Any = type(module)
-        is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
-        parameters = parameters_of(kind_of_module)
-        names, takes_others = parameters.names, parameters.takes_others
-        head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
-        searches_row = head is not None and head.spans  # and may look at its columns (BigBird, Splinter)
-        other_head = "labels" in names and not shifts and not _is_backbone(module)
-        of_single_tokens = is_named_causal_lm(kind_of_module) or any(
-            name.endswith(_TOKEN_HEADS) for name in names_of(kind_of_module)
-        )
+        kind: Any = type(module)
+        parameters = parameters_of(kind)
+
+        self.link = model.link
+        """The reference to the enabled model that it is an entry of."""
+        self.config: Any = modules.config_of(module, entries[0])
+        """Its configuration, or the whole model's if it has none of its own."""
+        self.level = level
+        """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
+        self.is_pair = modules.is_pair(module)
+        """True for an encoder-decoder, which takes tokens for both halves."""
+        self.decodes = model.anatomy.in_decoder(module)
+        """True for a model inside a decoder, False inside an encoder, None for any other."""
+        self.is_half = self.decodes is not None and not self.is_pair
+        """True for a model inside an encoder or decoder, which is no encoder-decoder itself."""
+        self.names = parameters.names
+        """Names of its forward's parameters, in order."""
+        self.takes_others = parameters.takes_others
+        """True if its forward takes other arguments by `**kwargs`."""
+        self.shifts_labels = shifts_labels(module) if shifts is None else shifts
+        """True if its loss compares the prediction at each token with the next token's label."""
+        self.head = heads.row_head(module)
+        """Its head, if that gives one result per row."""
+        self.runs_alone: str | None = None
+        """The reason why such a head always has to run the documents of packed rows alone, or None."""
+        if self.head is not None and not self.head.of_choices:
+            self.runs_alone = why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None)
+        self.inner_head = next(filter(None, map(heads.row_head, inner)), None)
+        """Such a head of an inner entry."""
+        # A head that searches its row may look at all of its columns (BigBird, Splinter).
+        searches_row = self.head is not None and self.head.spans
+        other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(module)
+        self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
+        """True if it has a head that takes labels but does not predict the next token."""
         has_pooler = getattr(entries[-1], "pooler", None) is not None
-        return cls(
-            link=model.link,
-            config=config,
-            level=level,
-            kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
-            decodes=decodes,
-            names=names,
-            takes_others=takes_others,
-            shifts_labels=shifts,
-            head=head,
-            runs_alone=None
-            if head is None or head.of_choices
-            else why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None),
-            inner_head=next((found for found in map(heads.row_head, inner) if found), None),
-            has_other_head=heads.is_head_of_pair(module) if is_pair else other_head or searches_row,
-            reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
-            numbering=numbering,
-            earliest_position=numbering.earliest_position(module, config),
-            first_position=(model.traits.first_position if decodes is None else numbering.first_position(config)),
-            foreign=next((reason for reason in foreign[level:] if reason), None),
-            guarded=level > 0
-            and (
-                any(foreign[: level + 1])
-                or not modules.takes_tokens(entries[0])
-                or (model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level])))
-            ),
-            takes_positions="position_ids" in names or takes_others,
-            # A document that is run alone needs none where the model takes none.
-            uses_positions=model.traits.uses_positions
-            and (model.traits.whole_model_reason is None or "position_ids" in names),
-            pools_single_tokens=pools_single_tokens(module),
+        of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
+        self.reads_one_token_per_row = not self.is_pair and (has_pooler or (other_head and not of_tokens))
+        """True if a pooler or head reads one token of every row."""
+        self.numbering = numbering
+        """Its rule for positions that a call does not bring."""
+        self.first_position = traits.first_position if self.decodes is None else numbering.first_position(self.config)
+        """Position of the first token of a document."""
+        self.earliest_position = numbering.earliest_position(module, self.config)
+        """The least position at which a document may begin."""
+        self.foreign = next(filter(None, foreign[level:]), None)
+        """Third-party forwards and losses here and further in, which need the padded form, or None."""
+        loses_positions = model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level]))
+        self.guarded = level > 0 and bool(
+            any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
         )
+        """True if code that runs before it in a call may give it other documents than the call has.
+
+        Such code is third-party, a whole whose tokens have other names, or a forward that takes
+        positions by `**kwargs` and may lose them, where frequencies depend on them.
+        """
+        self.takes_positions = "position_ids" in self.names or self.takes_others
+        """True if its forward takes `position_ids`."""
+        # A document that is run alone needs none where the model takes none.
+        alone = traits.whole_model_reason is not None
+        self.uses_positions = traits.uses_positions and (not alone or "position_ids" in self.names)
+        """True if positions have to restart at every document of a call here."""
+        self.pools_single_tokens = pools_single_tokens(module)
+        """True if its pooler is handed one token of every row by its own forward."""
 
     @property
     def model(self) -> EnabledModel:

@@ -20,14 +20,13 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from autopack.calls import refusals
-from autopack.calls.call import Call
+from autopack.calls.call import Arguments, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
-from autopack.calls.entry import Entry, Kind
-from autopack.calls.loss_site import documents_of
+from autopack.calls.entry import Entry
 from autopack.calls.outputs import without
 from autopack.calls.plan import CallPlan, PassThrough
-from autopack.calls.rows import Inside, Unpadded, inner_arguments, without_mask
+from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import process, torches
@@ -42,16 +41,10 @@ from autopack.runtime.scope import Activation, bind_checkpointing
 from autopack.runtime.tally import Volume
 
 logger = logging.getLogger(__name__)
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments of a forward by position and by name."""
 
 
 class ForwardGuard(ABC):
     """A forward pre-hook that also sees calls of `model.forward(...)`, which go past hooks."""
-
-    @abstractmethod
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call; return None to keep its arguments, or the forward's new ones."""
 
     @abstractmethod
     def is_past(self, module: nn.Module) -> bool:
@@ -96,7 +89,7 @@ class EntryHook(ForwardGuard):
         # Its tokens first, so that graphs of other calls do not depend on what is in force.
         if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs) and _is_left_to_stock():
             return None  # such a step of generation may have to be one graph
-        if entry.kind is Kind.MODEL and not entry.guarded:
+        if not (entry.is_pair or entry.is_half or entry.guarded):
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
@@ -124,7 +117,7 @@ class ExitHook:
         model = self.entry.link.model
         if model is None:
             return None  # the entry has raised
-        if self.entry.kind is Kind.HALF:
+        if self.entry.is_half:
             entered = scopes.ambient.activation
             if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
                 return None  # the entry has left it out of the graph
@@ -141,12 +134,11 @@ def _is_left_to_stock() -> bool:
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if a call brings one token per row, which can hold no two documents."""
     given = {**torches.by_name(entry.names, args), **kwargs}
-    if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
+    if entry.is_pair and given.get("encoder_outputs") is None:
         return False
-    names = (
-        ("decoder_input_ids", "decoder_inputs_embeds") if entry.kind is Kind.PAIR else ("input_ids", "inputs_embeds")
-    )
-    brought = [given[name] for name in names if given.get(name) is not None]
+    prefix = "decoder_" if entry.is_pair else ""
+    values = [given.get(prefix + "input_ids"), given.get(prefix + "inputs_embeds")]
+    brought = [tokens for tokens in values if tokens is not None]
     # By its length: Dynamo of torch 2.4 cannot tell whether a list is true.
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
@@ -164,12 +156,10 @@ def _enter(
     outer = scopes.of_model(model)
     if outer is None or outer.level >= hook.entry.level:  # a call, or one inside a forward that begins anew
         _follow_changes(hook.entry, model, (*args, *kwargs.values()))  # which may put another entry here
-        call = call_at(hook.entry, module, args, kwargs)
-    elif outer.plan is not None and outer.plan.defers:
-        call = call_at(hook.entry, module, args, kwargs, outer)
-    else:
-        return _enter_inside(hook, module, args, kwargs, outer)
-    return _open(_planned(call), hook, args)
+        return _open(_planned(call_at(hook.entry, module, args, kwargs)))
+    if outer.plan is not None and outer.plan.defers:
+        return _open(_planned(call_at(hook.entry, module, args, kwargs, outer)))
+    return None if outer.scope.stock else _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
 
 
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
@@ -177,7 +167,7 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
     if entry.level:
         refusals.refuse_bypassed_top(entry)
     model.groups = gathering_groups(model.anatomy.entries[0])
-    if not [value for value in given if isinstance(value, FakeTensor)]:  # of a trace, in which no model can be proven
+    if FakeTensor not in map(type, given):  # of a trace, in which no model can be proven
         model.follow_code()
     model.lease.follow(model.implementations())
     bind_checkpointing(model.anatomy.checkpointed)
@@ -189,32 +179,34 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
 
 def _planned(call: Call) -> CallPlan:
     """Return the plan of a call, once it is checked, if that is due, and counted."""
+    model = call.model
     try:
         plan = decide(call)
-        if call.outer is None and call.model.live is not None and (plan.packs or plan.defers):
+        if call.outer is None and model.live is not None and (plan.packs or plan.defers):
             plan = _checked(call, plan)
-        plan.count(call.model.tally)
+        plan.count(model.tally)
         call.count(plan.volume)
-        if logger.isEnabledFor(logging.DEBUG):
-            _log_once(call, plan)
-        return plan
     except LeakDetected:
         raise
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
-        if not call.model.lenient or call.documents is not None:
+        if not model.lenient or call.documents is not None:
             raise
         reason = " ".join(str(refused).split())
-        if not call.model.tally.refused[reason] and not call.model.is_audited:
+        if not model.tally.refused[reason] and not model.is_audited:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
-        call.model.tally.refused[reason] += 1
+        model.tally.refused[reason] += 1
         return PassThrough(call, f"autopack refuses it: {reason}")
+    if logger.isEnabledFor(logging.DEBUG) and (said := (call.name, plan.what, plan.reason)) not in model.logged:
+        model.logged.add(said)
+        logger.debug("a call of %s %s, since %s", *said)
+    return plan
 
 
 def _checked(call: Call, plan: CallPlan) -> CallPlan:
     """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
     model = call.model
-    if torches.is_recorded() and model.is_checked_closely and not model.live.has_checked:
+    if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(
             f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
             f"checked, and they have to be ({model.proof.how}). Call it once outside of these.",
@@ -225,65 +217,39 @@ def _checked(call: Call, plan: CallPlan) -> CallPlan:
     return plan if model.proof is proof else decide(call)
 
 
-def _log_once(call: Call, plan: CallPlan) -> None:
-    """Log what becomes of a call, where this model has met no decision of that kind before."""
-    kind = (call.name, plan.what, plan.reason)
-    if kind not in call.model.logged:
-        call.model.logged.add(kind)
-        logger.debug("a call of %s %s, since %s", *kind)
-
-
-def _open(plan: CallPlan, hook: EntryHook, args: tuple[Any, ...]) -> Arguments | None:
+def _open(plan: CallPlan) -> Arguments | None:
     """Put the scope of a plan in force; return the arguments that the forward gets."""
-    opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
-    opened.foreign = hook.entry.foreign is not None
-    scopes.ambient.activation = opened
+    opened = scopes.ambient.activation = Activation(plan.scope, scopes.ambient.activation, plan.call.entry.level, plan)
     around = opened.outer if plan.packs else None
     while around is not None and around.scope.model is opened.scope.model:
         around.packed_inside, around = True, around.outer
-    return _handed_on(plan.arguments, hook.entry, args)
+    return None if plan.arguments is None else plan.call.handed_on(plan.arguments)
 
 
-def _handed_on(arguments: dict[str, Any] | None, entry: Entry, args: tuple[Any, ...]) -> Arguments | None:
-    """Return arguments as the forward gets them: those that came by position go on by position."""
-    if arguments is None:
-        return None
-    by_name = dict(arguments)
-    by_position = tuple([by_name.pop(name, None) for name in entry.names[: len(args)]]) if args else ()
-    return by_position, by_name
-
-
-def _enter_inside(
-    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation
-) -> Arguments | None:
+def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
     """Take in a call inside another one of the model that has been decided about."""
-    entry, plan = hook.entry, outer.plan
-    if outer.scope.stock:
-        return None
-    if entry.kind is Kind.HALF and isinstance(plan, PairAsRows):
-        return _open(HalfAsRow(Call(entry, module, args, kwargs, None), plan.pair), hook, args)
+    entry, plan = call.entry, outer.plan
+    if entry.is_half and isinstance(plan, PairAsRows):
+        return _open(HalfAsRow(call, plan.pair))
     if plan is not None and plan.inside is not None and not outer.apart:
-        inside = Inside.at(Call(entry, module, args, kwargs, None), outer)
+        inside = Inside.at(call, outer)
         if inside is not None:
-            return _open(inside, hook, args)
+            return _open(inside)
         if not entry.inner:
             plan.leave_apart(outer)
-    further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
+    further = _further_in(call, outer) if entry.guarded else None
     if further is None:
         outer.enter(entry.level)  # called by its own top: all is done
-        if plan is not None and plan.masks:
-            further = without_mask(entry.names, args, kwargs)
+        if plan is not None and plan.masks and "attention_mask" in call.given:
+            return call.handed_on({**call.arguments, "attention_mask": None})
     return further
 
 
-def _further_in(
-    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation
-) -> Arguments | None:
+def _further_in(call: Call, outer: Activation) -> Arguments | None:
     """Take in a call of a model by third-party code, inside a call that has been decided about.
 
     None is returned if it is to run as that call was meant; what is declared for it alone opens a scope of its own.
     """
-    call = Call(hook.entry, module, args, kwargs, None)
     layout = outer.scope.layout
     if layout is None:
         # Padding was decided about where the call came in.
@@ -293,25 +259,26 @@ def _further_in(
             # The call around it was counted as one that packs nothing.
             outer.plan.call.count(Volume(), instead_of=outer.volume)
             outer.volume = None
-        return _open(_planned(call), hook, args)
+        return _open(_planned(call))
     if call.inputs is None:
         return None
     if isinstance(outer.plan, SharedRows):
         arguments = outer.plan.further_in(call)
-        outer.enter(hook.entry.level)
-        return _handed_on(arguments, hook.entry, args)
-    refusals.refuse_other_documents(call, layout)
-    outer.enter(hook.entry.level)
-    return _handed_on(inner_arguments(call, layout), hook.entry, args)
+    else:
+        refusals.refuse_other_documents(call, layout)
+        arguments = arguments_of_rows(call, layout)
+    outer.enter(call.entry.level)
+    return call.handed_on(arguments)
 
 
 @torches.only_inlined
 def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """End what the entry began; return the output that the caller expects, None for the one that came."""
-    pooled = _pooled(model, module, output) if entry.pools_single_tokens and output is not None else None
+    """End what the entry began; return the output that the caller expects."""
+    if entry.pools_single_tokens and output is not None:
+        output = _pooled(model, module, output)
     ended = scopes.close(model, entry.level)
     if ended is None or ended.plan is None or output is None:
-        return pooled
+        return output
     plan, outer = ended.plan, ended.outer
     if ended.foreign or (outer is not None and outer.foreign):
         _leave_foreign(ended, module, output)
@@ -319,19 +286,18 @@ def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) ->
     is_whole = outer is None or outer.scope.model is not model
     as_batch = plan.defers and plan.documents is None  # its head has seen the padded form
     if packs and model.proof.leaves_out and is_whole and not as_batch:
-        pooled = without(output if pooled is None else pooled, model.proof.leaves_out)
-    finished = plan.finish(ended, module, output if pooled is None else pooled)
-    if model.groups:
+        output = without(output, model.proof.leaves_out)
+    finished = plan.finish(ended, module, output)
+    if model.groups and is_whole:
         _check_together(ended, packs)
-    return pooled if finished is None else finished
+    return output if finished is None else finished
 
 
 @torch._dynamo.disable
 def _check_together(ended: Activation, packs: bool) -> None:
     """Check a call of a whole model whose parameters ranks gather together, if that is due."""
-    model, outer = ended.scope.model, ended.outer
-    if model.live is not None and (outer is None or outer.scope.model is not model):
-        model.live.after(ended.plan.call, packs)
+    if ended.scope.model.live is not None:
+        ended.scope.model.live.after(ended.plan.call, packs)
 
 
 @torch._dynamo.disable
@@ -340,7 +306,7 @@ def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
     if ended.foreign:
         refusals.check_loss(ended, module, output)
     if outer is not None and outer.scope.model is ended.scope.model and not isinstance(ended.plan, Unpadded):
-        outer.inside += documents_of(ended)
+        outer.inside += ended.layouts
 
 
 # Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.
@@ -348,11 +314,11 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return the output with what the pooler makes of each document, or None for a call that packs nothing."""
+    """Return the output with what the pooler makes of each document, in a call that packs."""
     running = scopes.of_model(model)
     layout = None if running is None else running.scope.layout
     if running is None or layout is None:
-        return None
+        return output
     running.pooled = True
     starts = layout.upload(TokenMap.of_documents(layout).starts)
     return pool_documents(module, output, starts.to(output[0].device))

@@ -10,9 +10,8 @@ documents alone, and the entry is remembered.
 from __future__ import annotations
 
 import copy
-import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +22,12 @@ from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import FIELDS, Field, Frame, stands_for_no_router
+from autopack.layout.forms import Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, by_length, in_order
 from autopack.layout.ways import Of
-from autopack.runtime.in_graph import Joint, outputs_of
+from autopack.runtime.in_graph import Joint, each_leaf, joined
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
@@ -51,37 +50,20 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
     loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
     read = read if loss is not None and loss.requires_grad else None
     results: dict[int, Joint] = {}
+    found = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
+
+    def joint(name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any) -> Joint:
+        if id(value) not in results:
+            results[id(value)] = _result(name, value, of(name), whole, refuse, waits)
+        return results[id(value)]
 
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
         waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
-        for tensor in _tensors(value):
-            if id(tensor) not in results:
-                results[id(tensor)] = _result(name, tensor, of(name), whole, refuse, waits)
-    outputs = dict(zip(results, outputs_of(list(results.values())), strict=True))
-    found = {key: _put(value, outputs) for key, value in parts.items()}
-    if not isinstance(output, ModelOutput):
-        return with_parts(output, found)
-    for name, value in found.items():
-        output[name] = value
-    return output
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    for part in value if isinstance(value, tuple | list) else ():  # one for each layer
-        yield from _tensors(part)
-
-
-def _put(value: Any, outputs: Mapping[int, torch.Tensor]) -> Any:
-    """A part of an output with what tensors in it become, by their ids."""
-    if isinstance(value, tuple | list):
-        found = [_put(part, outputs) for part in value]
-        return value if all(map(operator.is_, found, value)) else type(value)(found)
-    return outputs.get(id(value), value)
+        found[key] = each_leaf(torch.Tensor, partial(joint, name, whole, refuse, waits), value)
+    return with_parts(output, joined(found, results.values()))
 
 
 def _result(
@@ -97,15 +79,14 @@ def _result(
         return Joint([value])
     if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
         return Joint([value])
-    form = Frame(1, padding.tokens).form_of_output(name, value)
-    if form.of is not Of.TOKEN:
+    axis = Frame(1, padding.tokens).axis_of_output(name, value)
+    if axis is None:
         raise UnsupportedModel(
             f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
             f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
             f"into the form of the batch. Use autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
-    axis = form.columns
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -150,10 +131,12 @@ def parts_of(output: Any) -> dict[Any, Any]:
 
 
 def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
-    """The output with some of its parts, as `parts_of` has them, changed."""
-    parts = {**parts_of(output), **changed}
+    """Return the output, changed itself if it is transformers', with some of its parts changed."""
     if isinstance(output, ModelOutput):
-        return type(output)(**parts)
+        for name, value in changed.items():
+            output[name] = value
+        return output
+    parts = {**parts_of(output), **changed}
     if isinstance(output, Mapping):
         return type(output)(parts)  # type: ignore[call-arg]
     return type(output)(parts.values()) if isinstance(output, tuple | list) else parts[None]
@@ -208,16 +191,16 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     tuples, which have one for each layer.
     """
 
-    def may_be(name: Any, value: Any) -> bool:
+    found = []
+    for name, value in parts_of(output).items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
-            return False
-        if name == "loss" or len(value) != rows or FIELDS.get(name or "", Field(())).rows:
-            return False
+            continue
         # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
         per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
-        return not per_token or (value.dim() == 2 and value.shape[1] in widths)
-
-    return [name for name, value in parts_of(output).items() if may_be(name, value)]
+        is_vectors = value.dim() == 2 and value.shape[1] in widths
+        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
+            found.append(name)
+    return found
 
 
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
@@ -276,11 +259,8 @@ def of_documents(
 def _spread(module: nn.Module, name: str, value: Any, batch: TokenMap) -> Any:
     """Return an argument of a packed row in the form with documents as rows."""
     frame = Frame(*batch.shape, shared=True)
-    form = frame.form_of(name, value)
-    if form.of is Of.TOKEN:
-        return frame.each(value, form, batch.gather)
-    if form.of is Of.CALL:
-        return value
+    if frame.unit_of(name, value) is not Of.UNKNOWN:
+        return frame.changed(name, value, batch.gather)
     raise UnsupportedModel(
         f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
         f"know what of {name} belongs to which document. Leave it out, or run the documents one per row.",

@@ -38,7 +38,7 @@ _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
-    given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
+    given, traits, model_type = call.arguments, call.traits, call.anatomy.model_type
     if call.entry.head is not None and call.entry.head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
@@ -51,17 +51,22 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    if not (call.module.training or given.get("labels") is not None) and _may_want_cache(call):
+    wanted = given.get("use_cache")
+    if wanted is None:
+        wanted = any(getattr(config, "use_cache", False) for config in call.anatomy.configs)
+    returns_cache = bool(wanted) and (call.anatomy.causal or traits.recurs) and not call.is_scored
+    if returns_cache and not (call.module.training or "labels" in call.given):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
-    if given.get("encoder_hidden_states") is not None:
+    if "encoder_hidden_states" in call.given:
         yield "it attends to encoder states"
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
     if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if _compares_columns(call):
+    spans = call.entry.head is not None and call.entry.head.spans
+    if spans or not call.given.isdisjoint(("start_positions", "end_positions")):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -69,30 +74,30 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "documents are run alone, and gain nothing from a packed row"
     if traits.reads_padding:
         yield f"{model_type} reads padding, so without it tokens would get something else"
-    if traits.image_mask is not None and given.get(traits.image_mask) is not None:
+    if traits.image_mask in call.given:
         yield "its text attends to the images of the row"
-    for name, reason in traits.refused(bool(media.given(given))).items():
-        if given.get(name) is not None:
+    for name, reason in traits.refused(bool(call.media)).items():
+        if name in call.given:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
-    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
+    if call.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
-    covered = covered_mixer(call.model.anatomy.mixers)
+    covered = covered_mixer(call.anatomy.mixers)
     if covered is not None:
         yield f"{covered} has a forward of its own on the instance"
     if traits.recurs and padding.has_holes:
         yield "padding lies between tokens, and state is carried over it"
-    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.model.anatomy.chunked}
+    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.anatomy.chunked}
     if any(padding.tokens % size for size in chunks):
         yield f"its layers take {max(chunks)} tokens at a time, and its {padding.tokens} are no multiple of that"
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
-    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.model.anatomy.configs):
+    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
     if read is not None and call.module.training:
-        why = read.why_state_stays(call.module, call.model.tally.batches)
+        why = read.why_state_stays(call.module)
         if why is not None:
             yield why
     if (call.entry.head is None or call.wants_states) and not padding.real.all():
@@ -101,7 +106,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
 
 def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why one entry cannot run a batch unpadded, although an inner one may."""
-    entry, given, traits = call.entry, call.arguments, call.model.traits
+    entry, given, traits = call.entry, call.arguments, call.traits
     if entry.level in call.model.pooling:
         yield outputs.ONE_PER_ROW
     if entry.head is not None and entry.head.of_choices:
@@ -132,8 +137,8 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     if traits.uses_positions:
         if not entry.takes_positions:
             yield "the forward takes no position_ids"
-        if given.get("position_ids") is None and not (padding.on_the_right or traits.knows_padded_positions):
-            model_type = call.model.anatomy.model_type
+        if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
+            model_type = call.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
 
 
@@ -147,17 +152,12 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
         return
     # Whoever asks a head with one result per row for states makes something of them beside its loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
-    if not (by_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
+    if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
-    why = read.why_to_keep(call.inputs, by_labels, is_trained, call.model.tally.batches)
+    why = read.why_to_keep(call.inputs, by_labels, is_trained)
     if why is not None:
         yield why
-
-
-def _compares_columns(call: Call) -> bool:
-    spans = call.entry.head is not None and call.entry.head.spans
-    return spans or any(call.arguments.get(name) is not None for name in ("start_positions", "end_positions"))
 
 
 def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
@@ -182,19 +182,11 @@ def labels_after_padding(call: Call) -> str | None:
 def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions
-    if positions is None and call.model.traits.recurs:  # its documents are numbered from their first tokens
+    if positions is None and call.traits.recurs:  # its documents are numbered from their first tokens
         return bool(padding.real.all(axis=1).any())
     if positions is None:
         return bool(padding.real[:, -1].any())
     return bool(positions[padding.real].max() == positions.max())
-
-
-def _may_want_cache(call: Call) -> bool:
-    wanted = call.arguments.get("use_cache")
-    if wanted is None:
-        wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
-    returns = bool(wanted) and (call.model.anatomy.causal or call.model.traits.recurs)
-    return returns and not call.is_scored
 
 
 def _reads_padding(call: Call, padding: TokenMap) -> bool:
@@ -203,8 +195,8 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
     does not look for padding may read one end or the other.
     """
-    causal = call.model.anatomy.causal
-    if getattr(call.model.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
+    causal = call.anatomy.causal
+    if getattr(call.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
         return True
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]

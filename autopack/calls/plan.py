@@ -35,8 +35,6 @@ class CallPlan:
     """The head whose packed documents are this batch's rows, if they are and hold padding."""
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
-    labelled = False
-    """True if the packed rows of the call have known labels."""
     inside: tuple[Prefixes, TokenMap] | None = None
     """Common beginnings that the inner model runs once, and the way of the tokens into that row."""
     volume_apart: Volume | None = None
@@ -87,36 +85,27 @@ class CallPlan:
 class PassThrough(CallPlan):
     """A call that goes through as it came: it packs nothing, or its padding stays.
 
-    With `sides`, masks of real tokens by the prefixes of their parts' names in the output, it is
-    looked at if results at padding are read or kept.
+    By some reasons it is looked at if results at padding are read or kept.
     """
 
-    def __init__(
-        self,
-        call: Any,
-        reason: str,
-        *given: Any,
-        keeps_padding: bool = False,
-        sides: list[tuple[str, np.ndarray]] | None = None,
-    ):
+    def __init__(self, call: Any, reason: str, *given: Any, keeps_padding: bool = False):
         super().__init__(call, reason, *given)
         self._keeps_padding = keeps_padding
-        self._sides = sides if reason in (LOOKS, LOOKS_AT_STATE) else None
-        self._state = State(call.module) if self._sides is not None and call.module.training else None
+        self._sides = call.sides if reason in (LOOKS, LOOKS_AT_STATE) else []
+        self._state = State(call.module) if self._sides and call.module.training else None
 
     def count(self, tally: Tally) -> None:
         if self._keeps_padding:
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        model = self.scope.model
-        read, looks = model.padding_read, self.reason == LOOKS
-        if self._sides is None or read is None:
+        read, looks = self.scope.model.padding_read, self.reason == LOOKS
+        if not self._sides or read is None:
             return
         if self._state is not None:
-            read.look_at_state(self._state, model.tally.batches, counts=not looks)
+            read.look_at_state(self._state, counts=not looks)
         if looks and not torch._C._are_functorch_transforms_active():
-            read.look(output, self._sides, model.tally.batches, self.call.inputs)
+            read.look(output, self._sides, self.call.inputs)
 
 
 class Delegate(CallPlan):
@@ -130,12 +119,15 @@ class Delegate(CallPlan):
 
     def __init__(self, call: Any, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
-        self.documents, self._real = call.documents, real
-        self._before = call.model.tally.batches
+        self.documents, read = call.documents, call.model.padding_read
+        self._looked_at: tuple[np.ndarray, int] | None = None
+        if real is not None and read is not None and read.is_due():
+            self._looked_at = real, read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        read, count = self.scope.model.padding_read, self.scope.model.tally.batches
-        if read is None or self._real is None or count == self._before or not read.is_due(self._before):
-            return  # the model inside has left the padding where it was, or this call is none to be looked at
-        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            read.look(output, [("", self._real)], self._before, refuses=True)
+        read = self.scope.model.padding_read
+        if self._looked_at is None or read is None or not torch.is_grad_enabled():
+            return
+        real, before = self._looked_at  # if it is the same now, the model inside has left the padding where it was
+        if read.ran > before and not torch._C._are_functorch_transforms_active():
+            read.look(output, [("", real)], refuses=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -71,17 +70,15 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
         return None
-    if (call.outer is not None and call.documents is not None) or call.continues:
-        return None
-    if given.get("inputs_embeds") is not None:
+    if call.documents is not None or call.continues or "inputs_embeds" in call.given:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
-    if [name for name, value in given.items() if not (name in known or name in _OF_COLUMNS or _is_of_call(value))]:
+    if not all(map(_is_of_call, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
         return None
-    of_sections = given.get("position_ids") is not None and declared.positions is None
+    of_sections = "position_ids" in call.given and declared.positions is None
     if of_sections or torch._C._are_functorch_transforms_active():
         return None
     tokens = declared.tokens
@@ -90,33 +87,45 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if known_ids is None:
             return None
         tokens = host_values(known_ids)
-    share = SHARE / (1 - call.model.traits.mixing_weights)
+    share = SHARE / (1 - call.traits.mixing_weights)
     if layout is None:
         real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
-        row: Callable[[], PackedLayout] = partial(rows_as_documents, real, ids.device, declared.positions)
     else:
-        row, real = partial(in_one_row, layout), real_tokens(layout)
+        real = real_tokens(layout)
         lengths, counted = layout.sizes[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
-    found = find(tokens[real], positions[real], lengths, row, LEAST_SHARED, share)
+    found = find(tokens[real], positions[real], lengths, LEAST_SHARED, share)
     if found is None:
         return None
-    reason = "the losses of its routers count tokens" if call.wants_router_loss else None
-    if reason is None and call.wants_states and torch.is_grad_enabled():
-        reason = "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
-    if reason is None and layout is not None and not _of_one_frequency(call, int(positions[real].max())):
-        reason = "a document is so long that it has rotary frequencies of its own"
-    if reason is None and _draws(call.module):
-        reason = "dropout or noise is on, which every row draws for itself"
-    if reason is None and _is_looked_into(call.module):
-        reason = "a hook looks into its layers, and would see the row that runs"
-    reason = reason or call.model.why_prefixes_stay()
+    reason = next(_reasons_apart(call, 0 if layout is None else int(positions[real].max())), None)
     if reason is not None and call.outer is None:
         call.model.tally.apart[reason] += 1
-    return found if reason is None else None
+    if reason is not None:
+        return None
+    row = rows_as_documents(real, ids.device, declared.positions) if layout is None else in_one_row(layout)
+    return Prefixes(*found, row.device, row)
+
+
+def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
+    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed rows."""
+    if call.wants_router_loss:
+        yield "the losses of its routers count tokens"
+    if call.wants_states and torch.is_grad_enabled():
+        yield "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
+    rotaries = row_dependent_rotaries(call.module) if largest and call.anatomy.has_row_dependent_rotary else []
+    if rotaries and largest >= positions_of_one_frequency(rotaries):
+        yield "a document is so long that it has rotary frequencies of its own"
+    if _draws(call.module):
+        yield "dropout or noise is on, which every row draws for itself"
+    parts = [module for module in call.module.modules() if module is not call.module]
+    if any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values()):
+        yield "a hook looks into its layers, and would see the row that runs"
+    why = call.model.ask_twin("prefixes")
+    if why is not None:
+        yield why
 
 
 def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
@@ -128,24 +137,11 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
     return not (call.has_labels or call.wants_last_logits) or bool(call.entry.inner)
 
 
-def _of_one_frequency(call: Any, largest: int) -> bool:
-    """Return True if documents up to this position have the same rotary frequencies."""
-    if not call.model.anatomy.has_row_dependent_rotary:
-        return True
-    return largest < positions_of_one_frequency(row_dependent_rotaries(call.module))
-
-
 def _is_of_call(value: object) -> bool:
     """Return True if an argument is no tensor, or one number: the same for all tokens."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_looked_into(model: nn.Module) -> bool:
-    """Return True if a hook that may read rows and columns is on a part of a model."""
-    parts = (module for module in model.modules() if module is not model)
-    return any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values())
+    return isinstance(value, bool | int | float | str)
 
 
 def _draws(model: nn.Module) -> bool:
@@ -176,16 +172,16 @@ def find(
     tokens: np.ndarray,
     positions: np.ndarray,
     lengths: np.ndarray,
-    layout: Callable[[], PackedLayout],
     least: int,
     share: float,
-) -> Prefixes | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too
-    few.
+) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
+    """Return the tokens that documents have in common at their beginning, or None if they are too few.
 
-    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end;
-    `layout` makes the row of them. Tokens are common if they are equal in both. Shared stretches
-    have at least `least` tokens, and at least the `share` of all tokens is saved.
+    They are stretches of the row that runs, and the column in it of each token of the documents.
+
+    `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end. Tokens
+    are common if they are equal in both. Shared stretches have at least `least` tokens, and at
+    least the `share` of all tokens is saved.
     """
     ends = np.cumsum(lengths)
     firsts = tokens[ends - lengths]
@@ -204,8 +200,7 @@ def find(
     saved = len(tokens) - stretches[-1].end
     if saved <= 0 or saved < share * len(tokens):
         return None
-    documents = layout()
-    return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
+    return tuple(stretches), np.concatenate(spans)
 
 
 def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -10,19 +11,18 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry, Kind
-from autopack.calls.loss_site import documents_of
+from autopack.calls.entry import Entry
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
-from autopack.inspection.callers import FORWARDS, objects_of, running
+from autopack.inspection.callers import FORWARDS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
+from autopack.integrations.trainers import TRANSFORMERS, at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
-from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
@@ -33,7 +33,7 @@ def refuse_bypassed_top(entry: Entry) -> None:
     A backbone called on its own is fine.
     """
     tops = entry.model.anatomy.entries[: entry.level]
-    for caller in objects_of(running(function=FORWARDS)) if tops else ():
+    for caller in callers(function=FORWARDS) if tops else ():
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
@@ -42,30 +42,32 @@ def refuse_bypassed_top(entry: Entry) -> None:
             )
 
 
-def refuse_lost_documents(call: Call) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that loses packed documents' boundaries."""
-    model, (trainer, _) = call.model, call.trainer
-    if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
-        return
-    lost = boundaries.what_is_lost(trainer)
-    if lost is not None:
-        raise InvalidPacking(lost, code="trainer-loses-documents")
-    boundaries.say_what_is_cut(trainer, model.logged)
-    model.fed_by = weakref.ref(trainer)
+def refuse_what_trainers_lose(call: Call) -> None:
+    """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
 
-
-def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` in a trainer's step that takes a row's documents for one sequence."""
-    if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
+    Its data may come without the boundaries of documents, or its loss may add up whole rows.
+    """
+    model = call.model
+    if TRANSFORMERS.package not in sys.modules or call.outer is not None or model.is_settling:
         return
-    trainer, adapter = call.trainer
-    if adapter is not None and adapter.adds_up_rows:
-        name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
-        raise InvalidPacking(
-            f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
-            f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding.",
-            code="trainer-loses-documents",
-        )
+    for trainer, adapter in at_work():
+        layout = call.declared.layout
+        if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
+            name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
+            raise InvalidPacking(
+                f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as "
+                f"those of one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the "
+                f"padding.",
+                code="trainer-loses-documents",
+            )
+        is_fed = call.module.training or call.has_labels
+        if is_fed and (model.fed_by is None or model.fed_by() is not trainer):
+            lost = boundaries.what_is_lost(trainer)
+            if lost is not None:
+                raise InvalidPacking(lost, code="trainer-loses-documents")
+            boundaries.say_what_is_cut(trainer, model.logged)
+            model.fed_by = weakref.ref(trainer)
+        return  # those around the innermost one have nothing to do with this call
 
 
 def refuse_split_rows(call: Call) -> None:
@@ -98,20 +100,18 @@ def check_sites(model: EnabledModel) -> None:
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
-    refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
-    if call.unnamed:
-        refuse_unnamed(call)
+    refuse_unnamed(call)
     refuse_caches(call)
     if (mask := call.arguments.get("attention_mask")) is not None:
         _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
     refuse_early_positions(call, layout)
     _refuse_uneven_chunks(call, layout)
-    if call.model.traits.whole_model_reason is not None:
+    if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
-    if call.arguments.get("encoder_hidden_states") is not None:
+    if "encoder_hidden_states" in call.given:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
             "encoder states of all. Run such documents one per row.",
@@ -133,7 +133,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
-    for module in call.model.anatomy.chunked:
+    for module in call.anatomy.chunked:
         size = vars(module)["chunk_size_feed_forward"] or 1
         if layout.columns % size:
             raise InvalidPacking(
@@ -145,12 +145,13 @@ def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
 
 def refuse_unnamed(call: Call) -> None:
     """Raise `UnsupportedModel` for positional arguments without a known name."""
-    given = len(call.entry.names) + call.unnamed
-    raise UnsupportedModel(
-        f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-        f"autopack cannot tell what they are. Pass them by name.",
-        code="positional-arguments",
-    )
+    if call.unnamed:
+        given = len(call.entry.names) + call.unnamed
+        raise UnsupportedModel(
+            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name.",
+            code="positional-arguments",
+        )
 
 
 def refuse_unproven(call: Call) -> None:
@@ -178,8 +179,8 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
     Labels that came by a known name had those at boundaries ignored; others may have met the site
     of the loss.
     """
-    seen = ended.met_loss or ended.plan.labelled
-    if documents_of(ended) and not seen and loss_of(output) is not None:
+    seen = ended.met_loss or (ended.plan.packs and ended.plan.call.has_labels)
+    if ended.layouts and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
             f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
@@ -193,7 +194,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     assert call.inputs is not None
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
-    silent = declared is None and call.arguments.get("position_ids") is None and call.declared.real is None
+    silent = declared is None and "position_ids" not in call.given and call.declared.real is None
     if shape != (layout.rows, layout.columns) or not (same or silent):
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
@@ -231,19 +232,18 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     shape = (layout.rows, layout.columns)
     masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]
     found = {prepared.agreement(mask, layout) for mask in masks}
-    if Agreement.CROSSES in found:
+    if "crosses" in found:
         raise InvalidPacking(
             f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
             f"the mask out, and documents are kept apart; or leave out what declares them.",
             code="prepared-mask",
         )
-    if not masks or (found == {Agreement.SAME} and not isinstance(given, dict)):
+    if not masks or (found == {"same"} and not isinstance(given, dict)):
         return False
-    beyond = next((module for module in call.model.anatomy.mixers), None)
-    if beyond is not None:
+    if call.anatomy.mixers:
         raise UnsupportedModel(
-            f"{call.name} has {type(beyond).__name__}, which mixes tokens past a prepared attention_mask. Leave the "
-            f"mask out: documents are kept apart by what else declares them.",
+            f"{call.name} has {type(call.anatomy.mixers[0]).__name__}, which mixes tokens past a prepared "
+            f"attention_mask. Leave the mask out: documents are kept apart by what else declares them.",
             code="prepared-mask",
         )
     return True
@@ -282,33 +282,31 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
-    traits = call.model.traits
-    given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
-    of_media = [name for name in call.media if name in given]
-    for name, reason in traits.refused(bool(of_media)).items():
-        if name in given:
+    of_media = sorted(set(call.media).difference(exempt))
+    for name, reason in call.traits.refused(bool(of_media)).items():
+        if name in call.given.difference(exempt):
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row.",
                 code="argument-of-no-document",
             )
     if of_media:
-        _refuse_media(call, given, of_media)
+        _refuse_media(call, of_media)
 
 
-def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> None:
+def _refuse_media(call: Call, of_media: list[str]) -> None:
     """Raise `AutopackError` for media that documents of packed rows may not bring."""
-    traits = call.model.traits
+    traits, given = call.traits, {name: call.arguments[name] for name in call.given}
     for name in of_media:
-        for kind in sorted(media.kinds(name, given[name]) - traits.media):
-            why = f": {traits.why_no_media}" if traits.why_no_media else ""
-            raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows, but documents of "
-                f"{call.model.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
-                f"run the documents one per row.",
-                code="media-not-served",
-            )
         for kind in sorted(media.kinds(name, given[name])):
+            if kind not in traits.media:
+                why = f": {traits.why_no_media}" if traits.why_no_media else ""
+                raise UnsupportedModel(
+                    f"{name} was given to {call.name} with packed rows, but documents of "
+                    f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
+                    f"run the documents one per row.",
+                    code="media-not-served",
+                )
             apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(
@@ -317,7 +315,12 @@ def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> Non
                     f"or enable the model with verify=False if you know that they are kept apart.",
                     code="media-not-proven",
                 )
-    norm = _norm_over_batch(call.module)
+    norms = (
+        f"{name} ({type(norm).__name__})"
+        for name, norm in call.module.named_modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None)
+    )
+    norm = next(norms, None)
     if norm is not None:
         raise UnsupportedModel(
             f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
@@ -331,7 +334,7 @@ def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> Non
             f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
             code="media-of-others",
         )
-    layout = None if traits.sounds_together is None or call.entry.kind is Kind.PAIR else call.declared.layout
+    layout = None if traits.sounds_together is None or call.entry.is_pair else call.declared.layout
     sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
     if traits.sounds_together is None or layout is None or not sounds:
         return
@@ -347,18 +350,10 @@ def _refuse_media(call: Call, given: dict[str, Any], of_media: list[str]) -> Non
 def _images_of_others(call: Call) -> str | None:
     """Return the reason why images do not match documents that attend across to one each."""
     pixels: Any = call.arguments.get("pixel_values")
-    layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
+    layout = call.declared.layout if call.traits.image_of_each and pixels is not None else None
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
         return None
     return f"{len(pixels)} images and {documents} documents; each has one, in their order"
-
-
-def _norm_over_batch(module: nn.Module) -> str | None:
-    """Return an inner module that normalizes over all media of a call, which mixes them."""
-    for name, norm in module.named_modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None):
-            return f"{name} ({type(norm).__name__})"
-    return None
 
 
 def refuse_caches(call: Call) -> None:

@@ -22,7 +22,7 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.forms import FIELDS, Field, Frame
+from autopack.layout.forms import AXES, Frame
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
@@ -97,18 +97,11 @@ class DocumentArguments:
         self.layout, self.shape = layout, (layout.rows, layout.columns)
         self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
+        self.numbers = np.flatnonzero(real_documents(layout))
+        """The numbers of the documents in the layout; padding is none."""
+        self.documents = len(self.numbers)
         for name in head.labels:
             self._check_labels(name)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The numbers of the documents in the layout; padding is none."""
-        return np.flatnonzero(real_documents(self.layout))
-
-    @property
-    def documents(self) -> int:
-        """The number of documents."""
-        return len(self.numbers)
 
     def _check_labels(self, name: str) -> None:
         value = self.arguments.get(name)
@@ -148,25 +141,20 @@ class DocumentArguments:
         frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
 
         def change(name: str, value: Any) -> Any:
-            form = frame.form_of(name, value)
-            if form.of is Of.TOKEN:
-                return frame.each(value, form, lambda part: of_token(name, part))
-            if form.of is Of.DOCUMENT:
+            unit = frame.unit_of(name, value)
+            if unit is Of.DOCUMENT:
                 return of_document(value)
-            if form.of is Of.CALL:
-                return value
-            tensor = isinstance(value, torch.Tensor)
-            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}" if tensor else type(value).__name__)
+            if unit is not Of.UNKNOWN:
+                return frame.changed(name, value, lambda part: of_token(name, part))
+            found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise UnsupportedModel(
+                f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
+                f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run "
+                f"such documents one per row.",
+                code="argument-of-no-document",
+            )
 
         return {name: change(name, value) for name, value in self.arguments.items()}
-
-    def _no_place(self, name: str, found: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
-            f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run such "
-            f"documents one per row.",
-            code="argument-of-no-document",
-        )
 
 
 class PaddedDocuments(Delegate):
@@ -229,7 +217,6 @@ class PaddedDocuments(Delegate):
                 f"padding would have a part in its loss. Run its documents one per row.",
                 code="result-per-row",
             )
-        return None
 
 
 class PerDocument(CallPlan):
@@ -253,7 +240,7 @@ class PerDocument(CallPlan):
         """Numbers of the documents of each batch; of one each, unless documents run `together`."""
         if not together:
             self.groups = list(np.arange(given.documents)[:, None])
-        elif call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
+        elif call.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
             # Padding changes nothing. A third-party forward may read it, and weights have a column for each token.
             self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
         else:
@@ -262,15 +249,12 @@ class PerDocument(CallPlan):
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
-        self.wants_tuple = call.wants_tuple
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        numbers_itself = call.model.traits.numbers_itself
+        numbers_itself = call.traits.numbers_itself
         self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
-        for each, count in zip(self.calls, self.counts, strict=True):
-            each |= items_of_share(each, count, sum(self.counts))
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
@@ -302,7 +286,7 @@ class PerDocument(CallPlan):
             found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
             found["labels"] = None  # its mean would be that of nothing
-        return {**found, "return_dict": True}
+        return {**found, **items_of_share(found, count, sum(self.counts)), "return_dict": True}
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
@@ -317,14 +301,9 @@ class PerDocument(CallPlan):
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
             loss = mean_loss(losses, self.counts, self.given.layout.device)
-        runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
-        found = merged(runs, self._merge, loss)
-        whole = type(output)(**{name: value for name, value in found.items() if value is not None})
-        return whole.to_tuple() if self.wants_tuple else whole
+        return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        field = FIELDS.get(name, Field(()))
-        parts = [p.movedim(field.rows, 0) if isinstance(p, torch.Tensor) and p.dim() > field.rows else p for p in parts]
         groups = zip(parts, self.groups, strict=True)
         if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
             return None
@@ -334,13 +313,13 @@ class PerDocument(CallPlan):
         # Hidden states of latents are as many for every document (Perceiver).
         own = [
             axis
-            for axis in field.tokens
+            for axis in AXES.get(name, ())
             if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
         ]
         wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
-        return in_order(wide, self.groups).movedim(0, field.rows)
+        return in_order(wide, self.groups)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from autopack.calls.plan import CallPlan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Form, Frame
+from autopack.layout.forms import Frame
 from autopack.layout.packed import (
     PackedLayout,
     real_documents,
@@ -64,13 +64,8 @@ class Packed(RowsPlan):
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
-        self.labelled = call.has_labels
-        arguments = without_what_packing_drops(call, call.arguments)
-        if call.media and entry.uses_positions:
-            models, counts_images = [call.module, *entry.inner], call.model.traits.counts_images
-            computed = positions_of_documents(models, call.arguments, layout, counts_images)
-            arguments |= {} if computed is None else {"position_ids": computed}
-        complete(call, arguments, layout, 0 if once is None else once.tokens)
+        positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
+        arguments = arguments_of_rows(call, layout, 0 if once is None else once.tokens, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
@@ -84,9 +79,9 @@ class Packed(RowsPlan):
         volume = self.volume_apart = Volume.of_layout(layout)
         if once is not None:
             real = real_tokens(layout)
-            way = TokenMap.of_shared(real, once.columns, once.device)
+            way = TokenMap.of_real(real, once.device, once.columns)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
-            if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
+            if entry.inner and (call.has_labels or call.wants_last_logits or entry.foreign or entry.has_other_head):
                 self.inside = once, way  # a head on all tokens gets those of every document
             else:
                 self.way, arguments = way, gathered(arguments, way)
@@ -134,7 +129,7 @@ class Unpadded(RowsPlan):
         _add_token_types(call, arguments, layout)
         self.way = padding
         if once is not None:
-            self.way = TokenMap.of_shared(real, once.columns, padding.device)
+            self.way = TokenMap.of_real(real, padding.device, once.columns)
             arguments = gathered(arguments, once.row)
         scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
@@ -201,8 +196,8 @@ class Inside(RowsPlan):
             return None
         once, way = outer.plan.inside
         frame = Frame(*way.shape)
-        forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
-        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in forms:
+        units = [frame.unit_of(name, value) for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in units:
             return None
         return cls(call, outer.scope, once, way)
 
@@ -214,11 +209,9 @@ class Inside(RowsPlan):
 def gathered(arguments: dict[str, Any], way: TokenMap, but: Collection[str] = ()) -> dict[str, Any]:
     """Return arguments with what has a value per token led along a way, and all others as they
     are."""
-    found, frame = dict(arguments), Frame(*way.shape)
-    for name, value in arguments.items():
-        if name not in but and (form := form_in_row(name, value, way)).of is Of.TOKEN:
-            found[name] = frame.each(value, form, way.gather)
-    return found
+    kept = {name for name, value in arguments.items() if name in but or is_media(name, value)}
+    frame = Frame(*way.shape)
+    return {n: value if n in kept else frame.changed(n, value, way.gather) for n, value in arguments.items()}
 
 
 def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
@@ -229,7 +222,7 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     """
     arguments = gathered(call.arguments, padding, _NOT_IN_ROWS)
     arguments.update(row_sizes(arguments, padding))
-    traits = call.model.traits
+    traits = call.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
         if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
@@ -258,46 +251,29 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
     """Return True if a padded batch's argument has a known form in the packed row."""
     if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
-    return name in _NOT_IN_ROWS or form_in_row(name, value, padding).of in (Of.TOKEN, Of.CALL)
+    if name in _NOT_IN_ROWS:
+        return True
+    return not is_media(name, value) and Frame(*padding.shape).unit_of(name, value) is not Of.UNKNOWN
 
 
-def form_in_row(name: str, value: Any, way: TokenMap) -> Form:
-    """Return the form of an argument; media have none that shapes tell."""
-    if isinstance(value, torch.Tensor) and media.holds_media(name):
-        return Form(Of.UNKNOWN)
-    return Frame(*way.shape).form_of(name, value)
-
-
-def without_mask(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return an inner model's arguments without the mask that its top has kept, or None."""
-    place = names.index("attention_mask") if "attention_mask" in names else len(args)
-    if place < len(args):
-        return (*args[:place], None, *args[place + 1 :]), kwargs
-    return None if kwargs.get("attention_mask") is None else (args, {**kwargs, "attention_mask": None})
+def is_media(name: str, value: Any) -> bool:
+    """Return True for a tensor of media, whose shape does not tell what it belongs to."""
+    return isinstance(value, torch.Tensor) and media.holds_media(name)
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a packed row, without declarations, masks and caches."""
     entry = call.entry
-    kept = {name: value for name, value in arguments.items() if name not in LAYOUT_KWARGS}
-    if not entry.uses_positions:
-        kept.pop("position_ids", None)
-    kept.update({name: None for name in DROPPED if kept.get(name) is not None})
+    kept = arguments | dict.fromkeys(call.given.intersection(DROPPED))
+    for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
+        kept.pop(name, None)
     if "attention_mask" in entry.names:
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
-    if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
+    if "use_cache" in entry.names or (by_others and call.anatomy.in_decoder(call.module) is not False):
         kept["use_cache"] = False
     return kept
-
-
-def complete(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
-    """Add the positions and token types that the arguments of packed rows lack."""
-    _add_positions(call, arguments, layout)
-    _add_token_types(call, arguments, layout, columns)
 
 
 def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
@@ -331,8 +307,17 @@ def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
-def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
-    """Return the arguments of an inner model that third-party code called with packed rows."""
+def arguments_of_rows(
+    call: Call, layout: PackedLayout, columns: int = 0, positions: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """Return the arguments of packed rows, with the positions and token types that they lack.
+
+    `columns` are those of a row that holds common beginnings once, and `positions` those that the
+    model has computed itself.
+    """
     arguments = without_what_packing_drops(call, call.arguments)
-    complete(call, arguments, layout)
+    if positions is not None:
+        arguments["position_ids"] = positions
+    _add_positions(call, arguments, layout)
+    _add_token_types(call, arguments, layout, columns)
     return arguments

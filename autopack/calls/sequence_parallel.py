@@ -15,11 +15,10 @@ from torch import nn
 
 from autopack.calls import refusals
 from autopack.calls.call import Call
-from autopack.calls.entry import Kind
 from autopack.calls.outputs import loss_of
-from autopack.calls.rows import RowsPlan, complete, without_what_packing_drops
+from autopack.calls.rows import RowsPlan, arguments_of_rows
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
-from autopack.inspection import masks, media, releases, sharding
+from autopack.inspection import masks, releases, sharding
 from autopack.inspection.code_origin import original
 from autopack.inspection.modules import pools_single_tokens
 from autopack.inspection.sharding import in_a_group
@@ -78,17 +77,14 @@ class SharedRows(RowsPlan):
     def __init__(self, call: Call, rows: RowGroup):
         layout, counted = _gathered(call, rows)
         refusals.refuse_early_positions(call, layout)
-        self.labelled = call.has_labels
-        arguments = without_what_packing_drops(call, call.arguments)
+        arguments = arguments_of_rows(call, layout)
         self.shape = (layout.rows, layout.columns // rows.ranks)
         """Rows and columns of this rank's part."""
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         call.part = (layout, mine)
-        given = {name for name, value in arguments.items() if value is not None}
-        complete(call, arguments, layout)
         for name in ("position_ids", "token_type_ids"):
-            if name in arguments and name not in given:  # those of whole rows
+            if arguments.get(name) is not None and name not in call.given:  # those of whole rows
                 arguments[name] = arguments[name][:, mine].contiguous()
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
@@ -144,7 +140,6 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     refused: AutopackError | None = None
     tensors: dict[str, torch.Tensor] = {}
     try:
-        _check(call)
         tensors = _declared_here(call)
     except AutopackError as error:
         refused = error
@@ -171,10 +166,14 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
-    whole = _on_whole_rows(tensors, rows, columns)
+    whole: dict[str, torch.Tensor] = {}
+    if tensors:  # those of whole rows on the host: one exchange, one copy
+        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
+        values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
+        whole = dict(zip(tensors, (each.reshape(-1, columns) for each in values), strict=True))
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
-        whole, (shape[0], columns), torch.device("cpu"), call.model.traits.first_position, call.ignored_label
+        whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label
     )
     layout = declared.layout
     if layout is None:
@@ -190,31 +189,12 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     return layout, None if counted is None else host_values(counted).astype(bool)
 
 
-def _check(call: Call) -> None:
-    """Raise `AutopackError` if this rank cannot serve parts of rows with any declaration."""
-    refusals.check_sites(call.model)
-    refusals.refuse_unproven(call)
-    reason = _why_not(call)
-    if reason is not None:
-        raise UnsupportedModel(
-            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
-            code="sequence-parallel",
-        )
-    if call.unnamed:
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name all of its positional arguments. Pass them by name.",
-            code="positional-arguments",
-        )
-    refusals.refuse_caches(call)
-    refusals.refuse_arguments(call)
-
-
 def _why_not(call: Call) -> str | None:
-    model, entry, given = call.model, call.entry, call.arguments
+    model, entry = call.model, call.entry
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
         return "another call of the model is under way around it"
-    if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
+    if entry.is_pair or entry.is_half or entry.head is not None or entry.inner_head is not None:
         return "it is no model, or none with a head of its own, that has a result for each token"
     if anatomy.towers or traits.dense or not (anatomy.attention or anatomy.mixers):
         return "more than attention and layers that mix tokens looks at several tokens at a time"
@@ -229,7 +209,7 @@ def _why_not(call: Call) -> str | None:
         return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
         return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
-    if given.get("encoder_hidden_states") is not None or media.given(given):
+    if "encoder_hidden_states" in call.given or call.media:
         return "it was given images or states of an encoder"
     if call.wants_weights or call.wants_router_loss:
         return "attention weights or the loss of routers were asked for, which are of whole rows"
@@ -237,16 +217,30 @@ def _why_not(call: Call) -> str | None:
         return "logits of the last tokens alone were asked for, which only one rank has"
     if call.inputs is None:
         return "it was given neither input_ids nor inputs_embeds"
-    if any(given.get(name) is not None for name in FLASH_KWARGS):
+    if not call.given.isdisjoint(FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
-    if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
+    if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
-    labelled = given.get("labels") is not None or given.get("shift_labels") is not None
-    return model.why_rows_stay_whole("no" if not labelled else "shifted" if entry.shifts_labels else "as they are")
+    unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
+    return model.ask_twin("parts", "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:
-    """Return this part's declarations and counted shifted labels: each (rows, its columns)."""
+    """Return this part's declarations and counted shifted labels: each (rows, its columns).
+
+    Raises `AutopackError` if this rank cannot serve parts of rows.
+    """
+    refusals.check_sites(call.model)
+    refusals.refuse_unproven(call)
+    reason = _why_not(call)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
+            code="sequence-parallel",
+        )
+    refusals.refuse_unnamed(call)
+    refusals.refuse_caches(call)
+    refusals.refuse_arguments(call)
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
     for name in (*PER_TOKEN, "shift_labels"):
@@ -269,15 +263,6 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value
     return found
-
-
-def _on_whole_rows(tensors: dict[str, torch.Tensor], rows: RowGroup, columns: int) -> dict[str, torch.Tensor]:
-    """Return the same on the host for whole rows, (rows, columns): one exchange, one copy."""
-    if not tensors:
-        return {}
-    parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
-    whole = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
-    return dict(zip(tensors, (each.reshape(-1, columns) for each in whole), strict=True))
 
 
 def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray) -> None:

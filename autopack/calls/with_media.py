@@ -10,8 +10,9 @@ attends to images across, each document's images are read from the mask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from autopack.inspection import media
 from autopack.layout import prepared
 from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prepared import SeenImages
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
+from autopack.runtime.scope import Scope
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"
@@ -36,24 +38,28 @@ _OF_IMAGES = "aspect_ratio_ids"
 """An argument (rows, images) that is 0 for images that fill up a row."""
 
 
-def positions_of_documents(
-    entries: Sequence[PreTrainedModel],
-    arguments: Mapping[str, Any],
-    layout: PackedLayout,
-    counts_images: bool = False,
-) -> torch.Tensor | None:
+def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
+    """Return the first of the called model and its inner ones that numbers tokens, and its method."""
+    for model in (call.module, *call.entry.inner):
+        for name in names:
+            if hasattr(model, name):
+                return model, getattr(model, name)
+    return None
+
+
+def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:
     """Return the model's positions (axes, rows, columns) for each document, or None if none.
 
-    `entries` are the called model and its inner ones. Positions of three axes that the call gives
-    are left alone; positions of one axis only tell where documents begin, as collators write them.
-    A model that `counts_images` over the rows of a batch is asked for one document at a time.
-    Raises `InvalidPacking` if the model cannot number the documents with the media of the call.
+    Positions of three axes that the call gives are left alone; positions of one axis only tell
+    where documents begin, as collators write them. A model that counts images over the rows of a
+    batch is asked for one document at a time. Raises `InvalidPacking` if the model cannot number
+    the documents with the media of the call.
     """
-    told = arguments.get("position_ids")
-    model = next((entry for entry in entries if hasattr(entry, _WHOLE) or hasattr(entry, _INDEX)), None)
-    if model is None or (told is not None and told.dim() == 3):
+    arguments = call.arguments
+    told, found = arguments.get("position_ids"), _numbering(call, _WHOLE, _INDEX)
+    if found is None or (told is not None and told.dim() == 3):
         return None
-    compute: Callable[..., Any] = getattr(model, _WHOLE, None) or getattr(model, _INDEX)
+    model, compute = found
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(compute).parameters.items()
@@ -70,11 +76,12 @@ def positions_of_documents(
             f"were computed for each document.",
             code="media-positions",
         )
-    _refuse_later_starts(arguments, layout)
-    call, documents = _as_rows(parameters, arguments, layout)
+    _refuse_later_starts(layout)
+    given, documents = _as_rows(parameters, arguments, layout)
+    ask = partial(_each_row_by_itself, compute) if call.traits.counts_images else compute
     try:
         with _state_kept(model):
-            found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
+            numbers = ask(**given)
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
@@ -82,7 +89,7 @@ def positions_of_documents(
             f"of the documents, and every placeholder token needs its place in one of them.",
             code="media-positions",
         ) from error
-    positions = found[0] if isinstance(found, tuple) else found
+    positions = numbers[0] if isinstance(numbers, tuple) else numbers
     return None if positions is None else documents.restore(positions, axis=2).contiguous()
 
 
@@ -112,21 +119,21 @@ def _as_rows(
     return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
 
 
-def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:
+def positions_of_rows(call: Call) -> torch.Tensor | None:
     """Return the positions (axes, rows, columns) of a batch of single documents, each as alone.
 
     The model numbers the images over all rows. None if the call has no such images, or brings
     positions.
     """
-    model = next((entry for entry in entries if hasattr(entry, _WHOLE)), None)
-    if model is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
+    arguments, found = call.arguments, _numbering(call, _WHOLE)
+    if found is None or "position_ids" in call.given or "mm_token_type_ids" not in call.given:
         return None
-    compute = getattr(model, _WHOLE)
-    call = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
-    if not media.given(call) or call.get("input_ids") is None or any(name in call for name in CACHES):
+    model, compute = found
+    given = {name: arguments[name] for name in inspect.signature(compute).parameters if name in call.given}
+    if not media.given(given) or "input_ids" not in given or any(name in given for name in CACHES):
         return None
     with _state_kept(model):
-        return _each_row_by_itself(compute, call)
+        return _each_row_by_itself(compute, **given)
 
 
 @contextmanager
@@ -140,7 +147,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
-def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> torch.Tensor:
+def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tensor:
     """Return positions of rows, each computed with its own images, as runs of type 1 tokens."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
@@ -158,18 +165,15 @@ def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> to
     return torch.cat(found, dim=1)
 
 
-def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> None:
+def _refuse_later_starts(layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for a document that continues from an earlier row.
 
     It cannot be numbered: the positions that its images have used up are not known.
     """
     first = layout.first_positions
-    if first is None or not first.any():
+    if first is None:
         return
-    mask = arguments.get("attention_mask")
-    starts = layout.bounds[:-1]
-    real = np.ones(len(starts), dtype=bool) if mask is None else host_values(mask != 0).reshape(-1)[starts]
-    later = np.flatnonzero(real & (first != 0))
+    later = np.flatnonzero(real_documents(layout) & (first != 0))
     if len(later):
         raise InvalidPacking(
             f"document {later[0]} begins at position {first[later[0]]} and comes with images or other media; what came "
@@ -179,16 +183,20 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         )
 
 
-def own_images(call: Call) -> tuple[dict[str, Any] | None, SeenImages | None]:
-    """Return arguments and images by which each row of a batch gets its results alone.
+def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
+    """Return the scope and arguments by which each row of a batch gets the results of its images alone.
 
     They are None where upstream does not mix images of rows.
     """
-    traits = call.model.traits
-    if not (call.media and (traits.counts_images or traits.image_mask)) or call.why_media_meet("image") is not None:
+    model, entry = call.model, call.entry
+    mixes = model.traits.counts_images or model.traits.image_mask
+    if not (mixes and call.media and call.outer is None and model.options.unpad) or entry.is_pair:
+        return None, None
+    if call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    positions = positions_of_rows([call.module, *call.entry.inner], call.arguments) if traits.counts_images else None
-    return None if positions is None else {**call.arguments, "position_ids": positions}, images_of_rows(call)
+    images, positions = images_of_rows(call), positions_of_rows(call) if model.traits.counts_images else None
+    scope = None if images is None else Scope(model, images=images)
+    return scope, None if positions is None else {**call.arguments, "position_ids": positions}
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
@@ -197,10 +205,10 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
     weights are asked for.
     """
-    name, given = call.model.traits.image_mask, call.arguments
-    if name is None or not media.given(given):
+    name = call.traits.image_mask
+    if name is None:
         return None
-    mask = given.get(name)
+    mask = call.arguments.get(name)
     if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
         shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
         raise InvalidPacking(
@@ -214,7 +222,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
             f"its own. Leave output_attentions out, or run the documents one per row.",
             code="output-asked",
         )
-    found = prepared.images_of_documents(mask, layout, _real_images(given))
+    found = prepared.images_of_documents(mask, layout, _real_images(call))
     if isinstance(found, str):
         raise InvalidPacking(
             f"{name} does not give each document of packed rows its own images, in the order of the documents: "
@@ -226,15 +234,12 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 def images_of_rows(call: Call) -> SeenImages | None:
     """Return the images of each row of a batch of single documents; None leaves it to upstream."""
-    name, given = call.model.traits.image_mask, call.arguments
-    mask = None if name is None or call.inputs is None else given.get(name)
-    if call.inputs is None or not isinstance(mask, torch.Tensor) or call.continues or not media.given(given):
+    mask = call.arguments.get(call.traits.image_mask or "")
+    if call.inputs is None or call.continues or not isinstance(mask, torch.Tensor):
         return None
-    if tuple(mask.shape[:2]) != tuple(call.inputs.shape[:2]):
-        return None
-    return prepared.images_of_rows(mask, _real_images(given))
+    return prepared.images_of_rows(mask, _real_images(call)) if mask.shape[:2] == call.inputs.shape[:2] else None
 
 
-def _real_images(given: Mapping[str, Any]) -> torch.Tensor | None:
-    ids = given.get(_OF_IMAGES)
+def _real_images(call: Call) -> torch.Tensor | None:
+    ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, torch.Tensor) else None

@@ -16,7 +16,7 @@ from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
 from autopack.calls.hooks import EntryHook, ExitHook
-from autopack.calls.part_hooks import OwnPositionsHook, PoolerHook, SpanLogitsHook
+from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
@@ -77,7 +77,7 @@ def attach(
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
-        entry = Entry.of(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
+        entry = Entry(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
         _hook(module, EntryHook(entry), before=True, with_kwargs=True)
         _hook(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)

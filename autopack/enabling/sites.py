@@ -9,7 +9,7 @@ from torch import nn
 from autopack.attention.document_mask import adapt_mask, adapt_preprocessing
 from autopack.attention.site import PARAMETERS, adapt_attention
 from autopack.calls.hooks import adapt_forward
-from autopack.calls.loss_site import adapt_loss
+from autopack.calls.met_inside import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code_origin import is_own, located

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -37,7 +37,7 @@ from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin, Twin
 from autopack.registry import first_position
-from autopack.runtime.model import EnabledModel, Labels
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds, tokens
 from autopack.tiny.images import IMAGE, as_videos
@@ -46,6 +46,8 @@ from autopack.tiny.sounds import SOUND
 
 Result = tuple[list[Fields], list[torch.Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of them."""
+Labels = Literal["no", "shifted", "as they are"]
+"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
 MakeTwin = Callable[[], PreTrainedModel]
 Ask = Callable[[MakeTwin, torch.dtype], "str | None"]
 Refuse = Callable[[Twin, PreTrainedModel], Any]

@@ -27,9 +27,9 @@ def running(module: str = "", function: str = ".*") -> list[FrameType]:
     return found
 
 
-def objects_of(frames: list[FrameType]) -> list[Any]:
-    """Return what methods are called on (`self`); None for other functions.
+def callers(module: str = "", function: str = ".*") -> list[Any]:
+    """Return the objects (`self`) of `running` methods; None for other functions.
 
-    Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few frames.
+    Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few functions.
     """
-    return [frame.f_locals.get("self") for frame in frames]
+    return [frame.f_locals.get("self") for frame in running(module, function)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autopack.inspection.callers import objects_of, running
+from autopack.inspection.callers import callers
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,6 @@ def iterables_of(stream: Any) -> list[Any]:
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Yield the trainers that train or evaluate in this thread, innermost first, with their
     adapters."""
-    for found in objects_of(running(function=_STEPS)):
+    for found in callers(function=_STEPS):
         if (adapter := adapter_of(found)) is not None:
             yield found, adapter

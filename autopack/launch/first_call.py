@@ -16,7 +16,7 @@ from torch import nn
 
 from autopack.calls.hooks import ForwardGuard
 from autopack.errors import UnsupportedModel
-from autopack.inspection.callers import FORWARDS, objects_of, running
+from autopack.inspection.callers import FORWARDS, callers
 from autopack.inspection.put_on import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
@@ -224,7 +224,7 @@ def _passing_through(module: nn.Module) -> Any:
     """
     from transformers import PreTrainedModel
 
-    for caller in objects_of(running(function=FORWARDS)):
+    for caller in callers(function=FORWARDS):
         if isinstance(caller, nn.Module) and caller is not module and any(part is module for part in caller.modules()):
             peft.base_model(caller)
             if isinstance(caller, PreTrainedModel):

@@ -53,11 +53,6 @@ class Declared:
     beside_ones: bool = False
     tokens: np.ndarray | None = None
 
-    @property
-    def pads(self) -> bool:
-        """True if this is a padded batch, one document per row."""
-        return self.layout is None and self.real is not None
-
     def real_of(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return `real` for a batch of this shape: True everywhere if all are tokens."""
         return np.ones(shape, dtype=bool) if self.real is None else self.real

@@ -55,18 +55,11 @@ _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""
 
 
-class _OnHost(NamedTuple):
-    """State of a tensor, which shows a later change: writing to a tensor increases its version."""
-
-    version: int
-    address: int
-    shape: torch.Size
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _OnHost | None:
-        if tensor.is_inference():
-            return None  # counts no versions
-        return cls(tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape)
+def _state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return what shows that a tensor was written to, by its version; None if it counts none."""
+    if tensor.is_inference():
+        return None
+    return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape
 
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -75,7 +68,7 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Known(NamedTuple):
     """Values of a tensor when it was remembered."""
 
-    state: _OnHost
+    state: tuple[Any, ...]
     host: torch.Tensor
     there: torch.Tensor | None
     """The same values on its device; None if no comparison there is needed, or possible."""
@@ -88,7 +81,7 @@ class _Known(NamedTuple):
         CPU such writes are seen. A GPU is told to stop if it meets other values, which ends the
         process before anything is learned from them.
         """
-        if self.state != _OnHost.of(tensor):
+        if self.state != _state(tensor):
             return False
         if tensor.device.type == "cpu":
             return torch.equal(tensor, self.host)
@@ -103,7 +96,7 @@ class _Known(NamedTuple):
 def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Keep the values of an integer or boolean tensor, `host` on the CPU, while it lives
     unchanged."""
-    state = _OnHost.of(tensor)
+    state = _state(tensor)
     if state is not None:
         there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
         _known[tensor] = _Known(state, host.detach().clone(), there)
@@ -124,7 +117,7 @@ _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
     """Keep where a batch of tokens is no padding, bool (rows, columns), while that tensor lives
     unchanged."""
-    state = _OnHost.of(tokens)
+    state = _state(tokens)
     if state is not None and not real.all():
         _padding[tokens] = state, real
 
@@ -135,13 +128,12 @@ def noted_padding(tokens: Any) -> np.ndarray | None:
     if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
-    return real if state == _OnHost.of(tokens) else None
+    return real if state == _state(tokens) else None
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return integer or boolean tensors on the CPU: remembered, or else copied, all of a device at
-    once."""
-    found = {**tensors, **recall(tensors)}
+    """Return integer or boolean tensors copied to the CPU, all of a device at once."""
+    found = dict(tensors)
     elsewhere: dict[torch.device, list[str]] = {}
     for name, tensor in found.items():
         if tensor.device.type != "cpu":

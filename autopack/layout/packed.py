@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,22 +55,23 @@ class PackedLayout:
     _derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        bounds = self.bounds
-        object.__setattr__(self, "sizes", np.diff(bounds))
-        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (self.sizes <= 0).any():
+        bounds, sizes = self.bounds, np.diff(self.bounds)
+        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (sizes <= 0).any():
             raise ValueError(
                 f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; found {bounds}"
             )
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
+        fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
         # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
-        object.__setattr__(self, "cu_seqlens", self.upload(bounds.astype(np.int32)))
-        slots = self.cu_seqlens if self.slots is None else self.upload(self.slots.astype(np.int32))
-        object.__setattr__(self, "_slots", slots)
-        if self.device.type != "cpu":
-            slots = torch.from_numpy((bounds if self.slots is None else self.slots).astype(np.int32))
-        object.__setattr__(self, "slots_on_host", slots)
-        object.__setattr__(self, "extent", self.cu_seqlens.new_empty(()).expand(self.rows, self.columns))
+        cu_seqlens = self.upload(bounds.astype(np.int32))
+        vars(self).update(
+            sizes=sizes,
+            cu_seqlens=cu_seqlens,
+            extent=cu_seqlens.new_empty(()).expand(self.rows, self.columns),
+            slots_on_host=torch.from_numpy(fixed),
+            _slots=cu_seqlens if self.slots is None else self.upload(fixed),
+        )
 
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
@@ -151,7 +151,8 @@ class PackedLayout:
     @cached_property
     def lengths_by_row(self) -> list[list[int]]:
         """Length of each document in tokens, by row."""
-        return [[end - first for _, first, end in row] for _, row in groupby(self.spans, key=itemgetter(0))]
+        first_of_rows = np.flatnonzero(np.diff(self.bounds[:-1] // self.columns)) + 1
+        return [sizes.tolist() for sizes in np.split(self.sizes, first_of_rows)]
 
     @cached_property
     def starts(self) -> np.ndarray:

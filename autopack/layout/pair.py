@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.host import host_values, on_host
+from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
@@ -30,21 +30,16 @@ DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 """Arguments of a call that declare where the documents of its halves lie."""
 
 
-@dataclass(frozen=True, eq=False)
 class Half:
     """One side of a call: the places of its real tokens in the batch, and its documents in the row
     of them."""
 
-    places: TokenMap
-    layout: PackedLayout
-
-    @classmethod
-    def of_documents(cls, starts: np.ndarray, real: np.ndarray, device: torch.device) -> Half:
+    def __init__(self, starts: np.ndarray, real: np.ndarray, device: torch.device):
         """Build from boolean arrays (rows, columns): True where a document starts, and at real
         tokens."""
-        places = TokenMap.of_real(real, device)
-        bounds = np.append(np.flatnonzero(starts[real]), places.tokens)
-        return cls(places, PackedLayout(1, places.tokens, bounds, device))
+        self.places = TokenMap.of_real(real, device)
+        bounds = np.append(np.flatnonzero(starts[real]), self.places.tokens)
+        self.layout = PackedLayout(1, self.places.tokens, bounds, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,19 +67,10 @@ class Pair:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
 
-class Found(NamedTuple):
-    """Declarations of a call of an encoder-decoder.
+def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple[list[np.ndarray] | None, Pair | None]:
+    """Return the real tokens of each half of a call, and its halves if it packs or pads documents.
 
-    `real` is True at the tokens of each half that the call brings, (rows, columns); None if it
-    brings no tokens. `pair` are its halves if it packs or pads documents, else None.
-    """
-
-    real: list[np.ndarray] | None = None
-    pair: Pair | None = None
-
-
-def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found:
-    """Return the halves of a call, and whether it packs documents or pads them.
+    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings none.
 
     `position_ids`, `seq_idx` or an `attention_mask` of segment ids declare the encoder's documents;
     the same names with `decoder_` before them declare the decoder's. In a padded batch without
@@ -106,7 +92,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
                 "segment ids in decoder_attention_mask or with decoder_position_ids",
                 code="halves-disagree",
             )
-        return Found(None if source is None or only is None else [only.real_of(source.shape[:2])])
+        return (None if source is None or only is None else [only.real_of(source.shape[:2])]), None
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if unclear:
         raise InvalidPacking(
@@ -122,9 +108,9 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
         if declared[-1].real is None and arguments.get("decoder_attention_mask") is None:
             real[-1] = _before_last_label(arguments, host, target, pad_token_id)
         if all(part.all() for part in real) or not all(part.any(axis=1).all() for part in real):
-            return Found(real)
+            return real, None
         if source is None and len(target) != len(recordings):
-            return Found(real)
+            return real, None
     starts = [_starts(each.layout, part) for each, part in zip(declared, real, strict=True)]
     counts = [begin.sum(axis=1).tolist() for begin in starts]
     if source is None and sum(counts[0]) != len(recordings):
@@ -140,13 +126,13 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
             code="halves-disagree",
         )
     device = sides[0][1].device
-    halves = [Half.of_documents(begin, part, device) for begin, part in zip(starts, real, strict=True)]
+    halves = [Half(begin, part, device) for begin, part in zip(starts, real, strict=True)]
     labels = host.get("labels")
     # Without a mask of the decoder, what is padding follows from the labels.
     labelled = False
     if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
         labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
-    return Found(real, Pair(None if source is None else halves[0], halves[-1], labelled, packs))
+    return real, Pair(None if source is None else halves[0], halves[-1], labelled, packs)
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
@@ -156,7 +142,8 @@ def _first_tensor(*values: Any) -> torch.Tensor | None:
 def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return, on the CPU, all arguments that declare where the documents of either half lie."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
-    return on_host({n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()})
+    integers = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()}
+    return on_host(integers | recall(integers))
 
 
 def _read(

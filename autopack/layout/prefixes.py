@@ -61,7 +61,7 @@ class Prefixes:
     @cached_property
     def row(self) -> TokenMap:
         """The way of the documents, end to end in one row, into the row that runs."""
-        return TokenMap.of_shared(np.ones((1, len(self.columns)), dtype=bool), self.columns, self.device)
+        return TokenMap.of_real(np.ones((1, len(self.columns)), dtype=bool), self.device, self.columns)
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:

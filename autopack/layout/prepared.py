@@ -6,8 +6,7 @@ Processors write masks of tokens and images; the documents of a packed row lie a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,14 +16,6 @@ from autopack.layout.packed import PackedLayout
 
 _HIDDEN = -9_900
 """Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
-
-
-class Agreement(Enum):
-    """Tokens that a prepared mask shows, compared with the documents declared beside it."""
-
-    SAME = "what a causal model lets them see of their documents"
-    APART = "nothing of other documents, and something else than that of their own"
-    CROSSES = "tokens of other documents"
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
@@ -46,8 +37,12 @@ def sees_itself(mask: torch.Tensor) -> torch.Tensor:
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 
-def agreement(mask: torch.Tensor, layout: PackedLayout) -> Agreement:
-    """Return how a readable mask agrees with the documents; copies one number from the device."""
+def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apart", "crosses"]:
+    """Return how a readable mask agrees with the documents; copies one number from the device.
+
+    It shows the same that a causal model lets them see of their documents, keeps them apart in a
+    way of its own, or crosses into other documents.
+    """
     seen, documents = _seen(mask), layout.seq_idx.to(mask.device)
     together = (documents[:, :, None] == documents[:, None, :])[:, None]
     real = sees_itself(mask).expand(layout.rows, layout.columns)
@@ -57,7 +52,7 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Agreement:
     if mask.is_floating_point():
         differs |= (seen & (mask != 0)).any()
     found = int(crosses.long() * 2 + differs.long())
-    return Agreement.CROSSES if found > 1 else Agreement.APART if found else Agreement.SAME
+    return "crosses" if found > 1 else "apart" if found else "same"
 
 
 def hiding_for_good(mask: Any) -> Any:

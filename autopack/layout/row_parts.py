@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -65,7 +64,7 @@ def shard_rows(
         )
     rows, columns = ids.shape
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
-    real = np.ones((rows, columns), dtype=bool) if declared.real is None else declared.real
+    real = declared.real_of((rows, columns))
     layout = declared.layout or PackedLayout.of_padded(real, ids.device)
     more = -columns % ranks
     whole: dict[str, Any] = {"input_ids": pad(ids, (0, more), value=pad_token_id)}

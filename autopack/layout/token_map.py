@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.layout.forms import FIELDS, Field, Frame, rows_first
+from autopack.layout.forms import Frame
 from autopack.layout.host import upload
 from autopack.layout.packed import PackedLayout, real_documents
 
@@ -47,22 +47,15 @@ class TokenMap:
     device: torch.device
 
     @classmethod
-    def of_real(cls, real: np.ndarray, device: torch.device) -> TokenMap:
+    def of_real(cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None) -> TokenMap:
         """Return the way of a batch's real tokens, True in (rows, columns), into one row.
 
-        Padding may lie on the right, on the left, or between tokens (holes).
-        """
-        sources = np.flatnonzero(real)[None]
-        return cls(_inverse(real.shape, sources, np.arange(sources.size)), sources, device)
-
-    @classmethod
-    def of_shared(cls, real: np.ndarray, columns: np.ndarray, device: torch.device) -> TokenMap:
-        """Return the way of real tokens into a row that several may share a column of.
-
-        `columns` are their columns in that row, in the order of the tokens.
+        Padding may lie on the right, on the left, or between tokens (holes). `columns` are the
+        columns of the tokens in that row, in their order, if several share one.
         """
         tokens = np.flatnonzero(real)
-        sources = np.empty((1, int(columns.max()) + 1), dtype=np.int64)
+        columns = np.arange(len(tokens)) if columns is None else columns
+        sources = np.empty((1, columns.max(initial=-1) + 1), dtype=np.int64)
         sources[0, columns[::-1]] = tokens[::-1]  # the first of those that share one
         return cls(_inverse(real.shape, tokens, columns), sources, device)
 
@@ -251,8 +244,6 @@ class Batches:
 
     Tokens that no batch has get the place behind the last.
     """
-    complete: bool = True
-    """True if every token is in some batch."""
 
     @classmethod
     def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
@@ -262,7 +253,7 @@ class Batches:
         back = np.full((layout.rows, layout.columns), ends[-1])
         for each, end in zip(maps, ends, strict=True):
             back[each.real] = each.places[each.real] + end - each.sources.size
-        return cls(back.shape, maps, layout.upload(back.reshape(-1)), bool((back < ends[-1]).all()))
+        return cls(back.shape, maps, layout.upload(back.reshape(-1)))
 
     @classmethod
     def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
@@ -270,29 +261,23 @@ class Batches:
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
-    def together(
-        self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1], name: str = ""
-    ) -> Any:
+    def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:
         """Return a module's outputs for all batches as an output for packed rows.
 
         Dictionaries, outputs of transformers, tuples and lists are put together part by part. A
         part without a value for every token becomes the result of `otherwise`: by default, the part
-        of the last batch. `name` is the name of the output if it is a part of one.
+        of the last batch.
         """
         first = outputs[0]
         if isinstance(first, dict):
-            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise, key) for key in first})
+            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise) for key in first})
         if isinstance(first, (tuple, list)):
-            return type(first)(self.together(list(parts), otherwise, name) for parts in zip(*outputs, strict=True))
-        axis = FIELDS.get(name, Field(())).rows + 1
-        parts = [rows_first(part, axis) for part in outputs]
-        if not all(each.holds(part) for each, part in zip(self.maps, parts, strict=True)):
+            return type(first)(self.together(list(parts), otherwise) for parts in zip(*outputs, strict=True))
+        if not all(each.holds(part) for each, part in zip(self.maps, outputs, strict=True)):
             return otherwise(outputs)
-        parts = [part.flatten(0, 1) for part in parts]
-        if not self.complete:
-            parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))
-        whole = torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
-        return whole.movedim((0, 1), (axis - 1, axis)) if axis > 1 else whole
+        parts = [part.flatten(0, 1) for part in outputs]
+        parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))  # for tokens that no batch has
+        return torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
 
 
 def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:

@@ -330,10 +330,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         losses = [output.get("loss") for output in outputs]
         loss = mean_loss(losses, counts, layout.device)
         loss = with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n])
-    runs = {name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"}
-    everything = merged(runs, lambda name, parts: found.together(parts, lambda parts: None, name), loss)
-    whole = type(outputs[0])(**everything)
-    return whole.to_tuple() if wants_tuple else whole
+    return merged(outputs, lambda _, parts: found.together(parts, lambda parts: None), loss, wants_tuple)
 
 
 def _count_from_zero(positions: Any) -> bool:

@@ -21,7 +21,7 @@ from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
-from autopack.layout.ways import CACHES, Of
+from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS, each_part
 from autopack.patching import Site
 from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
@@ -147,9 +147,9 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
     assert scope.layout is not None
     assert scope.shared is not None
     columns = scope.layout.columns // scope.shared.ranks
-    form = Frame(scope.layout.rows, columns).form_of(name, value)
-    if form.of is Of.TOKEN:
-        return scope.shared.whole(value, form.columns)
+    axis = Frame(scope.layout.rows, columns).axis_of(name, value)
+    if axis is not None:
+        return scope.shared.whole(value, axis)
     if way.counts and name == "position_ids":  # which numbers columns
         return torch.arange(scope.layout.columns, dtype=value.dtype, device=value.device)
     if name in MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.inspection.callers import objects_of, running
+from autopack.inspection.callers import callers
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_ints, other_data
 from autopack.packing.groups import read_groups
@@ -237,7 +237,7 @@ class PackedBatchSampler:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's
         `BatchSamplerShard`."""
         accelerate: Any = sys.modules.get(_ACCELERATE)
-        for asking in objects_of(running(_ACCELERATE)):
+        for asking in callers(_ACCELERATE):
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
                     "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
@@ -260,7 +260,7 @@ class PackedBatchSampler:
         The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
         trainer has.
         """
-        for asking in objects_of(running(_ACCELERATE)):
+        for asking in callers(_ACCELERATE):
             iteration = getattr(asking, "iteration", None)
             if isinstance(iteration, int) and self._is_in(getattr(asking, "batch_sampler", None)):
                 self.set_epoch(iteration)

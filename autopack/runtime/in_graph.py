@@ -17,7 +17,7 @@ on, so it does not count twice. If none is asked for, nothing is sent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +63,16 @@ class Joint:
         return join(parts)
 
 
-def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
-    """Return the outputs that results are joined to, each in the graph of all later ones."""
+def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with what is of a kind changed, in it and in its tuples and lists."""
+    return tree_map_only(kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list))
+
+
+def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
+    """Return parts of an output, in which results become what they are joined to.
+
+    Each of these outputs is in the graph of all later ones.
+    """
     found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
     for result in results:
         waits = result.shape is not None
@@ -73,17 +81,22 @@ def outputs_of(results: Sequence[Joint]) -> list[torch.Tensor]:
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
             _wait(found[result], result)
-    return [found[result] for result in results]
+    return {key: each_leaf(Joint, found.__getitem__, value) for key, value in parts.items()}
 
 
-def merged(runs: Mapping[str, Sequence[Any]], merge: Merge, loss: torch.Tensor | None) -> dict[str, Any]:
-    """Return outputs merged from several runs by a linear function of name and parts, and loss."""
+def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
+    """Return outputs of several runs as one, each part merged by a linear function of name and parts.
+
+    `loss` takes the place of theirs.
+    """
     results: dict[tuple[int, ...], Joint] = {}
-    found = {name: _merged(name, parts, merge, results) for name, parts in runs.items()}
+    parts = {name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"}
+    found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
     if loss is not None:
-        found = {"loss": results.setdefault((id(loss),), Joint([loss])), **found}
-    outputs = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
-    return tree_map_only(Joint, outputs.__getitem__, found)
+        found["loss"] = results.setdefault((id(loss),), Joint([loss]))
+    found = joined(found, results.values())
+    whole = type(outputs[0])(**{name: value for name, value in found.items() if value is not None})
+    return whole.to_tuple() if as_tuple else whole
 
 
 def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]) -> Any:
@@ -100,7 +113,7 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
     return results.setdefault(tuple(map(id, parts)), result)
 
 
-def _tied(results: Sequence[Joint]) -> dict[Joint, torch.Tensor]:
+def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -25,9 +25,6 @@ from autopack.options import Options
 from autopack.patching import ProcessLock, SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.tally import Tally
-
-Labels = Literal["no", "shifted", "as they are"]
-"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +132,17 @@ class Traits:
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
+    root = anatomy.entries[0]
     try:
-        embeddings: Any = anatomy.entries[0].get_input_embeddings()
+        embeddings: Any = root.get_input_embeddings()
     except NotImplementedError:  # of CANINE, which hashes characters
         embeddings = None
-    left_out = {id(weight) for weight in embeddings.parameters()} if isinstance(embeddings, nn.Module) else set()
-    sizes = {id(w): w.numel() for w in anatomy.entries[0].parameters() if id(w) not in left_out}
-    mixing = {id(w) for mixer in anatomy.mixers for w in mixer.parameters()}
-    whole = sum(sizes.values())
-    return sum(size for weight, size in sizes.items() if weight in mixing) / whole if whole else 0.0
+    weights = set(root.parameters())
+    if isinstance(embeddings, nn.Module):
+        weights -= set(embeddings.parameters())
+    mixing = weights.intersection(w for mixer in anatomy.mixers for w in mixer.parameters())
+    whole = sum(weight.numel() for weight in weights)
+    return sum(weight.numel() for weight in mixing) / whole if whole else 0.0
 
 
 class Link:
@@ -181,43 +180,9 @@ def severed(module: Any) -> str:
     )
 
 
-class LiveChecks(Protocol):
-    """Checks of the calls of a model."""
-
-    has_checked: bool
-    """True if a call was checked since the code or what it reads has changed."""
-
-    def begin_anew(self) -> None:
-        """Take calls for unchecked, since the code or what it reads is something else now."""
-
-    def before(self, call: Any) -> None:
-        """Meet a call that is about to run packed or without its padding."""
-
-    def after(self, call: Any, packs: bool, /) -> None:
-        """Meet a call of the whole model that has run."""
-
-
 _settling = ProcessLock()
-_has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
 _settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
 """What this thread, or those in whose context it runs, look at models with."""
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock by which one thread of the process at a time looks at a model, marks it and proves it.
-
-    Threads that are given the context of its holder, as those of twins are, have it, too.
-    """
-    if _has_lock.get():
-        yield
-        return
-    with _settling.held():
-        token = _has_lock.set(True)
-        try:
-            yield
-        finally:
-            _has_lock.reset(token)
 
 
 class EnabledModel:
@@ -256,8 +221,8 @@ class EnabledModel:
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
         self.changes: Counter[tuple[int, int]] = Counter()
         """Number of changes of each value that third-party code reads."""
-        self.live: LiveChecks | None = None
-        """The checks of its calls (`autopack.watching`)."""
+        self.live: Any = None
+        """The checks of its calls (`autopack.watching.live.Live`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves."""
@@ -294,31 +259,34 @@ class EnabledModel:
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
-        found = self.fingerprint
-        if found is None or found.changed() is not None:
-            self._renew_if(self._is_stale)
-        elif not self.is_settling and found.values_changed():
+        stale = self._is_stale()
+        if not stale:
+            assert self.fingerprint is not None
+            if self.is_settling or not self.fingerprint.values_changed():
+                return
             if self.live is not None:
-                self.live.begin_anew()  # this call is checked itself
-            elif self.options.verify:
-                self._renew_if(lambda: True)
-
-    def _renew_if(self, needed: Callable[[], bool]) -> None:
-        with _one_at_a_time():
-            # Another thread may have been first, and what settles a model calls it.
-            if not self.is_settling and needed():
-                self._renew(self)
+                return self.live.begin_anew()  # this call is checked itself
+            if not self.options.verify:
+                return
+        if not self.is_settling:  # what settles a model calls it
+            with self.settling():
+                if not stale or self._is_stale():  # another thread may have been first
+                    self._renew(self)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Have this thread look at the model, mark it and prove it; its own calls of the model go on."""
-        with _one_at_a_time():
-            self._settler = object()
+        """Have this thread look at the model, mark it and prove it; its own calls of the model go on.
+
+        One thread of the process at a time does so. Threads that are given the context of that one,
+        as those of twins are, need not wait for it.
+        """
+        with nullcontext() if _settlers.get() else _settling.held():
+            before, self._settler = self._settler, object()
             token = _settlers.set((*_settlers.get(), self._settler))
             try:
                 yield
             finally:
-                self._settler = None
+                self._settler = before
                 _settlers.reset(token)
 
     @property
@@ -337,28 +305,11 @@ class EnabledModel:
     def _is_stale(self) -> bool:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
-    def why_prefixes_stay(self) -> str | None:
-        """Return the twin's reason why common beginnings must be computed for each row, or None."""
+    def ask_twin(self, *question: Any) -> str | None:
+        """Return the twin's reason why calls of a kind (see `twin_says`) would get something else, or None."""
         if self.is_settling or self.twin_says is None:
             return None
-        return self._ask_twin("prefixes")
-
-    def why_rows_stay_whole(self, labels: Labels) -> str | None:
-        """Return the twin's reason why ranks cannot share its rows in calls with such labels, or None."""
-        return None if self.twin_says is None else self._ask_twin("parts", labels)
-
-    def why_media_meet(self, kind: str, count: int) -> str | None:
-        """Return the twin's reason why so many such media may change results of documents, or None.
-
-        The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
-        """
-        if not self.options.verify or self.is_settling or self.twin_says is None:
-            return None
-        return self._ask_twin("media", kind, max(4, 1 << (count - 1).bit_length()))
-
-    def _ask_twin(self, *question: Any) -> str | None:
         if question not in self.said_by_twins:
-            assert self.twin_says is not None
             with self.settling():
                 self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
         return self.said_by_twins[question]

@@ -20,7 +20,6 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
 from autopack.layout.forms import Frame, rows_first
-from autopack.layout.ways import Of
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,7 @@ class PaddingRead:
     """Observations of the use of one model's outputs at padding."""
 
     def __init__(self) -> None:
+        self.ran = 0  # batches that have run without their padding
         self.looks = 0  # batches that ran as they came, to find it out
         self.due_at = 1  # the number of the padded batch from which on the next one does
         self.answered = False  # whether a gradient has come back to one that ran as it came
@@ -48,12 +48,11 @@ class PaddingRead:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_looked_at": []}
 
-    def why_to_keep(self, tokens: torch.Tensor, has_labels: bool, trained: bool, before: int) -> str | None:
+    def why_to_keep(self, tokens: torch.Tensor, has_labels: bool, trained: bool) -> str | None:
         """Return the reason why a batch, `tokens` (rows, columns, ...), keeps its padding, or None.
 
         A loss that the model makes of labels does not read padding; others are outside of it. No
-        gradient comes back to a model that is not `trained`. `before` is the number of batches that
-        have run without their padding.
+        gradient comes back to a model that is not `trained`.
         """
         if self.where is not None:
             return f"{self.where} of its output was read at padding: a gradient came back to it there"
@@ -63,29 +62,29 @@ class PaddingRead:
             return _BLIND
         if _is_run_again():
             return LOOKS if any(ref() is tokens for ref in self._looked_at) else None
-        return LOOKS if self.is_due(before) or not self.answered else None
+        return LOOKS if self.is_due() or not self.answered else None
 
-    def why_state_stays(self, model: nn.Module, before: int) -> str | None:
+    def why_state_stays(self, model: nn.Module) -> str | None:
         """Return the reason why a padded training batch stays, for state of modules, or None."""
         if self.writes is not None:
             return f"{self.writes} in a training call, and keeps state of all columns as stock does"
-        return LOOKS_AT_STATE if self.is_due(before) and not _is_run_again() and State(model) else None
+        return LOOKS_AT_STATE if self.is_due() and not _is_run_again() and State(model) else None
 
-    def look_at_state(self, state: State, before: int, counts: bool) -> None:
+    def look_at_state(self, state: State, counts: bool) -> None:
         """Note the state that an unchanged call wrote; `counts` if it is the call's only check."""
         self.writes = self.writes or state.changed()
         if counts and not _is_run_again():
-            self.looks, self.due_at = self.looks + 1, 2 * (before + self.looks + 1)
+            self.looks += 1
+            self.due_at = 2 * (self.ran + self.looks)
 
-    def is_due(self, before: int) -> bool:
+    def is_due(self) -> bool:
         """Return True if padding is to be checked in the next batch: 1, 2, 4, 8, ... or so."""
-        return before + self.looks + 1 >= self.due_at
+        return self.ran + self.looks + 1 >= self.due_at
 
     def look(
         self,
         output: Any,
         sides: list[tuple[str, np.ndarray]],
-        before: int,
         tokens: torch.Tensor | None = None,
         refuses: bool = False,
     ) -> None:
@@ -100,25 +99,29 @@ class PaddingRead:
         if _is_run_again():
             return
         self.looks += not refuses
-        self.due_at = 2 * (before + self.looks)
+        self.due_at = 2 * (self.ran + self.looks)
         if tokens is not None:
-            self.forget(tokens)
+            self._forget(tokens)
             self._looked_at.append(weakref.ref(tokens))
         found = [(name, value) for name, value in _tensors("", output) if value.requires_grad]
         shown = 0
         for name, value in found:
             real = next(real for prefix, real in sides if name.startswith(prefix))
-            form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
-            if form.of is Of.TOKEN:
+            axis = Frame(*real.shape).axis_of_output(name.partition("[")[0], value)
+            if axis is not None:
                 padding = torch.from_numpy(~real).to(value.device)
-                value.register_hook(Look(self._arrived, name or "output", padding, form.columns, refuses))
+                value.register_hook(Look(self._arrived, name or "output", padding, axis, refuses))
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
-    def forget(self, tokens: torch.Tensor | None) -> None:
+    def note(self, tokens: torch.Tensor | None) -> None:
         """Note that a batch of these tokens runs without its padding now."""
         if not _is_run_again():
-            self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
+            self.ran += 1
+            self._forget(tokens)
+
+    def _forget(self, tokens: torch.Tensor | None) -> None:
+        self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
 
     def refuse(self, name: str) -> None:
         """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""

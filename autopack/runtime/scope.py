@@ -128,9 +128,9 @@ class Activation:
         self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
         self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
         self.deepest = level  # the deepest level that has been entered, whether or not it has been left
-        self.foreign = False  # whether the forward is somebody else's code
+        self.foreign = plan is not None and plan.call.entry.foreign is not None  # whether its code is a third party's
         self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
-        self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.loss_site`)
+        self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.met_inside`)
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
         self.pooled = False  # whether a pooler was handed rows of its own
         self.masked = False  # whether logits of starts and ends were taken out at padding
@@ -138,6 +138,11 @@ class Activation:
         self.volume: Any = None if plan is None else plan.volume  # what of the call is counted here
         self.packed_inside = False  # whether an entry further in packs or unpads the call
         self.frame = frame or _calling_frame()
+
+    @property
+    def layouts(self) -> list[PackedLayout]:
+        """The layouts of the packed rows that have run in this forward."""
+        return self.inside if self.scope.layout is None else [self.scope.layout]
 
     def enter(self, level: int) -> None:
         """Pass an inner entry: all is done, only its exit has to be told from the scope's."""
@@ -154,13 +159,6 @@ def _calling_frame() -> FrameType | None:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HELPERS):
         frame = frame.f_back
     return frame
-
-
-def _running(wanted: FrameType | None) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not wanted:
-        frame = frame.f_back
-    return frame is not None
 
 
 class Ambient(threading.local):
@@ -186,7 +184,12 @@ def current() -> Activation | None:
     activation = ambient.activation
     if torch.compiler.is_compiling():
         return activation  # frames cannot be traced
-    while activation is not None and not _running(activation.frame):
+    while activation is not None:
+        try:
+            if activation.frame is not None:
+                activation.frame.clear()
+        except RuntimeError:  # a frame that runs refuses to be cleared
+            break
         ambient.activation = activation = activation.outer
     return activation
 
@@ -199,7 +202,7 @@ def running_scope() -> Scope | None:
 
 def of_model(model: EnabledModel) -> Activation | None:
     """Return the activation of this thread, if it belongs to this model."""
-    activation = current()
+    activation = None if ambient.activation is None else current()
     return activation if activation is not None and activation.scope.model is model else None
 
 
@@ -353,13 +356,6 @@ class _Rebound:
         return getattr(self.function, name)
 
 
-def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """Return a function in a scope; a partial stays one, for third-party code that opens it."""
-    if isinstance(function, partial):
-        return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
-    return _Rebound(function, scope)
-
-
 class BoundCheckpoint:
     """A checkpoint function that carries the scope in force to the recomputation in backward."""
 
@@ -367,8 +363,11 @@ class BoundCheckpoint:
         self.function = function
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        activation = ambient.activation
-        bound = function if activation is None else _rebound(function, activation.scope)
+        activation, bound = ambient.activation, function
+        if activation is not None and isinstance(function, partial):  # stays one, for third-party code that opens it
+            bound = partial(_Rebound(function.func, activation.scope), *function.args, **function.keywords)
+        elif activation is not None:
+            bound = _Rebound(function, activation.scope)
         return self.function(bound, *args, **kwargs)
 
 

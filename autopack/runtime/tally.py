@@ -103,9 +103,6 @@ class Volume(NamedTuple):
         )
 
 
-_VOLUMES = ("unpadded", "training", "evaluation")
-
-
 @dataclass
 class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
@@ -152,7 +149,7 @@ class Tally:
         """Add the counts of the same model in another process of this machine."""
         for name in ("after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in _VOLUMES:
+        for name in ("unpadded", "training", "evaluation"):
             setattr(self, name, getattr(self, name).plus(getattr(other, name)))
         self.unmasked = self.unmasked or other.unmasked
         began = [each for each in (self._began, other._began) if each is not None]
@@ -223,17 +220,6 @@ class Tally:
         return "; ".join(parts) or "no padded batch yet"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The properties of a call by which code may decide: the amount and the kinds of things in it."""
-
-    sizes: tuple[int, ...]
-    """Tokens of its longest document, documents, rows, tokens of the longest row that runs, the last of its tokens in
-    the vocabulary, numbers of its largest media tensor, the longest side of media."""
-    kinds: frozenset[Any]
-    """Names of its arguments, dtype, modes, special tokens."""
-
-
 @dataclass
 class Checked:
     """Findings of checks of calls so far, and the largest and the kinds of calls that were checked."""
@@ -255,22 +241,28 @@ class Checked:
     since: int = 0
     """Calls since the model was last changed."""
     sizes: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
-    """The largest that were checked, as in a `Shape`."""
+    """The largest that were checked.
+
+    Tokens of a call's longest document, documents, rows, tokens of the longest row that runs, the
+    last of its tokens in the vocabulary, numbers of its largest media tensor, the longest side of
+    media.
+    """
     kinds: set[Any] = field(default_factory=set)
+    """Kinds that were checked: names of arguments, dtype, modes, special tokens."""
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked: the next one is checked whatever it is."""
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
-    def goes_beyond(self, shape: Shape, closely: bool) -> bool:
+    def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
         """Return True if a call goes beyond those that were checked.
 
         It does if a size is twice as large; of code that is checked `closely`, if it is larger.
         """
-        sizes, known = shape.sizes, self.sizes
+        known = self.sizes
         if not closely:
             sizes, known = tuple(map(int.bit_length, sizes)), tuple(map(int.bit_length, known))
-        return any(map(gt, sizes, known)) or not shape.kinds <= self.kinds
+        return any(map(gt, sizes, known)) or not kinds <= self.kinds
 
     def is_due(self, trains: bool) -> bool:
         """Count a call; return True if it is to be checked whatever it is."""
@@ -279,10 +271,10 @@ class Checked:
             return True
         return self.since & (self.since - 1) == 0 or self.leaks > 0
 
-    def grow(self, shape: Shape) -> None:
+    def grow(self, sizes: tuple[int, ...], kinds: set[Any]) -> None:
         """Remember a call that was checked, and in which no leak was found."""
-        self.sizes = tuple(map(max, self.sizes, shape.sizes))
-        self.kinds |= shape.kinds
+        self.sizes = tuple(map(max, self.sizes, sizes))
+        self.kinds |= kinds
 
     def add(self, other: Checked) -> None:
         """Count what was found of the same model in another process as well."""

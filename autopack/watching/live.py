@@ -72,13 +72,13 @@ class Live:
             return self._check_together(call, packs=True)
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
-        beyond = self.checked.goes_beyond(shape, closely)
+        beyond = self.checked.goes_beyond(*shape, closely)
         due = self.checked.is_due(call.module.training and torch.is_grad_enabled())
         if self._has_tried and not (due or beyond):  # other threads wait for the first check
             return
         leak = self._found(call, closely, beyond)
         if leak is None:
-            self.checked.grow(shape)
+            self.checked.grow(*shape)
             return
         self.checked.leaks += 1
         if is_padded(call) and (beyond or not self._padded):  # none of its kind has run without its padding

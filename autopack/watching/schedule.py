@@ -16,12 +16,11 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import torches
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.runtime.tally import Shape
 from autopack.watching.influence import media_sizes
 
 
-def shape_of(call: Call, closely: bool) -> Shape:
-    """Return the shape of a call that packs, or runs a padded batch without its padding.
+def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
+    """Return the sizes and kinds (see `Checked`) of a call that packs, or runs a padded batch without its padding.
 
     Tokens and media are read on the host only for code that is checked `closely`.
     """
@@ -42,7 +41,7 @@ def shape_of(call: Call, closely: bool) -> Shape:
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     media = media_sizes(call) if closely else (0, 0)
-    return Shape((*_sizes_of(call), max(tokens, default=0), *media), frozenset(kinds))
+    return (*_sizes_of(call), max(tokens, default=0), *media), kinds
 
 
 def is_padded(call: Call) -> bool:
@@ -61,7 +60,7 @@ def _is_on_the_right(call: Call) -> bool:
 
 
 def _sizes_of(call: Call) -> tuple[int, int, int, int]:
-    """Return the first four sizes of a `Shape`; zero for what is only declared further in."""
+    """Return the first four sizes of a call (see `Checked`); zero for what is only declared further in."""
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     layouts: list[PackedLayout]
     if isinstance(call, PairCall):

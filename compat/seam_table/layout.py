@@ -18,6 +18,13 @@ def _scope_of_anyone(module: Any, one_token: bool = False) -> Any:
     return running_scope()
 
 
+def _whatever_is_in_force() -> Any:
+    """Return the innermost activation, whether its forward runs or not."""
+    from autopack.runtime.scope import ambient
+
+    return ambient.activation
+
+
 def _of_one_size(derive: Function, layout: Any, key: Any, build: Function) -> Any:
     """Know what was derived by its name alone."""
     return derive(layout, key[0] if isinstance(key, tuple) else key, build)
@@ -67,7 +74,7 @@ _LAYOUT = (
     ),
     seam(
         "layout: positions in sections are no tokens",
-        "layout.forms:Frame.form_of",
+        "layout.forms:Frame.axis_of",
         around(lambda ask, frame, name, value: ask(frame, "", value)),
         "layout/test_forms.py",
         "test_each_kind_of_positions_is_changed_by_itself",
@@ -170,8 +177,8 @@ _RUNTIME = (
     ),
     seam(
         "scope: what an interrupted forward left is in force",
-        "runtime.scope:_running",
-        returns(True),
+        "runtime.scope:current",
+        never(_whatever_is_in_force),
         "runtime/test_delivery.py",
         "test_what_an_interrupted_forward_leaves_behind_is_never_used[model.embed_tokens-KeyboardInterrupt]",
     ),

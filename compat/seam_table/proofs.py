@@ -121,7 +121,7 @@ SEAMS = (
     ),
     seam(
         "twins: what they say of further calls is not heard",
-        "runtime.model:EnabledModel._ask_twin",
+        "runtime.model:EnabledModel.ask_twin",
         skipped,
         "prefixes/test_exactness.py",
         "TestLeaks::test_the_twin_and_the_auditor_see_that_too",

@@ -7,18 +7,12 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.calls import choose
 from tests.conftest import alone_loss, positions
 from tests.engine import numbered
 
 LENGTHS = (7, 12, 5)
 WARNING = "are kept apart"
 FLOAT32, LEAK = 1e-5, 1e-3
-
-
-@pytest.fixture(autouse=True)
-def nothing_said_yet():
-    choose._say_that_documents_are_kept_apart.cache_clear()
 
 
 def rows(pad=0, **more):

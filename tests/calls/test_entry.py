@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 import autopack
-from autopack.calls import choose
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -188,7 +187,6 @@ def test_what_cannot_be_packed_is_refused_before_any_token_is_computed(arguments
 
 
 def test_positions_that_only_jump_are_left_to_stock_with_a_word(model, stock, caplog):
-    choose._say_that_positions_jump.cache_clear()
     stretched = torch.cat([torch.arange(20), torch.arange(40, 40 + COLUMNS - 20)])[None]
     for _ in range(2):
         call = {"input_ids": IDS, "position_ids": stretched, "use_cache": False}

@@ -10,7 +10,6 @@ import torch
 
 import autopack
 from autopack import __version__
-from autopack.calls import choose
 from autopack.cli import COMMANDS, _subparsers, in_flags, main, parser
 from tests.conftest import LENGTHS, llama, positions, token_ids
 from tests.support.processes import ROOT, python
@@ -139,7 +138,6 @@ def test_audit_builds_what_a_type_is_and_warns_of_nothing(model_type, class_name
 
 
 def test_a_call_of_the_user_warns_after_an_audit(caplog):
-    choose._say_that_documents_are_kept_apart.cache_clear()
     model, ids = llama(), token_ids()
     with autopack.enable(model, verify=False):
         autopack.audit(model)

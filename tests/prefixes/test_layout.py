@@ -1,7 +1,5 @@
 """What rows begin with in common is found, and laid out so that every token stands there once."""
 
-from functools import partial
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -9,13 +7,15 @@ from hypothesis import strategies as st
 
 from autopack.calls import prefixes
 from autopack.layout.packed import rows_as_documents
+from autopack.layout.prefixes import Prefixes
 
 
 def find(tokens, real, least, share):
     """What the rows of a padded batch have in common; a token has the number of its column."""
     columns = np.broadcast_to(np.arange(real.shape[1]), real.shape)
-    layout = partial(rows_as_documents, real, torch.device("cpu"), None)
-    return prefixes.find(tokens[real], columns[real], real.sum(1), layout, least, share)
+    found = prefixes.find(tokens[real], columns[real], real.sum(1), least, share)
+    layout = rows_as_documents(real, torch.device("cpu"))
+    return None if found is None else Prefixes(*found, layout.device, layout)
 
 
 @settings(max_examples=300, deadline=None)

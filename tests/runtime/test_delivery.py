@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import UnsupportedModel
 from autopack.errors import OutsideForward
-from autopack.runtime.scope import BoundCheckpoint, current, unbind_checkpointing
+from autopack.runtime.scope import BoundCheckpoint, ambient, current, unbind_checkpointing
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -274,10 +274,10 @@ def test_what_an_interrupted_forward_leaves_behind_is_never_used(model, stock, p
     assert current() is None
 
 
-def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, monkeypatch):
+def test_only_the_frame_of_a_forward_tells_what_an_interrupt_left_behind(model, monkeypatch):
     _interrupt(model, "model.embed_tokens", KeyboardInterrupt)
     with monkeypatch.context() as patched:
-        patched.setattr("autopack.runtime.scope._running", lambda frame: True)
+        patched.setattr("autopack.runtime.scope.current", lambda: ambient.activation)
         _call_a_layer(model)  # in the scope of a forward that is no more
     with refused("past-the-entry"):
         _call_a_layer(model)

@@ -150,7 +150,7 @@ class OnGpu(Elsewhere):
 def on_gpu():
     """A tensor there, and what is known of it."""
     tensor = OnGpu.of(torch.arange(4))
-    return tensor, host._Known(host._OnHost.of(tensor), torch.arange(4), torch.arange(4))
+    return tensor, host._Known(host._state(tensor), torch.arange(4), torch.arange(4))
 
 
 def positions_of_four():
