@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from autopack.inspection.state import State
-from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import TokenMap
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation, Scope
@@ -35,10 +34,10 @@ class CallPlan:
     """The head whose packed documents are this batch's rows, if they are and hold padding."""
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
-    inside: tuple[Prefixes, TokenMap] | None = None
-    """Common beginnings that the inner model runs once, and the way of the tokens into that row."""
+    inside: tuple[Scope, TokenMap] | None = None
+    """The scope of a row that the inner model runs in place of its own, and the way of its tokens into it."""
     volume_apart: Volume | None = None
-    """The size of the part that would run if common beginnings ran once per document."""
+    """The size of the part that runs if no such row is made."""
 
     def __init__(
         self,

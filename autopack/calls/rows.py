@@ -37,6 +37,8 @@ from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
 logger = logging.getLogger(__name__)
+_LEAST_PADDING = 0.1
+"""Share of the columns of packed rows from which their padding is taken out before they run."""
 _NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
 
@@ -60,7 +62,7 @@ class RowsPlan(CallPlan):
 
 
 class Packed(RowsPlan):
-    """The packed rows of a call, in which common beginnings of documents may run once."""
+    """The packed rows of a call, without their padding; common beginnings of documents may run once."""
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
@@ -70,22 +72,27 @@ class Packed(RowsPlan):
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
-        self.masks = layout.is_padding is not None and bool(entry.inner) and call.wants_router_loss
+        padding = _padding_to_take_out(call, layout, arguments)
+        self.masks = bool(layout.is_padding is not None and not padding and entry.inner and call.wants_router_loss)
         if self.masks:  # the loss of routers is over tokens alone, and finds them by it
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
         self._scope_of_rows = scope = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
         volume = self.volume_apart = Volume.of_layout(layout)
+        way, of_row, inside = padding, None, False
         if once is not None:
             real = real_tokens(layout)
-            way = TokenMap.of_real(real, once.device, once.columns)
+            way, of_row = TokenMap.of_real(real, once.device, once.columns), of_prefixes(scope, once)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
-            if entry.inner and (call.has_labels or call.wants_last_logits or entry.foreign or entry.has_other_head):
-                self.inside = once, way  # a head on all tokens gets those of every document
+            inside = call.has_labels  # a head on all tokens gets those of every document
+        elif padding is not None:
+            of_row, volume = replace(scope, layout=layout.without_padding()), volume.without_padding()
+        if way is not None and of_row is not None:
+            if entry.inner and (inside or call.wants_last_logits or entry.foreign or entry.has_other_head):
+                self.inside = of_row, way
             else:
-                self.way, arguments = way, gathered(arguments, way)
-                scope = replace(scope, layout=once.documents, prefixes=once)
+                self.way, scope, arguments = way, of_row, gathered(arguments, way)
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
     @torch._dynamo.disable
@@ -94,7 +101,7 @@ class Packed(RowsPlan):
         model, level = self.scope.model, self.call.entry.level
         names = self.per_row(output, *way.into)
         if not names:
-            return restore(output, way, pooled=False)
+            return restore(output, way, pooled=False, read=model.padding_read)
         outputs.remember(model, level, output, names, way.tokens)
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, level):
@@ -122,8 +129,9 @@ class Unpadded(RowsPlan):
         if call.documents is None:
             self.volume_apart = Volume.of_row(len(real), real)
             volume = Volume.of_row(len(real), real, saved=saved)
+        shared = once
         if once is not None and call.has_labels:  # of which every row has its own
-            self.inside, once = (once, once.row) if call.entry.inner else None, None
+            once = None
         layout = rows_as_documents(real, padding.device, call.declared.positions)
         arguments = without_what_packing_drops(call, _in_one_row(call, padding))
         _add_token_types(call, arguments, layout)
@@ -132,6 +140,8 @@ class Unpadded(RowsPlan):
             self.way = TokenMap.of_real(real, padding.device, once.columns)
             arguments = gathered(arguments, once.row)
         scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
+        if shared is not once and shared is not None and call.entry.inner:
+            self.inside = of_prefixes(scope, shared), shared.row
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
@@ -175,35 +185,58 @@ class Unpadded(RowsPlan):
 
 
 class Inside(RowsPlan):
-    """The backbone of a call with the model's own loss: it alone computes common beginnings once.
+    """The backbone of a call: it alone computes common beginnings once, and no padding.
 
-    Labels differ where documents part, so head and loss get every token of every document, as
-    usual.
+    Head and loss get every token of every document, as usual.
     """
 
-    what = "runs what its documents begin with once"
+    what = "runs as one row, in which nothing is computed twice"
 
-    def __init__(self, call: Call, scope: Scope, once: Prefixes, way: TokenMap):
+    def __init__(self, call: Call, scope: Scope, way: TokenMap):
         self.way = way
-        scope = replace(scope, layout=once.documents, prefixes=once)
-        reason = "the loss of the model around it is of every token of every document"
+        reason = "the head or the loss around it is of every token of every document"
         super().__init__(call, reason, scope, gathered(call.arguments, way))
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> Inside | None:
-        """Return the plan for a call inside a planned one that runs common beginnings once."""
+        """Return the plan for a call inside a planned one whose tokens run as such a row."""
         if call.entry.inner or outer.scope.layout is None:
             return None
-        once, way = outer.plan.inside
+        scope, way = outer.plan.inside
         frame = Frame(*way.shape)
         units = [frame.unit_of(name, value) for name, value in call.arguments.items()]
         if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in units:
             return None
-        return cls(call, outer.scope, once, way)
+        return cls(call, scope, way)
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         return restore(output, self.way, pooled=False)
+
+
+def of_prefixes(scope: Scope, once: Prefixes) -> Scope:
+    """Return the scope of the row that holds common beginnings once."""
+    return replace(scope, layout=once.documents, prefixes=once)
+
+
+def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:
+    """Return the way of the tokens of packed rows into one row without padding, or None if it stays.
+
+    It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
+    """
+    if layout.is_padding is None or layout.slots is not None or not call.model.options.unpad:
+        return None
+    real, entry = real_tokens(layout), call.entry
+    little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
+    read = call.model.padding_read
+    reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
+    reads |= read is not None and read.where is not None
+    of_columns = call.wants_last_logits or entry.foreign or entry.has_other_head  # of every column of the rows
+    inner_runs = bool(entry.inner) and not call.wants_router_loss
+    if little or reads or call.media or call.wants_weights or call.prefixes or (of_columns and not inner_runs):
+        return None
+    way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
+    return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None
 
 
 def gathered(arguments: dict[str, Any], way: TokenMap, but: Collection[str] = ()) -> dict[str, Any]:

@@ -176,6 +176,12 @@ class PackedLayout:
         columns)."""
         return self.upload(np.arange(self.columns) - self.starts + first_position)
 
+    def without_padding(self) -> PackedLayout:
+        """Return the layout of one row of the documents that are no runs of padding."""
+        kept = real_documents(self)
+        first, largest = (v if v is None else v[kept] for v in (self.first_positions, self.largest_positions))
+        return one_row(self.sizes[kept], self.device, first, largest)
+
     def in_chunks(self, size: int) -> PackedLayout:
         """Return the layout of chunks of `size` tokens, counted from each document's start (chunked
         attention)."""

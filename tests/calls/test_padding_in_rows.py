@@ -1,0 +1,102 @@
+"""Padding inside packed rows is not computed, and nothing of the documents changes for it."""
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from tests.engine import Result, check, leaks
+from tests.support.refusals import refused
+
+LENGTHS = ((5, 7), (4, 3))
+COLUMNS = 20
+TYPES = ("llama", "opt", "gemma3_text", "mixtral", "mamba2", "qwen3_next", "bert")
+
+
+def built(model_type):
+    task = "masked-lm" if model_type == "bert" else "causal-lm"
+    model = tiny.build(model_type, task=task).double()
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation("eager")  # torch's grouped products know no float64
+    return model
+
+
+def rows(model):
+    """Two packed rows, each with padding behind its documents; labels at documents alone."""
+    first = autopack.registry.first_position(model.config)
+    ids = tiny.tokens(model.config, 2, COLUMNS)
+    mask, positions = torch.zeros_like(ids), torch.full_like(ids, first)
+    for row, lengths in enumerate(LENGTHS):
+        mask[row, : sum(lengths)] = 1
+        positions[row, : sum(lengths)] = torch.cat([torch.arange(n) for n in lengths]) + first
+    labels = ids.masked_fill((mask == 0) | ((positions == first) & (model.config.model_type != "bert")), -100)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "labels": labels}
+
+
+def spans():
+    return [(row, sum(each[:n]), sum(each[: n + 1])) for row, each in enumerate(LENGTHS) for n in range(len(each))]
+
+
+def packed(model):
+    batch = rows(model)
+    output = model(**batch)
+    return Result.of(model, [output.logits[row, first:end] for row, first, end in spans()], output.loss)
+
+
+def alone(model):
+    batch, documents, losses, count = rows(model), [], [], 0
+    for row, first, end in spans():
+        ids, labels = (batch[name][row : row + 1, first:end] for name in ("input_ids", "labels"))
+        output = model(input_ids=ids, labels=labels)
+        terms = int((labels != -100).sum())
+        documents.append(output.logits[0])
+        losses.append(output.loss * terms)
+        count += terms
+    return Result.of(model, documents, sum(losses) / count)
+
+
+def columns_that_ran(model, batch):
+    """The number of tokens that the model embeds."""
+    seen = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, args, output: seen.append(output.shape[:2]))
+    model(**batch)
+    hook.remove()
+    return tuple(seen[-1])
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_are_those_alone(model_type):
+    model = built(model_type)
+    expected = alone(model)
+    if model_type != "gemma3_text":  # whose padding sees nothing in stock, and is no number
+        assert leaks(packed(model), expected), "the control: stock mixes them"
+    with autopack.enable(model, check_every=0):
+        check(packed(model), expected)
+        assert columns_that_ran(model, rows(model)) == (1, sum(map(sum, LENGTHS)))
+
+
+@pytest.mark.parametrize("kept", ["unpad=False", "no labels", "little padding", "bounds of fixed number"])
+def test_it_stays(kept):
+    """Where it was asked for, where a loss outside may read it, where it is little, and in fixed shapes."""
+    model = built("llama").train()
+    batch = rows(model)
+    if kept == "no labels":
+        del batch["labels"]
+    elif kept == "little padding":
+        batch = {name: value[:1, :13] for name, value in batch.items()}
+    elif kept == "bounds of fixed number":
+        ends = torch.tensor([0, 5, 12, 20, 24, 27, 40, 40, 40], dtype=torch.int32)
+        batch |= {f"cu_seq_lens_{each}": ends for each in "qk"} | {f"max_length_{each}": 13 for each in "qk"}
+    with autopack.enable(model, unpad=kept != "unpad=False", check_every=0):
+        assert columns_that_ran(model, batch) == batch["input_ids"].shape
+
+
+def test_it_is_counted_and_no_gradient_may_reach_it():
+    model = built("llama").train()
+    batch = rows(model)
+    with autopack.enable(model, check_every=0) as handle:
+        output = model(**batch)
+        assert handle.tally.training.columns == sum(map(sum, LENGTHS))
+        with refused("unpad-refused"):
+            (output.loss + output.logits.square().mean()).backward()
+        assert columns_that_ran(model, batch) == (2, COLUMNS)
