@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
-from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE
+from autopack.auditing.compare import BOUNDS, bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
@@ -126,18 +126,18 @@ class Audit:
         self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
         dtype = dtype_of(model)
-        tolerance = TOLERANCE.get(dtype, 1e-4)
+        bounds = bounds_of(dtype)
         self.report = LeakReport(
             model=f"{type(model).__name__} ({model.config.model_type})",
             implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
             enabled=enabled is not None,
             dtype=str(dtype).removeprefix("torch."),
             lengths=lengths,
-            tolerance=tolerance,
-            gradient_tolerance=GRADIENT_TOLERANCE.get(dtype, 1e-3),
-            loss_tolerance=LOSS_TOLERANCE.get(dtype, 1e-3),
+            tolerance=bounds.results,
+            gradient_tolerance=bounds.gradients,
+            loss_tolerance=bounds.losses,
             # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding.
-            padded_tolerance=max(TOLERANCE[torch.float32], tolerance),
+            padded_tolerance=max(BOUNDS[torch.float32].results, bounds.results),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
@@ -232,7 +232,7 @@ class Audit:
     def _is_refused(self, zeros: tuple[str, ...]) -> bool:
         self.case.zeros = zeros
         try:
-            self.runner.run(**self.case.given(MODES["default"](self.case)))
+            self.runner.model(**self.case.given(MODES["default"](self.case)))
         except UnsupportedModel:
             return True
         return False

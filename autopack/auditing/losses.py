@@ -13,7 +13,7 @@ from autopack.auditing.asking import argument_names, first_label_counts, labelle
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields
 from autopack.auditing.fields import Side, Sides
-from autopack.auditing.running import Runner
+from autopack.auditing.running import Runner, stock_again
 from autopack.calls.outputs import loss_of
 from autopack.layout import IGNORED_LABEL
 
@@ -92,7 +92,7 @@ def find_labels(
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as
-    collators do for stock. Enter `runner.as_stock` first.
+    collators do for stock.
     """
     model = runner.model
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
@@ -101,7 +101,8 @@ def find_labels(
         given = {**case.by_itself(number), **made[number], **case.without_router}
         return _refusal(model, lambda: runner.stock(given))
 
-    counts_first = first_label_counts(model)
+    with stock_again(model, runner.enabled):
+        counts_first = first_label_counts(model)
     said: str | None = None
     if counts_first is not None:
         for made in _per_token(model, case, alone):

@@ -52,9 +52,7 @@ class PackedRuns:
 
     def find_labels(self) -> tuple[Labels | None, str | None]:
         """Return labels that stock's loss takes, or why there are none; None without a loss."""
-        runner, alone = self.runner, self.alone()
-        with runner.as_stock():
-            return find_labels(runner, self.case, alone, ignore_boundaries=runner.enabled is None)
+        return find_labels(self.runner, self.case, self.alone(), ignore_boundaries=self.runner.enabled is None)
 
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""
@@ -109,7 +107,7 @@ class PackedRuns:
             outputs, loss, refused = self._with_labels(call, labels, replace and name == "default")
         if (replace and name in INFLUENCE) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
-            outputs = fields_of(self.runner.run(**case.given(call)))
+            outputs = fields_of(self.runner.model(**case.given(call)))
         sides = Sides.of(call)
         if sum(sides.halves[0].lengths) < math.prod(call.shape):
             # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
@@ -202,7 +200,7 @@ class PackedRuns:
                 except Exception:  # without labels the call may run
                     worst_loss = math.inf
             if not _tells_as_much(outputs, alone):
-                outputs = fields_of(self.runner.run(**case.given(call, j)))
+                outputs = fields_of(self.runner.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             of_parts = {name: value for name, value in outputs.items() if value.dim()}
             changed, _, _ = Sides.of(call).split(of_parts, alone)
@@ -298,7 +296,7 @@ class PackedRuns:
         return relative_error(found, expected * share)
 
     def _loss(self, given: dict[str, Any], labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
-        output = self.runner.run(**given, **labels, **self.case.without_router)
+        output = self.runner.model(**given, **labels, **self.case.without_router)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")

@@ -55,7 +55,7 @@ class PaddedRuns:
         without = self._reference({**arguments, **promised}, sides) if dropped else None
         tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
         try:
-            found = _answer(self.runner.run(**arguments), sides, expected)
+            found = _answer(self.runner.model(**arguments), sides, expected)
         except Exception as error:
             return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
         unpadded = self.runner.enabled.tally.batches > tally  # type: ignore[union-attr]
@@ -105,7 +105,7 @@ class PaddedRuns:
         worst, refused = 0.0, None
         for arguments in [*({**case.given(call), **labels.packed(call), **_WANTED} for call in packed), given]:
             try:
-                worst = max(worst, _error(_numbers(self.runner.run(**arguments)), expected))
+                worst = max(worst, _error(_numbers(self.runner.model(**arguments)), expected))
             except AutopackError as failure:
                 refused = f"{type(failure).__name__}: {failure}"
             except Exception as failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,22 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.auditing.compare import TOLERANCE, Fields, is_sane, largest, scale_of
+from autopack.auditing.compare import OF_SHAPES, ROUNDINGS, Fields, bounds_of, is_sane, largest, scale_of
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import preserved
 from autopack.auditing.places import listening
+from autopack.auditing.running import stock_again
 from autopack.calls.call import Call
 from autopack.inspection import torches
 from autopack.inspection.randomness import afterwards, drawing_nothing
-
-_ROUNDINGS = 4.0
-"""Roundings of a field's dtype, at its largest value, by which what nobody touched may move.
-
-All but three of 256 types stay the same to the bit; two mixtures of experts and Reformer are within it.
-"""
-_TENTH = 0.1
-"""Share of what an audit takes for rounding that is allowed as well: convolutions of some shapes round by their
-neighbours (Winograd's way), and layers behind them make more of it."""
+from autopack.watching.owners import CannotTell
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,8 @@ class Difference:
     """What is allowed, in the same unit."""
     document: int = 0
     """First document that differs."""
-    half: int = 0
-    """Number of the half of the documents that were replaced."""
+    than: str = "when other documents were replaced"
+    """What it differs from, in words."""
     module: str = ""
     """Module in which it begins, if that is known."""
 
@@ -60,8 +53,8 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
     nothing = one.isnan() & two.isnan()
     error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
     sane = one[is_sane(one, one.dtype)].abs()
-    rounding = _ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
-    return Difference(name, error / scale, max(rounding, _TENTH * TOLERANCE.get(one.dtype, 0.0)))
+    rounding = ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
 
 
 @contextmanager
@@ -105,24 +98,54 @@ class Runs:
     def __call__(self, arguments: dict[str, Any]) -> Any:
         """Return the output of the model."""
         self._count += 1
-        for held, name, value, copied in self._held:
-            held[name] = value if copied is value else copied.clone()
+        self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
+
+    def _begin(self) -> None:
+        for held, name, value, copied in self._held:
+            held[name] = value if copied is value else copied.clone()
+
+    def stock(self, arguments: dict[str, Any]) -> Any:
+        """Return stock's output, whatever ran before it."""
+        with stock_again(self._module, self._call.model):
+            try:
+                return self(arguments)
+            except CannotTell:
+                raise
+            except Exception:  # of a row without its padding some types make no cache
+                return self({**arguments, "use_cache": False})
 
     def fields(self, arguments: dict[str, Any]) -> Fields:
         """Return the output of the model, field by field."""
         return fields_of(self(arguments))
 
-    def moved(self, name: str, before: Fields, arguments: dict[str, Any]) -> float:
-        """Return how far a field moves from one run to another with the same arguments, where 1 is rounding."""
-        again = self.fields(arguments)
-        return how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
+    def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
+        """Return a difference beside what its field moves where nothing differs, of which 8 times as much is allowed.
 
-    def fill_up(self, count: int, run: Callable[[dict[str, Any]], Any] | None = None) -> None:
-        """Make runs of the call as it came, by `run` if given, until ranks that gather parameters have made `count`."""
-        while self._count < count:
-            (run or self)(self._call.arguments)
+        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
+        """
+        if worst.excess <= 1:
+            return worst
+        again, name = self.fields(arguments), worst.name
+        moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
+        if moved == math.inf:
+            raise CannotTell(f"{name} is another one in each run")
+        return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
+
+    @contextmanager
+    def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
+        """Have ranks that gather parameters `together` make `count` runs: at least `own` as calls come, then of stock.
+
+        A rank whose call does not pack makes nothing else: it raises `CannotTell`.
+        """
+        try:
+            if not packs:
+                raise CannotTell("the call packed nothing")
+            yield
+        finally:
+            while together and self._count < count:
+                (self if self._count < own else self.stock)(self._call.arguments)
 
 
 @contextmanager

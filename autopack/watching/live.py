@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
@@ -31,7 +30,6 @@ from autopack.watching.schedule import is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
-_REPLACED = "when other documents were replaced"
 
 
 class _Mine(threading.local):
@@ -112,37 +110,37 @@ class Live:
 
     def _found(self, call: Call, closely: bool, beyond: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
-        padded, told = is_padded(call), False
         trains = call.module.training and torch.is_grad_enabled()
-        ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely)]
+        has_media = bool(media.given(call.arguments))
+        by_replacement = partial(replaced, call, self.checked.checks, both=closely)
+        ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
-            ways.append(partial(self._by_stock, losses=closely or not self.has_checked))
-        by_gradients = bool(media.given(call.arguments)) or (closely and trains and not self._pulled)
+            ways.append(partial(beside_stock, call, losses=closely or not self.has_checked))
         if closely and call.module.training and draws_by_itself(call.module):
-            ways.append(partial(self._by_chance, both=closely))
-        if by_gradients and not padded:
-            ways.append(partial(influence.leak_of, step=self.checked.calls))
-        reasons: dict[Any, str] = {}
+            # Code may mix by what it draws: draws are near their least, and near their largest.
+            ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
+        if not is_padded(call) and (has_media or (closely and trains and not self._pulled)):
+            ways.append(partial(influence.by_gradients, call))
+        reasons: list[str] = []
         for way in ways:
             try:
                 with _checking():
-                    leak = way(call)
+                    leak = self._leak_of(call, way())
             except CannotTell as reason:
-                reasons[way] = str(reason)
+                reasons.append(str(reason))
             except Exception as error:  # somebody else's code must not end a training run that is exact
-                reasons[way] = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
+                reasons.append(f"running it again raised {type(error).__name__}: {error}".partition("\n")[0])
             else:
-                told = True
+                reasons.append("")
                 if leak is not None:
                     self.checked.checks += 1
                     return leak
+        told = "" in reasons
         self._has_tried = True
         self.checked.checks += told
-        if not told:
-            self._skip(call, next(iter(reasons.values())), closely)
-        elif media.given(call.arguments) and ways[-1] in reasons:  # of media nothing else tells
-            self._skip(call, reasons[ways[-1]], closely)
-        self._padded |= told and padded
+        if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
+            self._skip(call, reasons[-1 if told else 0], closely)
+        self._padded |= told and is_padded(call)
         self._pulled |= trains
         self.has_checked |= told
         return None
@@ -152,41 +150,30 @@ class Live:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
-    def _by_replacement(self, call: Call, both: bool, share: float | None = None) -> Leak | None:
-        return self._leak_of(call, replaced(call, self.checked.checks, both, share), _REPLACED)
-
-    def _by_chance(self, call: Call, both: bool) -> Leak | None:
-        """Replace documents while every draw is near its least, and near its largest: code may mix by what it draws."""
-        leaks = (self._by_replacement(call, both, share) for share in DRAWN.values())
-        return next((leak for leak in leaks if leak is not None), None)
-
-    def _by_stock(self, call: Call, **how: bool) -> Leak | None:
-        found = beside_stock(call, **how)
-        self.checked.worst = max(self.checked.worst, found.error)
-        return self._leak_of(call, found, "than in its padded batch" if is_padded(call) else "than it gets alone")
-
-    def _leak_of(self, call: Call, found: Difference, than: str) -> Leak | None:
+    def _leak_of(self, call: Call, found: Difference) -> Leak | None:
         if found.excess <= 1:
+            self.checked.worst = max(self.checked.worst, found.error)
             return None
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
-        return Leak(call.name, found.document, row, columns, found.name, *numbers, than, found.module)
+        return Leak(call.name, found.document, row, columns, found.name, *numbers, found.than, found.module)
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         turn = self.checked.calls.bit_length()  # the same on all ranks
-        leak, told = None, False
+        ways: list[Callable[..., Difference]] = [partial(replaced, call, turn)]
+        ways += [partial(beside_stock, call)] if call.model.groups else []
+        leak, reasons = None, []
         with _checking():
-            try:
-                leak = self._leak_of(call, replaced(call, turn, packs=packs, together=True), _REPLACED)
-                told = True
-            except CannotTell as reason:
-                if packs:
-                    self._skip(call, str(reason), call.model.is_checked_closely)
-            if call.model.groups:
-                with suppress(CannotTell):  # of a call that replacement alone can tell of
-                    beside = self._by_stock(call, packs=packs, together=True)
-                    leak, told = leak or beside, True
-        self.checked.checks += told
+            for way in ways:
+                try:
+                    found = way(packs=packs, together=True)
+                    leak = leak or self._leak_of(call, found)
+                    reasons.append("")
+                except CannotTell as reason:
+                    reasons.append(str(reason))
+        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
+            self._skip(call, reasons[0], call.model.is_checked_closely)
+        self.checked.checks += "" in reasons
         return leak
 
 

@@ -8,7 +8,6 @@ different sides.
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,33 +44,22 @@ def replaced(
     equally often, whatever it has, also where its call does not pack.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
-    with _alike(call, noise=True), drawn:
+    # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
+    draws = call.module.training and (routes(call.module) or not call.model.is_checked_closely)
+    # Documents that begin alike by the tokens that they are given share what they did in the call as it came.
+    condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
+    with condition(noise=True), drawn:
         found = _Replacing(call)
-        try:
-            if not packs:
-                raise CannotTell("the call packed nothing")
-            worst = found.beside_itself(found.worst(turn, both))
-        finally:
-            found.runs.fill_up(_TOGETHER if together else 0)
-    if worst.excess <= 1 or together:
-        return worst
-    if call.module.training and (routes(call.module) or not call.model.is_checked_closely):
-        # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
-        with _alike(call), drawn:
-            found = _Replacing(call)
+        with found.runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
             worst = found.worst(turn, both)
-    if worst.excess > 1:
-        with _alike(call, noise=True), drawn:
-            worst = replace(worst, module=found.origin(worst))
-    return worst
-
-
-def _alike(call: Call, noise: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which documents that begin alike by the tokens that they are given share nothing.
-
-    They share what they did in the call as it came.
-    """
-    return unnoticed(call, share=call.prefixes is not None, noise=noise, checkpoints=True)
+        if worst.excess <= 1 or together:
+            return worst
+        if not draws:
+            return found.with_origin(worst)
+    with condition(), drawn:
+        found = _Replacing(call)
+        worst = found.worst(turn, both)
+        return found.with_origin(worst) if worst.excess > 1 else worst
 
 
 class _Replacing:
@@ -79,45 +67,32 @@ class _Replacing:
 
     def __init__(self, call: Call):
         self._call, self.runs = call, Runs(call)
-        self._changed: list[tuple[np.ndarray, dict[str, Any]]] = []
-        """The documents that are replaced, and the arguments with other tokens in them."""
 
     def worst(self, turn: int, both: bool) -> Difference:
         """Run all, and return the field that moved the farthest. Raises `CannotTell`."""
-        self._sides = sides_of(self._call)
-        count = self._sides.count if self._call.part is None else len(self._call.part[0].lengths)
+        call, self._sides = self._call, sides_of(self._call)
+        count = self._sides.count if call.part is None else len(call.part[0].lengths)
         if count < 2:
             raise CannotTell("it has one document")
-        for touched in halves_of(count, turn)[: 2 if both else 1]:
-            self._changed.append((touched, with_other_tokens(self._call, self._sides, touched, turn)))
-        self._first = self.runs.fields(self._call.arguments)
-        moved: list[Difference] = []
+        halves = halves_of(count, turn)[: 2 if both else 1]
+        changed = [(touched, with_other_tokens(call, self._sides, touched, turn)) for touched in halves]
+        first = self.runs.fields(call.arguments)
+        moved: list[tuple[Difference, tuple[np.ndarray, dict[str, Any]]]] = []
         nobodys: Fields = {}
-        for half, (touched, arguments) in enumerate(self._changed):
-            second = self.runs.fields(arguments)
-            for name, value in self._first.items():
+        for half in changed:
+            second = self.runs.fields(half[1])
+            for name, value in first.items():
                 if name in second and value.dim():
-                    found = self._compared(name, value, second[name], touched, nobodys)
-                    moved += [] if found is None else [replace(found, half=half)]
+                    found = self._compared(name, value, second[name], half[0], nobodys)
+                    moved += [] if found is None else [(found, half)]
         if not moved:
             raise CannotTell("no part of its output can be divided among its documents")
-        return max(moved, key=lambda each: each.excess)
+        worst, self._changed = max(moved, key=lambda each: each[0].excess)
+        return self.runs.beside_itself(worst, first, call.arguments)
 
-    def beside_itself(self, worst: Difference) -> Difference:
-        """Return a move beside what its field moves if nothing is replaced, of which eight times as much is allowed.
-
-        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
-        """
-        if worst.excess <= 1:
-            return worst
-        allowed = max(1.0, 8 * self.runs.moved(worst.name, self._first, self._call.arguments))
-        if allowed == math.inf:
-            raise CannotTell(f"{worst.name} is another one in each run")
-        return replace(worst, tolerance=worst.tolerance * allowed)
-
-    def origin(self, worst: Difference) -> str:
-        """Return the name and class of the module in which a field begins to move; "" if that cannot be told."""
-        touched, arguments = self._changed[worst.half]
+    def with_origin(self, worst: Difference) -> Difference:
+        """Return a difference with the name and class of the module in which it begins, if that can be told."""
+        touched, arguments = self._changed
         model = self._call.module
 
         def keep(fields: Fields) -> Fields:
@@ -135,7 +110,10 @@ class _Replacing:
             name = first_that_differs(runs, differs)
         except Exception:  # the leak is said in any case
             name = None
-        return "" if name is None else f"{name or 'the model'}, of the class {type(model.get_submodule(name)).__name__}"
+        if name is None:
+            return worst
+        kind = type(model.get_submodule(name)).__name__
+        return replace(worst, module=f"{name or 'the model'}, of the class {kind}")
 
     def _compared(
         self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray, nobodys: Fields

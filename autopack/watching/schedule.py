@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
-from autopack.inspection import torches
+from autopack.inspection import media, torches
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.tally import Shape
-from autopack.watching.influence import media_sizes
 
 
 def shape_of(call: Call, closely: bool) -> Shape:
@@ -41,8 +41,8 @@ def shape_of(call: Call, closely: bool) -> Shape:
         ids = call.arguments.get("input_ids")
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
-    media = media_sizes(call) if closely else (0, 0)
-    return Shape((*_sizes_of(call), max(tokens, default=0), *media), frozenset(kinds))
+    of_media = _sizes_of_media(call) if closely else (0, 0)
+    return Shape((*_sizes_of(call), max(tokens, default=0), *of_media), frozenset(kinds))
 
 
 def is_padded(call: Call) -> bool:
@@ -78,3 +78,13 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
         longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
         documents = max(documents, len(layout.bounds) - 1)
     return longest, documents, rows, columns
+
+
+def _sizes_of_media(call: Call) -> tuple[int, int]:
+    """Return the numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
+    values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
+    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
+    grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
+    return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)

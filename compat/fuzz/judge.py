@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.compare import TOLERANCE, Fields, errors_between, gradient_error, relative_error
+from autopack.auditing.compare import BOUNDS, Fields, errors_between, gradient_error, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.losses import expected_losses
 from autopack.auditing.running import weighted_sum
@@ -30,8 +30,8 @@ STATUSES = ("exact", "refused", "no stock", "silent", "crash")
 BAD = ("silent", "crash")
 TOLERANCES = {
     "float64": (1e-5, 1e-4, 1e-4),
-    "float32": (TOLERANCE[torch.float32], 1e-3, 1e-3),
-    "bfloat16": (TOLERANCE[torch.bfloat16], 0.2, 1e-2),
+    "float32": (BOUNDS[torch.float32].results, 1e-3, 1e-3),
+    "bfloat16": (BOUNDS[torch.bfloat16].results, 0.2, 1e-2),
 }
 """Fields, of the standard deviation of a field; gradients, of the largest of a parameter; losses, relative: those of
 docs/trust.md. Most models go through float32 in code of their own, whatever their dtype, and leaks start near 1e-2."""

@@ -21,7 +21,7 @@ from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, forget_lengths, weighted_sum
 from autopack.calls.outputs import loss_of
-from autopack.inspection.modules import is_pair, row_dependent_rotaries
+from autopack.inspection.modules import is_pair
 from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
@@ -199,7 +199,7 @@ class Model:
     def run(self, model: Any, asked: Asked, arranged: Arranged) -> Any:
         """Hand a call to a model, which stock or not keeps no frequencies of an earlier, longer one."""
         self._mode(model, arranged.training, arranged.checkpointing)
-        forget_lengths(row_dependent_rotaries(model))
+        forget_lengths(model)
         model.zero_grad(set_to_none=True)
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in asked.arguments.items()}
         by_position, by_name = by_place(model, copied, arranged.positional)
