@@ -35,12 +35,8 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
         except Exception as upstream:
             return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
         return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
-    bounds = {
-        "worst": BOUNDS[dtype].results,
-        "influence": BOUNDS[dtype].results,
-        "gradient": 10 * BOUNDS[dtype].results,
-    }
-    bounds["loss"] = max(1e-5, 10 * BOUNDS[dtype].results)
+    bound = BOUNDS[dtype].results
+    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
     exact = all(value <= bounds[name] for name, value in errors.items())
     return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
 
