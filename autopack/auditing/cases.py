@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from autopack.auditing.fields import Side, Sides
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
@@ -24,17 +25,13 @@ from autopack.registry import families, first_position
 class Input:
     """One packed call.
 
-    `arguments` describe its tokens. `spans` hold the place of each document in the batch of (rows,
-    columns), as (row, first, end), and `first` the position at which it begins. Of a pair, these
-    are the decoder's, and `source` is the encoder's side. `options` are the arguments that say how
-    to run, one for both sides.
+    `arguments` describe its tokens. `sides` hold the places of documents, and `first` the position
+    at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
     """
 
     arguments: dict[str, Any]
-    shape: tuple[int, int]
-    spans: list[tuple[int, int, int]]
+    sides: Sides
     first: list[int]
-    source: Input | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -133,16 +130,16 @@ class Case:
             numbers = [i + 1 if mask == "segments" else 1 for i in range(len(first))]
             values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor([*self.lengths, padding]))
             arguments["attention_mask"] = values[None].to(self.device)
-        spans = [(0, *bounds) for bounds in pairwise(accumulate(self.lengths, initial=0))]
-        return Input(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
+        owner = np.repeat([*range(len(first)), -1], [*self.lengths, padding])
+        return Input(arguments, Sides([Side(owner[None])]), first, options)
 
     def two_rows(self) -> Input:
         """Return a call of the documents in order in one row, reversed in the other."""
         one = Case.one_row(self)  # that of a pair is both halves
-        (positions,), (_, columns) = one.arguments["position_ids"], one.shape
+        (positions,), (owner,) = one.arguments["position_ids"], one.sides.halves[0].owner
         turned = torch.cat(positions.split(self.lengths)[::-1])
-        spans = [*one.spans, *((1, columns - end, columns - first) for _, first, end in one.spans)]
-        return Input({"position_ids": torch.stack([positions, turned])}, (2, columns), spans, one.first * 2)
+        owners = np.stack([owner, owner[::-1] + len(self.lengths)])
+        return Input({"position_ids": torch.stack([positions, turned])}, Sides([Side(owners)]), one.first * 2)
 
     def given(self, call: Input, replaced: int | None = None) -> dict[str, Any]:
         """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
@@ -151,7 +148,7 @@ class Case:
         return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
 
     def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        return self._with_zeros(self.inputs(call, replaced))
+        return self._with_zeros(self._placed(call.sides.halves[0], replaced))
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -179,12 +176,12 @@ class Case:
             ids[row, real], mask[row, real] = document, 1
         return {**self._with_zeros(ids), "attention_mask": mask}
 
-    def inputs(self, call: Input, replaced: int | None = None) -> torch.Tensor:
-        """Return a call's token ids (rows, columns), with one document `replaced` if asked."""
-        ids = torch.full(call.shape, int(self.documents[0][0]), device=self.device)
-        for number, (row, first, end) in enumerate(call.spans):
+    def _placed(self, side: Side, replaced: int | None) -> torch.Tensor:
+        """Return the token ids of one side (rows, columns), with one document `replaced` if asked."""
+        ids = torch.full(side.owner.shape, int(self.documents[0][0]), device=self.device)
+        for number in side.order:
             source = self.others if number == replaced else self.documents
-            ids[row, first:end] = source[number % len(self.documents)]
+            ids[torch.from_numpy(side.owner == number)] = source[number % len(self.documents)]
         return ids
 
 
@@ -208,13 +205,15 @@ class PairCase(Case):
     @staticmethod
     def _both(source: Input, target: Input) -> Input:
         of_target = {f"decoder_{name}": value for name, value in target.arguments.items()}
-        arguments = {**source.arguments, **of_target}
-        return Input(arguments, target.shape, target.spans, target.first, source, target.options)
+        sides = Sides([Side(target.sides.halves[0].owner, "decoder_"), *source.sides.halves])
+        return Input({**source.arguments, **of_target}, sides, target.first, target.options)
 
     def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        assert call.source is not None
-        source = self.source.inputs(call.source, replaced)
-        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
+        target, source = call.sides.halves
+        return {
+            "input_ids": self.source._placed(source, replaced),
+            "decoder_input_ids": self._placed(target, replaced),
+        }
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)

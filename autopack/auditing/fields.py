@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.auditing.cases import Input
 from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
@@ -114,18 +113,6 @@ class Sides:
     def __init__(self, halves: list[Side]):
         self.halves = halves
         self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
-
-    @classmethod
-    def of(cls, call: Input) -> Sides:
-        """Return the places of the documents of a packed call."""
-        halves = []
-        for half, prefix in ((call, "decoder_" * (call.source is not None)), (call.source, "")):
-            if half is not None:
-                owner = np.full(half.shape, -1)
-                for number, (row, first, end) in enumerate(half.spans):
-                    owner[row, first:end] = number
-                halves.append(Side(owner, prefix))
-        return cls(halves)
 
     @classmethod
     def of_padded(cls, arguments: Mapping[str, Any]) -> Sides:

@@ -37,11 +37,8 @@ class Labels:
     """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the labels of a packed call; per-token ones of one document `only` if asked."""
-        side = Sides.of(call).halves[0]
-        if not self.per_token:
-            return {name: self._of_documents(name, side) for name in self.alone[0]}
-        return self._of_tokens(side, int(self.ignore_first), only)
+        """Return the labels of a packed call; those of one document `only` if asked, and others ignored."""
+        return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
         """Return the labels of a padded batch of the documents; labels of padding are ignored.
@@ -50,31 +47,27 @@ class Labels:
         too.
         """
         side = sides.halves[0]
-        if self.per_token:
-            return self._of_tokens(side, int(predicted and self.shifts))
-        together = {name: self._of_documents(name, side) for name in self.alone[0]}
-        if "start_positions" in together:
+        found = self._placed(side, int(predicted and self.shifts))
+        if "start_positions" in found:
             starts = torch.from_numpy((side.owner >= 0).argmax(1))
-            return {name: value + starts.to(value.device) for name, value in together.items()}
-        return together
+            found = {name: value + starts.to(value.device) for name, value in found.items()}
+        return found
 
-    def _of_documents(self, name: str, side: Side, only: int | None = None) -> torch.Tensor:
-        parts = [(number, self.alone[number % len(self.alone)][name]) for number in side.order]
-        ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
-        return torch.cat([part if only in (None, number) else ignored for number, part in parts])
-
-    def _of_tokens(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return labels at documents' tokens in a batch, but for each one's first `skipped`.
-
-        Labels of one per document are beside them.
-        """
-        (name,) = (name for name, value in self.alone[0].items() if value.dim() > 1)
-        example = self.alone[0][name]
-        labels = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
-        for number in side.order if only is None else [only]:
-            row, (first, end) = side.place_of(number)
-            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
-        return {name: labels} | {n: self._of_documents(n, side, only) for n in self.alone[0].keys() - {name}}
+    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+        """Return labels of one per document, and those at documents' tokens but for each one's first `skipped`."""
+        found = {}
+        for name, example in self.alone[0].items():
+            of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
+            if not self.per_token or example.dim() == 1:
+                ignored = torch.full_like(example, IGNORED_LABEL)
+                chosen = [value if only in (None, number) else ignored for number, value in of_each.items()]
+                found[name] = torch.cat(chosen)
+                continue
+            found[name] = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
+            for number in side.order if only is None else [only]:
+                row, (first, end) = side.place_of(number)
+                found[name][row, first + skipped : end] = of_each[number][0, skipped:]
+        return found
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,13 @@ import torch
 
 from autopack.auditing.cases import MODES, Case, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
-from autopack.auditing.fields import Sides, fields_of
+from autopack.auditing.fields import fields_of
 from autopack.auditing.losses import Labels, expected_losses, find_labels
 from autopack.auditing.places import raised_at
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
-from autopack.inspection.source import parameters_of
 
 INFLUENCE = {"default", "two rows", "one beginning"}
 """Modes in which documents are replaced one at a time, and that also run without labels.
@@ -108,11 +107,10 @@ class PackedRuns:
         if (replace and name in INFLUENCE) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
             outputs = fields_of(self.runner.model(**case.given(call)))
-        sides = Sides.of(call)
-        if sum(sides.halves[0].lengths) < math.prod(call.shape):
+        if (call.sides.halves[0].owner < 0).any():
             # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
             outputs = {field: value for field, value in outputs.items() if value.dim()}
-        found, expected, unknown = sides.split(outputs, alone)
+        found, expected, unknown = call.sides.split(outputs, alone)
         if not any(expected):
             raise UnsupportedModel(
                 "no field of its output can be compared with what documents get alone", code="nothing-to-audit"
@@ -163,11 +161,6 @@ class PackedRuns:
                 self._outputs[key] = fields_of(output)
         return [self._outputs[key] for key in keys]
 
-    def _labelled(self, call: Input, labels: Labels, number: int) -> dict[str, Any]:
-        """Return all arguments of a call with one document of another call, and its labels."""
-        of_one = labels.alone[number % len(labels.alone)]
-        return {**self.case.alone(call, number), **of_one, **self.case.without_router}
-
     @torch.no_grad()
     def _influence(
         self,
@@ -186,14 +179,14 @@ class PackedRuns:
         the reason why such labels are refused third.
         """
         matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
-        rows = call.shape[0]
+        rows = len(call.sides.halves[0].owner)
         numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
         for j in numbers:
             outputs: Fields = {}
             behind = (j + 1) % len(found)
             if labels is not None and labels.per_token and labels.counts[behind] > 0:
                 try:
-                    outputs, loss = self._loss(self.case.given(call, j), labels.packed(call, behind))
+                    outputs, loss = self._loss(self.case.given(call, j) | labels.packed(call, behind))
                     worst_loss = max(worst_loss, relative_error(loss, self._loss_alone(call, labels, behind)))
                 except AutopackError as error:
                     refused = f"{type(error).__name__}: {error}"
@@ -203,7 +196,7 @@ class PackedRuns:
                 outputs = fields_of(self.runner.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             of_parts = {name: value for name, value in outputs.items() if value.dim()}
-            changed, _, _ = Sides.of(call).split(of_parts, alone)
+            changed, _, _ = call.sides.split(of_parts, alone)
             before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
             matrix[:, j] = [worst for worst, _ in errors_between(changed, before, scales)]
         np.fill_diagonal(matrix, np.nan)
@@ -215,7 +208,7 @@ class PackedRuns:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
             return None
-        key = tuple(call.first), tuple(call.spans), tuple(expected[0]), self.training
+        key = tuple(call.first), tuple(call.sides.halves[0].lengths), tuple(expected[0]), self.training
         if key not in self._gradients:
             try:
                 self._gradients[key] = self.runner.gradients(other)
@@ -229,90 +222,91 @@ class PackedRuns:
     def _with_labels(self, call: Input, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
         """Return the output with labels, its loss's relative error, and why it is refused.
 
-        The error is the difference from the loss of the documents alone.
+        The error is the largest difference from the loss of the documents alone; of a loss that is
+        asked for `in_every_way`, over all of them.
         """
-        counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
+        numbers = range(len(call.first))
+        counts = [labels.counts[number % len(labels.counts)] for number in numbers]
         if not any(count > 0 for count in counts):
             return {}, None, None  # documents of one token predict nothing
+        given = self.case.given(call) | labels.packed(call)
         with torch.no_grad():
-            alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
+            alone = [self._loss_alone(call, labels, number) for number in numbers]
         try:
-            outputs, together = self._loss(self.case.given(call), labels.packed(call))
-            expected = min(expected_losses(alone, counts), key=lambda each: relative_error(together, each))
-            error = relative_error(together, expected)
-            if in_every_way and call.source is not None:
-                error = max(error, self._error_without_tokens(call, labels, counts))
+            outputs, loss = self._loss(given)
+            error = _least_error(loss, alone, counts)
             if in_every_way:
-                error = max(error, self._error_of_items(call, labels, alone, counts, expected))
+                with torch.no_grad():
+                    for more, wanted in self._further_ways(call, labels, alone, counts):
+                        error = max(error, _least_error(self._loss(given | more)[1], wanted, counts))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
             return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
 
-    @torch.no_grad()
-    def _error_without_tokens(self, call: Input, labels: Labels, counts: list[int]) -> float:
-        """Return that error for an encoder-decoder that makes its decoder's tokens of labels.
+    def _further_ways(
+        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int]
+    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
+        """Yield arguments of other ways to ask for a loss, and the losses of documents alone.
 
-        0 if stock does not.
+        An encoder-decoder may make its decoder's tokens of labels. Trainers have summed losses
+        divided by the terms of several calls; a run of stock tells if a loss heeds it.
         """
-
-        def without(arguments: dict[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
-
-        numbers = range(len(call.spans))
-        try:
-            given = [without(self.case.by_itself(n)) | labels.alone[n] | self.case.without_router for n in numbers]
-            alone = [self._stock_loss(each) for each in given]
-        except Exception as error:
-            self.report.notes["decoder's tokens made of labels"] = f"not measured: {type(error).__name__}: {error}"
-            return 0.0
-        _, found = self._loss(without(self.case.given(call)), labels.packed(call))
-        return min(relative_error(found, each) for each in expected_losses(alone, counts))
-
-    @torch.no_grad()
-    def _error_of_items(
-        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
-    ) -> float:
-        """Return that error for calls that divide summed losses, as trainers do; 0 if none can.
-
-        A run of stock on a document alone tells if the loss heeds it.
-        """
-        named = parameters_of(type(self.runner.model))
-        if not named.takes_others and _ITEMS not in named.names:
-            return 0.0
+        way: dict[str, Any]
+        if self.case.is_pair:
+            way = {"decoder_input_ids": None}
+            try:
+                wanted = [self._loss_alone(call, labels, number, **way) for number in range(len(alone))]
+            except Exception as error:
+                why = f"not measured: {type(error).__name__}: {error}"
+                self.report.notes["decoder's tokens made of labels"] = why
+            else:
+                yield way, wanted
+        if not self.case.takes(_ITEMS):
+            return
         number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
+        way = {_ITEMS: items}
+        why = "stock's loss of a document alone is no sum divided by it"
         try:
-            told = loss_of(self.runner.stock({**self._labelled(call, labels, number), _ITEMS: items}))
-        except (TypeError, ValueError) as error:  # what its forward takes by any name, something further in may not
-            self.report.notes[_ITEMS] = f"not measured: {error}"
-            return 0.0
-        shares = {1.0: alone[number], sum(counts) / items: alone[number] * counts[number] / items}
-        share = next((s for s, loss in shares.items() if told is not None and relative_error(told, loss) < 1e-3), None)
-        if share is None:
-            self.report.notes[_ITEMS] = "not measured: stock's loss of a document alone is no sum divided by it"
-            return 0.0
-        _, found = self._loss({**self.case.given(call), _ITEMS: items}, labels.packed(call))
-        return relative_error(found, expected * share)
+            told = self._loss_alone(call, labels, number, **way)
+            shares = (1.0, 1.0), (counts[number] / items, sum(counts) / items)
+            for of_one, of_all in shares:
+                if relative_error(told, alone[number] * of_one) < 1e-3:
+                    yield way, [loss * of_all for loss in alone]
+                    return
+        except (TypeError, ValueError, RuntimeError) as error:  # by any name, but something further in may not
+            why = str(error)
+        self.report.notes[_ITEMS] = f"not measured: {why}"
 
-    def _loss(self, given: dict[str, Any], labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
-        output = self.runner.model(**given, **labels, **self.case.without_router)
+    def _loss(self, given: dict[str, Any]) -> tuple[Fields, torch.Tensor]:
+        arguments = _without_none(given) | self.case.without_router
+        output = self.runner.model(**arguments)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
         return fields_of(output), loss
 
-    def _loss_alone(self, call: Input, labels: Labels, number: int) -> torch.Tensor:
-        key = number % len(self.case.documents), call.first[number], self.training
+    def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
+        """Return stock's loss of a document alone, with `more` arguments than its own and labels."""
+        of_one = number % len(self.case.documents)
+        key = of_one, call.first[number], self.training, *more
         if key not in self._losses:
-            self._losses[key] = self._stock_loss(self._labelled(call, labels, number))
+            given = self.case.alone(call, number) | labels.alone[of_one] | self.case.without_router | more
+            loss = loss_of(self.runner.stock(_without_none(given)))
+            if loss is None:
+                raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
+            self._losses[key] = loss
         return self._losses[key]
 
-    def _stock_loss(self, arguments: dict[str, Any]) -> torch.Tensor:
-        loss = loss_of(self.runner.stock(arguments))
-        if loss is None:
-            raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
-        return loss
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _least_error(loss: torch.Tensor, alone: list[torch.Tensor], counts: list[int]) -> float:
+    """Return the relative difference of a loss from the nearest one that documents may have together."""
+    return min(relative_error(loss, expected) for expected in expected_losses(alone, counts))
 
 
 def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:

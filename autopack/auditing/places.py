@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, errors_between, scales_of
-from autopack.auditing.fields import Sides, WrongShape, fields_of
+from autopack.auditing.fields import WrongShape, fields_of
 from autopack.auditing.running import Runner
 
 _LIBRARY = "transformers."
@@ -87,13 +87,12 @@ def first_difference(runner: Runner, case: Case, call: Input, bound: float) -> s
 
     with torch.no_grad():
         packed = heard(runner.model, lambda: runner.model(**case.given(call)), keep)
-        numbers = range(len(call.spans))
+        numbers = range(len(call.first))
         alone = [heard(runner.model, partial(runner.stock, case.alone(call, number)), keep) for number in numbers]
-    sides = Sides.of(call)
 
     def differs(found: list[Fields]) -> bool | None:
         try:
-            got, expected, _ = sides.split(found[0], found[1:])
+            got, expected, _ = call.sides.split(found[0], found[1:])
             return max(errors_between(got, expected, scales_of(expected)))[0] > bound if any(expected) else None
         except (WrongShape, RuntimeError, ValueError, IndexError):
             return None  # it was run on something else than the row

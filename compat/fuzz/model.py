@@ -16,7 +16,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.cases import Case, Input, PairCase
 from autopack.auditing.compare import Fields, scales_of
-from autopack.auditing.fields import Sides, fields_of
+from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, forget_lengths, weighted_sum
@@ -154,7 +154,7 @@ class Model:
                 else:
                     _, call = placed(self.pool, Arranged(rows=((number,),)))
                     own = fields_of(output)
-                    found, _, _ = Sides.of(call).split(own, [own])
+                    found, _, _ = call.sides.split(own, [own])
                     total = weighted_sum([{name: found[0][name] for name in names}], self.scales(arranged, False))
                 backward(total)
             except Exception as error:

@@ -6,10 +6,12 @@ import copy
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 
 import autopack
 from autopack.auditing.cases import Case, Input
+from autopack.auditing.fields import Side, Sides
 from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
@@ -41,7 +43,8 @@ def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     arguments, call = _side(pool, arranged)
     if source is not None:
         inner, other = _side(source, arranged)
-        call = Input(call.arguments, call.shape, call.spans, call.first, other)
+        sides = Sides([Side(call.sides.halves[0].owner, "decoder_"), *other.sides.halves])
+        call = Input(call.arguments, sides, call.first)
         arguments = inner | {f"decoder_{name}": value for name, value in arguments.items()}
     return arguments, call
 
@@ -52,7 +55,7 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     ids = torch.full(shape, pool.filler)
     positions, mask, segments = torch.full(shape, pool.base), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
     numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
-    spans: list[tuple[int, int, int]] = []
+    owner = np.full(shape, -1)
     first: list[int] = []
     for row, entries in enumerate(arranged.rows):
         column = 0
@@ -60,12 +63,12 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
             end = column + (lengths[number] if number >= 0 else -number)
             if number >= 0:
                 end = column + lengths[number]
-                begin = pool.base + arranged.offsets[len(spans)]
+                begin = pool.base + arranged.offsets[len(first)]
                 ids[row, column:end] = pool.documents[number]
                 positions[row, column:end] = torch.arange(begin, begin + end - column)
                 mask[row, column:end] = 1
-                segments[row, column:end] = len(spans) + 1
-                spans.append((row, column, end))
+                segments[row, column:end] = len(first) + 1
+                owner[row, column:end] = len(first)
                 first.append(begin)
                 numbers[row, column:end] = place + 1
                 bounds += [row * shape[1] + column, row * shape[1] + end]
@@ -89,7 +92,7 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
         arguments["attention_mask"] = segments.long()
     if arranged.form == "mask" or arranged.mask:
         arguments["attention_mask"] = mask
-    return arguments, Input({}, shape, spans, first)
+    return arguments, Input({}, Sides([Side(owner)]), first)
 
 
 def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Input]:
@@ -110,7 +113,9 @@ def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) 
         examples.append(example)
     batch = dict(autopack.PackingCollator.for_model(model, **options)(examples))
     _, call = placed(pool, arranged)
-    return batch, Input({}, tuple(batch["input_ids"].shape), call.spans, call.first)
+    owner = call.sides.halves[0].owner
+    padding = batch["input_ids"].shape[1] - owner.shape[1]
+    return batch, Input({}, Sides([Side(np.pad(owner, ((0, 0), (0, padding)), constant_values=-1))]), call.first)
 
 
 def ignoring(labels: Labels, seed: int) -> Labels:
