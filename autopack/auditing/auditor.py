@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -26,7 +27,7 @@ from autopack.auditing.losses import Labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.packed import INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns
-from autopack.auditing.places import first_difference
+from autopack.auditing.places import first_that_moves, place_of
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Runner
 from autopack.calls.prefixes import why_not
@@ -161,11 +162,11 @@ class Audit:
         if worst is not None and worst.failure is None and worst.mode in MODES:
             self.model.train(worst.training)
             case = self.others.get(worst.mode, self.case)
-            # Whatever keeps it from being told is no reason to say less than what was found.
-            with suppress(Exception):
-                place = first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-                if place is not None:
-                    self.report.notes["place"] = place
+            call = MODES[worst.mode](case)
+            runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
+            name = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+            if name:
+                self.report.notes["place"] = f"it begins in {place_of(self.model.get_submodule(name))}"
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -130,6 +131,41 @@ def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
         return 0.0
     value = float(torch.where(found == expected, 0.0, found - expected).abs().max())
     return value if math.isfinite(value) else math.inf
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The part of a call that differs the most from another run."""
+
+    name: str
+    error: float = math.inf
+    """In standard deviations of the field."""
+    tolerance: float = 0.0
+    """What is allowed, in the same unit."""
+    document: int = 0
+    """First document that differs."""
+    than: str = "when other documents were replaced"
+    """What it differs from, in words."""
+    module: str = ""
+    """Module in which it begins, if that is known."""
+
+    @property
+    def excess(self) -> float:
+        """The error as a multiple of what is allowed."""
+        return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
+
+
+def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
+    """Return how far the same part of a field is apart in two runs with the same shapes."""
+    if torch.equal(one, two):
+        return Difference(name, 0.0)
+    if one.shape != two.shape or not one.is_floating_point():
+        return Difference(name, 1.0 if one.shape == two.shape else math.inf)
+    nothing = one.isnan() & two.isnan()
+    error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
+    sane = one[is_sane(one, one.dtype)].abs()
+    rounding = ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
 
 
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

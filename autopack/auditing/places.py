@@ -10,20 +10,18 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from autopack.auditing.cases import Case, Input
-from autopack.auditing.compare import Fields, errors_between, scales_of
-from autopack.auditing.fields import WrongShape, fields_of
-from autopack.auditing.running import Runner
+from autopack.auditing.compare import Fields, how_far
+from autopack.auditing.fields import Sides, fields_of
 
 _LIBRARY = "transformers."
 Heard = dict[tuple[str, int], tuple[Fields, Fields]]
@@ -64,51 +62,38 @@ def heard(model: nn.Module, run: Callable[[], Any], keep: Callable[[Fields], Fie
     return found
 
 
-def first_that_differs(runs: list[Heard], differs: Callable[[list[Fields]], bool | None]) -> str | None:
-    """Return the name of the first module whose outputs differ between runs and whose inputs do not; None if none.
+def first_that_moves(
+    model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
+) -> str | None:
+    """Return the name of the first module that mixes documents; None if that cannot be told.
 
-    `differs` gets the fields of each run, and returns None if they cannot be compared.
-    """
-    for key in runs[0]:
-        given, output = ([run[key][side] if key in run else {} for run in runs] for side in (0, 1))
-        if differs(output) and differs(given) is False:
-            return key[0]
-    return None
-
-
-def first_difference(runner: Runner, case: Case, call: Input, bound: float) -> str | None:
-    """Return the first module that changes a document's results by more than `bound`.
-
-    In words, with the place of its forward; None if no module can be compared.
+    In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
+    module gives the others something else, and is given the same of them.
     """
 
     def keep(fields: Fields) -> Fields:
-        return {name: value.detach().clone() for name, value in fields.items()}
+        parts = {name: sides.part(name, value, ~touched) for name, value in fields.items() if value.dim() > 1}
+        return {name: part.clone() for name, part in parts.items() if part is not None}
 
-    with torch.no_grad():
-        packed = heard(runner.model, lambda: runner.model(**case.given(call)), keep)
-        numbers = range(len(call.first))
-        alone = [heard(runner.model, partial(runner.stock, case.alone(call, number)), keep) for number in numbers]
+    def differs(one: Fields, two: Fields) -> bool | None:
+        if not one or one.keys() != two.keys():
+            return None
+        return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
 
-    def differs(found: list[Fields]) -> bool | None:
-        try:
-            got, expected, _ = call.sides.split(found[0], found[1:])
-            return max(errors_between(got, expected, scales_of(expected)))[0] > bound if any(expected) else None
-        except (WrongShape, RuntimeError, ValueError, IndexError):
-            return None  # it was run on something else than the row
-
-    name = first_that_differs([packed, *alone], differs)
-    if not name:
-        return None
-    module = runner.model.get_submodule(name)
-    place = place_of(module)
-    return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
+    with torch.no_grad(), suppress(Exception):  # what mixes is said in any case
+        first, second = (heard(model, run, keep) for run in runs)
+        for key, (given, output) in first.items():
+            others = second.get(key, ({}, {}))
+            if differs(output, others[1]) and differs(given, others[0]) is False:
+                return key[0]
+    return None
 
 
-def place_of(module: nn.Module) -> str | None:
-    """Return a module's forward's place as a Python module and line; None without source."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return None if code is None else f"{type(module).forward.__module__}, line {code.co_firstlineno}"
+def place_of(module: nn.Module) -> str:
+    """Return a module's class, and its forward's place as a Python module and line, if it has source."""
+    forward, name = type(module).forward, type(module).__name__
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return name if code is None else f"{name}, {forward.__module__}, line {code.co_firstlineno}"
 
 
 def raised_at(error: BaseException) -> str | None:

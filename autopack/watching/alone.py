@@ -16,6 +16,7 @@ from autopack.auditing.compare import (
     BOUNDS,
     OTHER_CHOICES,
     OTHER_EXPERTS,
+    Difference,
     bound_in_use,
     error_by_token,
     relative_error,
@@ -30,7 +31,7 @@ from autopack.inspection.randomness import state_of
 from autopack.layout.forms import holds_tensors
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
-from autopack.watching.conditions import Difference, Runs, precisions, unnoticed
+from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import routes
 from autopack.watching.schedule import is_padded

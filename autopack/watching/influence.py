@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from autopack.auditing.compare import ADDED_UP, MET, largest
+from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
 from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.places import listening
 from autopack.auditing.running import weighted_sum
@@ -27,7 +27,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
 from autopack.inspection.code_origin import is_of_library
 from autopack.inspection.source import class_of
-from autopack.watching.conditions import Difference, unnoticed
+from autopack.watching.conditions import unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 
 _MOST = 20_000_000

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch._subclasses import FakeTensor
 
+from autopack.auditing.compare import Difference
 from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
@@ -23,7 +24,6 @@ from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
 from autopack.watching.alone import beside_stock
-from autopack.watching.conditions import Difference
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import replaced
 from autopack.watching.schedule import is_padded, shape_of

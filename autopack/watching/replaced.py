@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import Fields
+from autopack.auditing.compare import Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides
-from autopack.auditing.places import first_that_differs, heard
+from autopack.auditing.places import first_that_moves
 from autopack.calls.call import DROPPED, Call
 from autopack.inspection.randomness import Pinned
 from autopack.layout.pair import DECLARATIONS
 from autopack.layout.ways import LAYOUT_KWARGS
-from autopack.watching.conditions import Difference, Runs, how_far, unnoticed
+from autopack.watching.conditions import Runs, unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 
 _DECLARES = {*DROPPED, *LAYOUT_KWARGS, *DECLARATIONS, "position_ids", "decoder_position_ids"}
@@ -93,23 +93,8 @@ class _Replacing:
     def with_origin(self, worst: Difference) -> Difference:
         """Return a difference with the name and class of the module in which it begins, if that can be told."""
         touched, arguments = self._changed
-        model = self._call.module
-
-        def keep(fields: Fields) -> Fields:
-            parts = {name: self._sides.part(name, value, ~touched) for name, value in fields.items() if value.dim() > 1}
-            return {name: part.clone() for name, part in parts.items() if part is not None}
-
-        def differs(found: list[Fields]) -> bool | None:
-            one, two = found
-            if not one or one.keys() != two.keys():
-                return None
-            return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
-
-        try:
-            runs = [heard(model, partial(self.runs, given), keep) for given in (self._call.arguments, arguments)]
-            name = first_that_differs(runs, differs)
-        except Exception:  # the leak is said in any case
-            name = None
+        model, runs = self._call.module, [partial(self.runs, each) for each in (self._call.arguments, arguments)]
+        name = first_that_moves(model, runs, self._sides, touched)
         if name is None:
             return worst
         kind = type(model.get_submodule(name)).__name__

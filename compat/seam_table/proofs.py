@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.watching.conditions import Difference
+from autopack.auditing.compare import Difference
 from compat.seam_breaks import never, result, returns, seam, skipped
 
 
