@@ -152,32 +152,29 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
 def _ask(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
     """Return True if the first label counts: replaced or, if that does not tell, ignored."""
 
-    def other(column: int) -> torch.Tensor:
+    def replaced(column: int) -> torch.Tensor:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
         changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
         return changed
 
-    def only(column: int | None) -> torch.Tensor:
-        found = torch.full_like(labels, IGNORED_LABEL)
-        if column is not None:
-            found[0, column] = labels[0, column]
+    def counted(column: int) -> torch.Tensor:
+        found = ignored.clone()
+        found[0, column] = labels[0, column]
         return found
 
-    for plain, with_first, with_others in (
-        (labels, other(0), [other(1), other(2)]),
-        # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
-        *([(only(None), only(0), [only(1), only(2)])] if labels.device.type == "cpu" else []),
-    ):
+    ignored = torch.full_like(labels, IGNORED_LABEL)
+    # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
+    ways = [(labels, replaced), (ignored, counted)][: 2 if labels.device.type == "cpu" else 1]
+    for plain, change in ways:
         heard = _hear(model, run, arguments, plain)
-        first = heard and _hear(model, run, arguments, with_first)
+        first, *others = (heard and _hear(model, run, arguments, change(column)) for column in range(3))
         if heard is None or first is None:
             continue
         if heard.differs(first):
             return True
-        rest = [_hear(model, run, arguments, each) for each in with_others]
-        if any(each is not None and heard.differs(each) for each in rest):
+        if any(other is not None and heard.differs(other) for other in others):
             return False
     return None
 

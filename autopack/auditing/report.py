@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autopack.pages import parts
-from autopack.pages.figure import Influence, on_axes, picture
+from autopack.pages.figure import Influence, figures, on_axes, picture
 
 __all__ = ["LeakReport"]
 
@@ -247,10 +247,8 @@ class LeakReport:
         return said + [f"raised: {failure}" for failure in sorted(failures)]
 
     def __str__(self) -> str:
-        table = self._table()
-        columns = [(side, max(map(len, cells))) for side, *cells in zip(_SIDES, *table, strict=True)]
-        lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
-        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *self._scale(), *self._not_measured()])
+        table = parts.text_table(self._table(), _SIDES)
+        return "\n".join([self._headline(), "", *table, "", *self._scale(), *self._not_measured()])
 
     def _scale(self) -> tuple[str, str]:
         """Return the unit of errors, and the limits of rounding, in two lines."""
@@ -267,23 +265,12 @@ class LeakReport:
     def to_html(self) -> str:
         """Return the table and the influence as HTML without scripts or outside references."""
         head, *rows = self._table()
-        numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
-        shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
         return parts.joined(
             parts.lines([self._headline()], strong=True),
             parts.table(head, rows, _SIDES),
             parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            parts.figures(shown),
+            figures([self._chart]),
         )
-
-    def _cell(self, influence: float) -> tuple[str, float]:
-        """Return an influence as text, and its darkness, by magnitude from tolerance to 1."""
-        if math.isnan(influence):
-            return "", 0.0
-        if influence <= self.tolerance:
-            return _number(influence), 0.0
-        share = math.log(min(influence, 1.0) / self.tolerance) / -math.log(min(self.tolerance, 0.5))
-        return _number(influence), 0.3 + 0.7 * min(max(share, 0.0), 1.0)
 
     _repr_html_ = to_html
 
@@ -292,15 +279,18 @@ class LeakReport:
 
         Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
         """
+        return picture([self._chart]) if ax is None else on_axes(self._chart, ax)
+
+    @property
+    def _chart(self) -> Influence:
         state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
-        chart = Influence(
+        return Influence(
             f"{self.model}\n{state}: largest influence {largest}",
             self.influence,
             self.tolerance,
             ("document that was changed", "document that was watched"),
             "change of logits / their standard deviation",
         )
-        return picture([chart]) if ax is None else on_axes(chart, ax)
 
 
 def _largest(influence: np.ndarray) -> float:

@@ -35,11 +35,6 @@ def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], cap
     return _part("facts", [(caption, []), *((name, list(pairs)) for name, pairs in groups)])
 
 
-def matrix(numbers: Sequence[Sequence[tuple[str, float]]]) -> str:
-    """A square of numbers between things numbered from 1: the text of each, and how dark it is, from 0 to 1."""
-    return _part("matrix", numbers)
-
-
 def lines(texts: Iterable[str], strong: bool = False) -> str:
     """A paragraph for each text."""
     return _part("lines", list(texts), strong)

@@ -28,9 +28,10 @@ from autopack.calls.outputs import loss_of
 from autopack.calls.sequence_parallel import exchange_of
 from autopack.inspection import media
 from autopack.inspection.randomness import state_of
-from autopack.layout.forms import holds_tensors
-from autopack.layout.packed import PackedLayout
-from autopack.layout.ways import LAYOUT_KWARGS
+from autopack.layout.forms import Frame
+from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.token_map import TokenMap
+from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import routes
@@ -71,7 +72,7 @@ def _packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> 
     found = fields_of(output)
     for number in dict.fromkeys((sides.count - 1, 0)):
         before = state_of(call.module)
-        alone = runs.stock(_cut(call, sides, number))
+        alone = runs.stock(_cut(call, number))
         if state_of(call.module) != before:
             raise CannotTell("its forward draws random numbers that autopack cannot switch off")
         for name, value in fields_of(alone).items():
@@ -160,21 +161,21 @@ def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
     return begins and layout.largest_positions is None
 
 
-def _cut(call: Call, sides: Sides, number: int) -> dict[str, Any]:
+def _cut(call: Call, number: int) -> dict[str, Any]:
     """Return the arguments of one document alone. Raises `CannotTell`."""
-    shape, (row, (first, end)) = sides.halves[0].owner.shape, sides.halves[0].place_of(number)
+    layout = call.declared.layout
+    assert layout is not None
+    batch = TokenMap.of_documents(layout, np.flatnonzero(real_documents(layout))[[number]])
+    frame = Frame(*batch.shape, shared=True)
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         counted = name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
         if name in _NOT_ALONE and not counted:
             continue
-        if isinstance(value, torch.Tensor) and value.numel() > 1:
-            if value.shape[:2] not in (shape, (1, shape[1])):
-                raise CannotTell(f"what of {name} belongs to which document is not known")
-            value = value.expand(shape[0], *value.shape[1:])[row : row + 1, first:end]
-        elif holds_tensors(value):
+        form = frame.form_of(name, value)
+        if form.of not in (Of.TOKEN, Of.CALL):
             raise CannotTell(f"what of {name} belongs to which document is not known")
-        found[name] = value
+        found[name] = frame.each(value, form, batch.gather) if form.of is Of.TOKEN else value
     return found
 
 
