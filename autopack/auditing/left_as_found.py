@@ -144,8 +144,7 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
 
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
-    names = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
-    return [vars(module)[name] for name in (*names, "_forward_hooks_always_called")]
+    return [held for name, held in vars(module).items() if name.startswith("_forward") and isinstance(held, dict)]
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -24,8 +23,6 @@ from autopack.auditing.compare import Fields, how_far
 from autopack.auditing.fields import Sides, fields_of
 
 _LIBRARY = "transformers."
-Heard = dict[tuple[str, int], tuple[Fields, Fields]]
-"""Inputs and outputs of a model's modules, by their names and numbers of calls, in the order in which they end."""
 
 
 @contextmanager
@@ -46,22 +43,6 @@ def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator
         handle.remove()
 
 
-def heard(model: nn.Module, run: Callable[[], Any], keep: Callable[[Fields], Fields]) -> Heard:
-    """Return what is to `keep` of what modules are given and give back in a run."""
-    names = {module: name for name, module in model.named_modules()}
-    ended: Counter[nn.Module] = Counter()
-    found: Heard = {}
-
-    def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
-        if module in names:
-            found[names[module], ended[module]] = keep(fields_of(given)), keep(fields_of(output))
-            ended[module] += 1
-
-    with listening(note):
-        run()
-    return found
-
-
 def first_that_moves(
     model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
 ) -> str | None:
@@ -70,10 +51,18 @@ def first_that_moves(
     In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
     module gives the others something else, and is given the same of them.
     """
+    names = {module: name for name, module in model.named_modules()}
 
-    def keep(fields: Fields) -> Fields:
-        parts = {name: sides.part(name, value, ~touched) for name, value in fields.items() if value.dim() > 1}
+    def keep(value: Any) -> Fields:
+        fields = {name: each for name, each in fields_of(value).items() if each.dim() > 1}
+        parts = {name: sides.part(name, each, ~touched) for name, each in fields.items()}
         return {name: part.clone() for name, part in parts.items() if part is not None}
+
+    def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
+        found: list[tuple[nn.Module, Fields, Fields]] = []
+        with listening(lambda module, given, output: found.append((module, keep(given), keep(output)))):
+            run()
+        return found
 
     def differs(one: Fields, two: Fields) -> bool | None:
         if not one or one.keys() != two.keys():
@@ -81,11 +70,10 @@ def first_that_moves(
         return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
 
     with torch.no_grad(), suppress(Exception):  # what mixes is said in any case
-        first, second = (heard(model, run, keep) for run in runs)
-        for key, (given, output) in first.items():
-            others = second.get(key, ({}, {}))
-            if differs(output, others[1]) and differs(given, others[0]) is False:
-                return key[0]
+        for (module, given, output), (other, *others) in zip(*map(heard, runs), strict=False):
+            same_place = module is other and module in names
+            if same_place and differs(output, others[1]) and differs(given, others[0]) is False:
+                return names[module]
     return None
 
 
