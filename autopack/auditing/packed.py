@@ -42,7 +42,6 @@ class PackedRuns:
         """Fields whose parts cannot be assigned to documents."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
-        self._gradients: dict[Any, list[torch.Tensor]] = {}
 
     @property
     def training(self) -> bool:
@@ -70,23 +69,19 @@ class PackedRuns:
             raise NoReference(f"its forward takes no {', '.join(unknown) or 'argument that asks for more'}")
         # Where more is asked for, or documents begin elsewhere, than anybody has to.
         rare = bool(more) or any(first != case.base for first in call.first)
+        own_documents = case is not self.case
+        alone: list[Fields] = []
         try:
             alone = self._alone(case, call, more, by_span=differentiate)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            if rare or case is not self.case:
-                raise NoReference(said) from error
-            return ModeResult(name, self.training, failure=said)
-        try:
-            given = None if more or case is not self.case else labels
+            given = None if more or own_documents else labels
             return self._measured(name, case, call, alone, given, differentiate, replace)
         except Exception as failure:
-            said = f"{type(failure).__name__}: {failure}"
-            if not isinstance(failure, AutopackError) and (place := raised_at(failure)) is not None:
+            said, refused = f"{type(failure).__name__}: {failure}", isinstance(failure, AutopackError)
+            if not refused and (place := raised_at(failure)) is not None:
                 said += f" ({place})"
-            refused = rare and isinstance(failure, AutopackError)
             unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)  # no mask, up to 4.57 (FNet)
-            if refused or (unexpected is not None and not case.takes(unexpected[1])):
+            by_stock = not alone and (rare or own_documents)
+            if by_stock or (rare and refused) or (unexpected is not None and not case.takes(unexpected[1])):
                 raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
 
@@ -119,13 +114,8 @@ class PackedRuns:
             self._note_unknown(unknown, is_asked_for=bool(call.options))
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
-        influence = None
-        if replace:
-            one_by_one = labels if loss is not None and name == "default" else None
-            influence, of_one, refused_one = self._influence(case, call, alone, found, scales, one_by_one)
-            loss = None if refused_one or loss is None else max(loss, of_one)
-            refused = refused or refused_one
-        gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
+        influence = self._influence(case, call, alone, found, scales) if replace else None
+        gradient = self._gradient_error(found, expected, scales) if differentiate else None
         return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
 
     def _note_unknown(self, unknown: list[str], is_asked_for: bool) -> None:
@@ -163,61 +153,36 @@ class PackedRuns:
 
     @torch.no_grad()
     def _influence(
-        self,
-        case: Case,
-        call: Input,
-        alone: list[Fields],
-        found: list[Fields],
-        scales: dict[str, float],
-        labels: Labels | None,
-    ) -> tuple[np.ndarray, float, str | None]:
+        self, case: Case, call: Input, alone: list[Fields], found: list[Fields], scales: dict[str, float]
+    ) -> np.ndarray:
         """Return `influence[i, j]`: the relative change of document i when j is replaced.
 
-        NaN on the diagonal, and where a document is not replaced. With labels of one per token,
-        only the document behind j has labels meanwhile: however a loss combines several, it must be
-        the loss of that document alone. The largest relative difference from it comes second, and
-        the reason why such labels are refused third.
+        NaN on the diagonal, and where a document is not replaced.
         """
-        matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
-        rows = len(call.sides.halves[0].owner)
+        matrix, rows = np.full((len(found), len(found)), np.nan), len(call.sides.halves[0].owner)
         numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
         for j in numbers:
-            outputs: Fields = {}
-            behind = (j + 1) % len(found)
-            if labels is not None and labels.per_token and labels.counts[behind] > 0:
-                try:
-                    outputs, loss = self._loss(self.case.given(call, j) | labels.packed(call, behind))
-                    worst_loss = max(worst_loss, relative_error(loss, self._loss_alone(call, labels, behind)))
-                except AutopackError as error:
-                    refused = f"{type(error).__name__}: {error}"
-                except Exception:  # without labels the call may run
-                    worst_loss = math.inf
-            if not _tells_as_much(outputs, alone):
-                outputs = fields_of(self.runner.model(**case.given(call, j)))
+            outputs = fields_of(self.runner.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             of_parts = {name: value for name, value in outputs.items() if value.dim()}
             changed, _, _ = call.sides.split(of_parts, alone)
             before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
             matrix[:, j] = [worst for worst, _ in errors_between(changed, before, scales)]
         np.fill_diagonal(matrix, np.nan)
-        return matrix, worst_loss, refused
+        return matrix
 
-    def _gradient_error(
-        self, call: Input, found: list[Fields], expected: list[Fields], scales: dict[str, float]
-    ) -> float | None:
+    def _gradient_error(self, found: list[Fields], expected: list[Fields], scales: dict[str, float]) -> float | None:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
             return None
-        key = tuple(call.first), tuple(call.sides.halves[0].lengths), tuple(expected[0]), self.training
-        if key not in self._gradients:
-            try:
-                self._gradients[key] = self.runner.gradients(other)
-            except Exception as error:
-                if self.training:  # some models have gradients in train mode alone
-                    why = f"not measured, because stock has none: {type(error).__name__}: {error}"
-                    self.report.notes["gradients"] = why
-                return None
-        return gradient_error(self.runner.gradients(one), self._gradients[key])
+        try:
+            wanted = self.runner.gradients(other)
+        except Exception as error:
+            if self.training:  # some models have gradients in train mode alone
+                why = f"not measured, because stock has none: {type(error).__name__}: {error}"
+                self.report.notes["gradients"] = why
+            return None
+        return gradient_error(self.runner.gradients(one), wanted)
 
     def _with_labels(self, call: Input, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
         """Return the output with labels, its loss's relative error, and why it is refused.
@@ -237,8 +202,8 @@ class PackedRuns:
             error = _least_error(loss, alone, counts)
             if in_every_way:
                 with torch.no_grad():
-                    for more, wanted in self._further_ways(call, labels, alone, counts):
-                        error = max(error, _least_error(self._loss(given | more)[1], wanted, counts))
+                    for more, wanted, terms in self._further_ways(call, labels, alone, counts):
+                        error = max(error, _least_error(self._loss(given | more)[1], wanted, terms))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
@@ -247,13 +212,17 @@ class PackedRuns:
 
     def _further_ways(
         self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int]
-    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
-        """Yield arguments of other ways to ask for a loss, and the losses of documents alone.
+    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
+        """Yield arguments of other ways to ask for a loss, and the losses and terms of documents alone.
 
-        An encoder-decoder may make its decoder's tokens of labels. Trainers have summed losses
-        divided by the terms of several calls; a run of stock tells if a loss heeds it.
+        One document may have labels alone: however a loss combines several, it must be the loss of
+        that one. An encoder-decoder may make its decoder's tokens of labels. Trainers have summed
+        losses divided by the terms of several calls; a run of stock tells if a loss heeds it.
         """
         way: dict[str, Any]
+        if labels.per_token:
+            for number in np.flatnonzero(np.array(counts) > 0).tolist():
+                yield labels.packed(call, number), [alone[number]], [1]
         if self.case.is_pair:
             way = {"decoder_input_ids": None}
             try:
@@ -262,7 +231,7 @@ class PackedRuns:
                 why = f"not measured: {type(error).__name__}: {error}"
                 self.report.notes["decoder's tokens made of labels"] = why
             else:
-                yield way, wanted
+                yield way, wanted, counts
         if not self.case.takes(_ITEMS):
             return
         number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
@@ -273,7 +242,7 @@ class PackedRuns:
             shares = (1.0, 1.0), (counts[number] / items, sum(counts) / items)
             for of_one, of_all in shares:
                 if relative_error(told, alone[number] * of_one) < 1e-3:
-                    yield way, [loss * of_all for loss in alone]
+                    yield way, [loss * of_all for loss in alone], counts
                     return
         except (TypeError, ValueError, RuntimeError) as error:  # by any name, but something further in may not
             why = str(error)
