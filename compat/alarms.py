@@ -89,7 +89,7 @@ def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, An
     form: dict[str, Any] = {} if positions and not of_pair else {"position_ids": False, "mask": "segments"}
     rows = [case.given(case.one_row(**form))]
     rows += [case.given(case.two_rows())] if positions and not of_pair else []
-    return [*rows, *({**case.padded(side), "use_cache": False} for side in ("right", "left"))]
+    return [*rows, *({**case.padded(side).arguments, "use_cache": False} for side in ("right", "left"))]
 
 
 def _of(about: tuple[str, str, str]) -> Found:

@@ -80,7 +80,7 @@ def _call_once(model: Any, handle: Any) -> None:
     options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
     for trains, side in itertools.product((False, True), ("right", "left")):
         with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
-            model.train(trains)(**case.padded(side), **options)
+            model.train(trains)(**case.padded(side).arguments, **options)
     handle.enabled.padding_read = read
     model.train(trained)
 

@@ -165,16 +165,17 @@ class Case:
     def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}, **self._empty(ids)}
 
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
-        """Return a batch of one document per row, padded on one side, `wider` than the longest."""
-        filler = self.filler if filler is None else filler
-        columns = max(self.lengths) + wider
-        ids = torch.full((len(self.lengths), columns), filler, device=self.device)
-        mask = torch.zeros_like(ids)
+    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> Input:
+        """Return a batch of one document per row, padded on one side, `wider` than the longest, with its tokens."""
+        columns, rows = max(self.lengths) + wider, len(self.lengths)
+        ids = torch.full((rows, columns), self.filler if filler is None else filler, device=self.device)
+        owner = np.full((rows, columns), -1)
         for row, document in enumerate(self.documents):
             real = slice(columns - len(document), None) if side == "left" else slice(len(document))
-            ids[row, real], mask[row, real] = document, 1
-        return {**self._with_zeros(ids), "attention_mask": mask}
+            ids[row, real], owner[row, real] = document, row
+        mask = torch.from_numpy(owner >= 0).to(ids)
+        arguments = self._with_zeros(ids) | {"attention_mask": mask}
+        return Input(arguments, Sides([Side(owner)]), [self.base] * rows)
 
     def _placed(self, side: Side, replaced: int | None) -> torch.Tensor:
         """Return the token ids of one side (rows, columns), with one document `replaced` if asked."""
@@ -215,12 +216,9 @@ class PairCase(Case):
             "decoder_input_ids": self._placed(target, replaced),
         }
 
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
-        target = super().padded(side, filler, wider)
+    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> Input:
         # One column more, so that a field of one half is told from one of the other.
-        return self.source.padded(side, filler, wider + 1) | {
-            f"decoder_{name}": value for name, value in target.items()
-        }
+        return self._both(self.source.padded(side, filler, wider + 1), super().padded(side, filler, wider))
 
     def by_itself(self, number: int) -> dict[str, Any]:
         number %= len(self.source.documents)

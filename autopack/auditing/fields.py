@@ -114,13 +114,6 @@ class Sides:
         self.halves = halves
         self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
 
-    @classmethod
-    def of_padded(cls, arguments: Mapping[str, Any]) -> Sides:
-        """Return the places of the documents of a padded batch, one in each row, by its masks."""
-        found = {p: arguments[f"{p}attention_mask"] for p in ("decoder_", "") if f"{p}attention_mask" in arguments}
-        numbers = np.arange(len(next(iter(found.values()))))[:, None]
-        return cls([Side(np.where(mask.bool().cpu().numpy(), numbers, -1), p) for p, mask in found.items()])
-
     def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
         """Return each document's part of every field, its result alone, and fields without a split.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,23 +96,25 @@ def find_labels(
 
     with stock_again(model, runner.enabled):
         counts_first = first_label_counts(model)
+    of_tokens = _per_token(model, case, alone)
+    forms: Iterable[Labels]
     said: str | None = None
     if counts_first is not None:
-        for made in _per_token(model, case, alone):
-            said = refusal(made)
-            if said is None:
-                skipped = 0 if counts_first else 1
-                counts = [len(document) - skipped for document in case.documents]
-                return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
+        skipped = 0 if counts_first else 1
+        counts = [len(document) - skipped for document in case.documents]
+        ignored = ignore_boundaries and not counts_first
+        forms = (Labels(made, counts, True, ignored, not counts_first) for made in of_tokens)
     else:
-        said = refusal(next(_per_token(model, case, alone))) or "its loss heeds no label of a token"
-        for made in _per_row(case, alone):
-            if refusal(made) is None:
-                return Labels(made, [1] * len(made), False), None
+        said = refusal(next(of_tokens)) or "its loss heeds no label of a token"
+        one_each = [1] * len(case.documents)
+        forms = [Labels(made, one_each, False) for made in _per_row(case, alone)]
         if {"labels", "next_sentence_label"} <= argument_names(model):
-            made = _of_both(case)
-            if refusal(made) is None:
-                return Labels(made, [1] * len(made), True), None
+            forms.append(Labels(_of_both(case), one_each, True))
+    for labels in forms:
+        objection = refusal(labels.alone)
+        if objection is None:
+            return labels, None
+        said = said or objection
     if not argument_names(model) & set(LABELS):
         return None, None
     return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"

@@ -136,8 +136,8 @@ class PaddedRuns:
 
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
         """Return the arguments of a form of padded batch, and the places of its documents."""
-        arguments: dict[str, Any] = {**self.case.padded(form.get("side", "right"), filler)}
-        sides = Sides.of_padded(arguments)
+        call = self.case.padded(form.get("side", "right"), filler)
+        arguments, sides = call.arguments, call.sides
         arguments |= self.case.without_router | {name: form[name] for name in form if name == "use_cache"}
         if self.labels is not None and form.get("labels", True):
             arguments |= self.labels.padded(sides)

@@ -121,29 +121,35 @@ class Live:
             ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
         if not is_padded(call) and (has_media or (closely and trains and not self._pulled)):
             ways.append(partial(influence.by_gradients, call))
-        reasons: list[str] = []
-        for way in ways:
-            try:
-                with _checking():
-                    leak = self._leak_of(call, way())
-            except CannotTell as reason:
-                reasons.append(str(reason))
-            except Exception as error:  # somebody else's code must not end a training run that is exact
-                reasons.append(f"running it again raised {type(error).__name__}: {error}".partition("\n")[0])
-            else:
-                reasons.append("")
-                if leak is not None:
-                    self.checked.checks += 1
-                    return leak
+        leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
+        if leak is not None:
+            return leak
         told = "" in reasons
         self._has_tried = True
-        self.checked.checks += told
         if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
             self._skip(call, reasons[-1 if told else 0], closely)
         self._padded |= told and is_padded(call)
         self._pulled |= trains
         self.has_checked |= told
         return None
+
+    def _tried(
+        self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
+    ) -> tuple[Leak | None, list[str]]:
+        """Return the first leak that is found, and the reason why each way says nothing, empty if it does."""
+        leak, reasons = None, []
+        with _checking():
+            for way in ways:
+                try:
+                    found = way()
+                except survived as error:
+                    raised = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
+                    reasons.append(str(error) if isinstance(error, CannotTell) else raised)
+                else:
+                    leak = leak or self._leak_of(call, found)
+                    reasons.append("")
+        self.checked.checks += "" in reasons
+        return leak, reasons
 
     def _skip(self, call: Call, reason: str, closely: bool) -> None:
         if closely and not self.checked.skipped[reason]:
@@ -160,20 +166,12 @@ class Live:
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         turn = self.checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[..., Difference]] = [partial(replaced, call, turn)]
-        ways += [partial(beside_stock, call)] if call.model.groups else []
-        leak, reasons = None, []
-        with _checking():
-            for way in ways:
-                try:
-                    found = way(packs=packs, together=True)
-                    leak = leak or self._leak_of(call, found)
-                    reasons.append("")
-                except CannotTell as reason:
-                    reasons.append(str(reason))
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
+        if call.model.groups:
+            ways.append(partial(beside_stock, call, packs=packs, together=True))
+        leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
             self._skip(call, reasons[0], call.model.is_checked_closely)
-        self.checked.checks += "" in reasons
         return leak
 
 

@@ -67,6 +67,8 @@ class _Replacing:
 
     def __init__(self, call: Call):
         self._call, self.runs = call, Runs(call)
+        self._gone: Fields = {}
+        """What no document owns: True where it has moved."""
 
     def worst(self, turn: int, both: bool) -> Difference:
         """Run all, and return the field that moved the farthest. Raises `CannotTell`."""
@@ -78,12 +80,11 @@ class _Replacing:
         changed = [(touched, with_other_tokens(call, self._sides, touched, turn)) for touched in halves]
         first = self.runs.fields(call.arguments)
         moved: list[tuple[Difference, tuple[np.ndarray, dict[str, Any]]]] = []
-        nobodys: Fields = {}
         for half in changed:
             second = self.runs.fields(half[1])
             for name, value in first.items():
                 if name in second and value.dim():
-                    found = self._compared(name, value, second[name], half[0], nobodys)
+                    found = self._compared(name, value, second[name], half[0])
                     moved += [] if found is None else [(found, half)]
         if not moved:
             raise CannotTell("no part of its output can be divided among its documents")
@@ -100,24 +101,23 @@ class _Replacing:
         kind = type(model.get_submodule(name)).__name__
         return replace(worst, module=f"{name or 'the model'}, of the class {kind}")
 
-    def _compared(
-        self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray, nobodys: Fields
-    ) -> Difference | None:
+    def _compared(self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray) -> Difference | None:
         def between(chosen: np.ndarray) -> Difference | None:
             one, two = (self._sides.part(name, each, chosen) for each in (value, other))
             return None if one is None or two is None else how_far(name, one, two)
 
         found = between(~touched)
+        if found is not None and found.excess > 1:
+            for number in np.flatnonzero(~touched):
+                of_one = between(np.arange(len(touched)) == number)
+                if of_one is not None and of_one.excess > 1:
+                    return replace(found, document=int(number))
         if found is not None:
-            documents = np.flatnonzero(~touched) if found.excess > 1 else ()
-            of_each = ((n, between(np.arange(len(touched)) == n)) for n in documents)
-            first = (int(n) for n, moved in of_each if moved is not None and moved.excess > 1)
-            return replace(found, document=next(first, 0))
+            return found
         # Of what nobody can divide no number may depend on both halves.
         gone = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-        before = nobodys.get(name)
-        nobodys[name] = gone
-        met = before is not None and bool((gone & before).any())
+        met = name in self._gone and bool((gone & self._gone[name]).any())
+        self._gone[name] = gone
         return Difference(f"{name}, which is no document's,") if met else None
 
 
