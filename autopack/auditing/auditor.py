@@ -23,7 +23,7 @@ from autopack.auditing.asking import argument_names, check_can_be_audited
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
 from autopack.auditing.compare import BOUNDS, bounds_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.losses import Labels
+from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.packed import INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns
@@ -280,7 +280,8 @@ class Audit:
         for train in training:
             self.model.train(train)
             try:
-                labels, said = self.packed.find_labels()
+                alone = self.packed.alone()
+                labels, said = find_labels(self.runner, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:

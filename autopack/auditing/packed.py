@@ -13,7 +13,7 @@ import torch
 from autopack.auditing.cases import MODES, Case, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import fields_of
-from autopack.auditing.losses import Labels, expected_losses, find_labels
+from autopack.auditing.losses import Labels, expected_losses
 from autopack.auditing.places import raised_at
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
@@ -47,10 +47,6 @@ class PackedRuns:
     def training(self) -> bool:
         """True while the model is in train mode."""
         return self.runner.model.training
-
-    def find_labels(self) -> tuple[Labels | None, str | None]:
-        """Return labels that stock's loss takes, or why there are none; None without a loss."""
-        return find_labels(self.runner, self.case, self.alone(), ignore_boundaries=self.runner.enabled is None)
 
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""

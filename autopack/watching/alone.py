@@ -52,8 +52,8 @@ def beside_stock(call: Call, losses: bool = False, packs: bool = True, together:
     runs with the labels of one document; of a padded batch without its padding it is the batch. Of ranks that gather
     parameters `together` each runs equally often, whatever it has, also where its call does not pack.
     """
-    with unnoticed(call), precisions() as dtypes:
-        runs, padded = Runs(call), is_padded(call)
+    with unnoticed(call) as runs, precisions() as dtypes:
+        padded = is_padded(call)
         with runs.on_ranks(together, packs, _OWN, _TOGETHER):
             arguments = _without_labels_behind_padding(call) if padded else call.arguments
             sides = _sides_of_padded(call) if padded else _sides_of_packed(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,43 +22,15 @@ from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.watching.owners import CannotTell
 
 
-@contextmanager
-def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[None]:
-    """Run a model without gradients or compiled code, as `preserved` with what is `kept`.
-
-    Without `share` each document computes what several begin with.
-    """
-    caches = torch.is_autocast_cache_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
-            # Documents have lengths that no graph was made for.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(preserved(call.module, call.model, **kept))
-        stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
-        # Weights that are cast without gradients must not be found by a later call under the same autocast.
-        torch.set_autocast_cache_enabled(False)
-        if not share:
-            call.model.options = replace(call.model.options, share=False)
-        yield
-
-
 class Runs:
     """Runs of one call, each from the same random state and the same buffers and tensors of the modules.
 
     Code that keeps something of a row there would hand it on to the next run.
     """
 
-    def __init__(self, call: Call):
-        self._call, self._module = call, call.module
+    def __init__(self, call: Call, begin: Callable[[], None]):
+        self._call, self._module, self._begin = call, call.module, begin
         self._count = 0
-        places = [held for module in call.module.modules() for held in (module._buffers, vars(module))]
-        self._held = [
-            (held, name, value, value if value.requires_grad else value.detach().clone())
-            for held in places
-            for name, value in held.items()
-            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
-        ]
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         """Return the output of the model."""
@@ -66,10 +38,6 @@ class Runs:
         self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
-
-    def _begin(self) -> None:
-        for held, name, value, copied in self._held:
-            held[name] = value if copied is value else copied.clone()
 
     def stock(self, arguments: dict[str, Any]) -> Any:
         """Return stock's output, whatever ran before it."""
@@ -111,6 +79,27 @@ class Runs:
         finally:
             while together and self._count < count:
                 (self if self._count < own else self.stock)(self._call.arguments)
+
+
+@contextmanager
+def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
+    """Run a call without gradients or compiled code, as `preserved` with what is `kept`.
+
+    Without `share` each document computes what several begin with.
+    """
+    caches = torch.is_autocast_cache_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
+            # Documents have lengths that no graph was made for.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        begin = stack.enter_context(preserved(call.module, call.model, **kept))
+        stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
+        # Weights that are cast without gradients must not be found by a later call under the same autocast.
+        torch.set_autocast_cache_enabled(False)
+        if not share:
+            call.model.options = replace(call.model.options, share=False)
+        yield Runs(call, begin)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import math
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -121,8 +120,7 @@ class _Run:
         self.name, states = next(known, ("", None))
         if states is None:
             raise CannotTell("no result of it that has something for each token has a gradient")
-        parts = [sides.part(self.name, states, chosen) for chosen in np.eye(sides.count, dtype=bool)]
-        sums = [weighted_sum([{self.name: part}], {self.name: 1.0}) for part in parts if part is not None]
+        sums = [weighted_sum([{"": part}], {"": 1.0}) for part in sides.parts(self.name, states)]
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:

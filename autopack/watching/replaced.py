@@ -48,16 +48,16 @@ def replaced(
     draws = call.module.training and (routes(call.module) or not call.model.is_checked_closely)
     # Documents that begin alike by the tokens that they are given share what they did in the call as it came.
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
-    with condition(noise=True), drawn:
-        found = _Replacing(call)
-        with found.runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
+    with condition(noise=True) as runs, drawn:
+        found = _Replacing(call, runs)
+        with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
             worst = found.worst(turn, both)
         if worst.excess <= 1 or together:
             return worst
         if not draws:
             return found.with_origin(worst)
-    with condition(), drawn:
-        found = _Replacing(call)
+    with condition() as runs, drawn:
+        found = _Replacing(call, runs)
         worst = found.worst(turn, both)
         return found.with_origin(worst) if worst.excess > 1 else worst
 
@@ -65,8 +65,8 @@ def replaced(
 class _Replacing:
     """Runs of a call as it came, and with other tokens in some documents."""
 
-    def __init__(self, call: Call):
-        self._call, self.runs = call, Runs(call)
+    def __init__(self, call: Call, runs: Runs):
+        self._call, self._runs = call, runs
         self._gone: Fields = {}
         """What no document owns: True where it has moved."""
 
@@ -78,10 +78,10 @@ class _Replacing:
             raise CannotTell("it has one document")
         halves = halves_of(count, turn)[: 2 if both else 1]
         changed = [(touched, with_other_tokens(call, self._sides, touched, turn)) for touched in halves]
-        first = self.runs.fields(call.arguments)
+        first = self._runs.fields(call.arguments)
         moved: list[tuple[Difference, tuple[np.ndarray, dict[str, Any]]]] = []
         for half in changed:
-            second = self.runs.fields(half[1])
+            second = self._runs.fields(half[1])
             for name, value in first.items():
                 if name in second and value.dim():
                     found = self._compared(name, value, second[name], half[0])
@@ -89,12 +89,12 @@ class _Replacing:
         if not moved:
             raise CannotTell("no part of its output can be divided among its documents")
         worst, self._changed = max(moved, key=lambda each: each[0].excess)
-        return self.runs.beside_itself(worst, first, call.arguments)
+        return self._runs.beside_itself(worst, first, call.arguments)
 
     def with_origin(self, worst: Difference) -> Difference:
         """Return a difference with the name and class of the module in which it begins, if that can be told."""
         touched, arguments = self._changed
-        model, runs = self._call.module, [partial(self.runs, each) for each in (self._call.arguments, arguments)]
+        model, runs = self._call.module, [partial(self._runs, each) for each in (self._call.arguments, arguments)]
         name = first_that_moves(model, runs, self._sides, touched)
         if name is None:
             return worst

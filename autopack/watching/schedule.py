@@ -73,10 +73,8 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
         real = call.declared.real
         if not layouts and real is not None:  # which runs as one row
             return int(real.sum(1).max()), rows, rows, int(real.sum())
-    longest = documents = columns = 0
-    for layout in layouts:
-        longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
-        documents = max(documents, len(layout.bounds) - 1)
+    sizes = [(layout.max_seqlen, len(layout.bounds) - 1, layout.columns) for layout in layouts]
+    longest, documents, columns = (max(each) for each in zip((0, 0, 0), *sizes, strict=True))
     return longest, documents, rows, columns
 
 
