@@ -64,7 +64,11 @@ def beside_stock(call: Call, losses: bool = False, packs: bool = True, together:
         if not found:
             raise CannotTell("no part of its output can be compared with what a document gets alone")
         worst = max(found, key=lambda each: each.excess)
-        return worst if together else runs.beside_itself(worst, fields_of(output), arguments)
+        if worst.excess > 1 and not together:
+            worst = runs.beside_itself(worst, fields_of(output), arguments)
+            if worst.excess <= 1:
+                raise CannotTell(f"{worst.name} is another one in each run")
+        return worst
 
 
 def _packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> Compared:
