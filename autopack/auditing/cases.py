@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import MappingKey, tree_flatten_with_path
 from transformers import PreTrainedModel
 
 from autopack.auditing.fields import Side, Sides
@@ -307,6 +308,10 @@ _MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context
 """Names of the largest number of positions of a document."""
 
 
+_NO_TEXT = re.compile("vision|audio|image|video|id2label|label2id")
+"""Names of what says nothing of text."""
+
+
 def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return lengths of documents: one crosses all thresholds by itself, short ones follow it.
 
@@ -326,20 +331,12 @@ def _is_length(name: str) -> bool:
 
 
 def _numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    yield from _inside("", model.config.to_dict())
+    """Yield the whole numbers in a model's configuration, and in its modules those of rows, by their names."""
+    for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
+        names = [str(key.key) for key in path if isinstance(key, MappingKey)]
+        if type(value) in (int, float) and float(value).is_integer() and not any(map(_NO_TEXT.search, names)):
+            yield names[-1], int(value)
     for module in model.modules():
         for name, value in vars(module).items():
-            if isinstance(value, int) and not isinstance(value, bool) and _LENGTHS.search(name):
+            if type(value) is int and _LENGTHS.search(name):
                 yield name, value
-
-
-def _inside(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            if not re.search("vision|audio|image|video|id2label|label2id", str(key)):
-                yield from _inside(str(key), part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _inside(name, part)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer():
-        yield name, int(value)

@@ -50,7 +50,7 @@ class PackedRuns:
 
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""
-        return self._alone(self.case, MODES["default"](self.case))
+        return self._alone(self.case, MODES["default"](self.case), {})
 
     def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
         """Run one call mode; raise `NoReference` if stock cannot run documents that begin there.
@@ -68,7 +68,7 @@ class PackedRuns:
         own_documents = case is not self.case
         alone: list[Fields] = []
         try:
-            alone = self._alone(case, call, more, by_span=differentiate)
+            alone = self._alone(case, call, more)
             given = None if more or own_documents else labels
             return self._measured(name, case, call, alone, given, differentiate, replace)
         except Exception as failure:
@@ -130,22 +130,19 @@ class PackedRuns:
             )
         self.report.unattributed.update(names)
 
-    def _alone(
-        self, case: Case, call: Input, options: Mapping[str, Any] | None = None, by_span: bool = False
-    ) -> list[Fields]:
+    def _alone(self, case: Case, call: Input, options: Mapping[str, Any]) -> list[Fields]:
         """Return stock's results for each document of a call, with their graph.
 
-        With `by_span` a document that stands in two rows has a graph for each: where upstream goes
-        through float32, gradients of two uses round otherwise than the sum of each.
+        A document that stands in two rows has a graph for each: where upstream goes through
+        float32, gradients of two uses round otherwise than the sum of each.
         """
-        number_of = len(call.first) if by_span else len(case.documents)
-        how = id(case), self.training, bool(options)
-        keys = [(number % number_of, first, *how) for number, first in enumerate(call.first)]
-        for key in keys:
+        found = []
+        for number, first in enumerate(call.first):
+            key = number, first, id(case), self.training, *options
             if key not in self._outputs:
-                output = self.runner.stock({**case.alone(call, key[0]), **(options or {})})
-                self._outputs[key] = fields_of(output)
-        return [self._outputs[key] for key in keys]
+                self._outputs[key] = fields_of(self.runner.stock({**case.alone(call, number), **options}))
+            found.append(self._outputs[key])
+        return found
 
     @torch.no_grad()
     def _influence(

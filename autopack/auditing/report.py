@@ -119,17 +119,12 @@ class LeakReport:
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
-        tolerance, gradient_tolerance = self._tolerances(result)
-        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
-
-    def _tolerances(self, result: ModeResult) -> tuple[float, float]:
-        """Return a mode's largest errors that count as rounding: forward, and of gradients."""
-        tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
-        if result.kind == "padded":
+        tolerance, gradient_tolerance, is_padded = self.tolerance, self.gradient_tolerance, result.kind == "padded"
+        if is_padded:
             tolerance = max(tolerance, self.padded_tolerance)
-        if result.kind == "padded" or result.mode == ALIKE:
+        if is_padded or result.mode == ALIKE:
             gradient_tolerance = max(gradient_tolerance, _PADDED_GRADIENT_TOLERANCE)
-        return tolerance, gradient_tolerance
+        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
 
     @property
     def packed(self) -> str | None:
@@ -144,7 +139,7 @@ class LeakReport:
     def worst_packed(self) -> ModeResult | None:
         """The worst of the inexact packed calls, whatever their loss is; None if all are exact."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
-        return max(wrong, key=lambda r: r.worst) if wrong else None
+        return max(wrong, key=lambda r: r.worst, default=None)
 
     @property
     def labels(self) -> str | None:

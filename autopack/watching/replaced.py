@@ -150,17 +150,17 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
     special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
-    tokens = set()
+    changed = False
     for side in sides.halves:
         for name in _names_of_tokens(call, side):
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
-                where = _like(value, np.append(touched, False)[side.owner] & ~_shared(call, side))
+                where = torch.from_numpy(np.append(touched, False)[side.owner] & ~_shared(call, side))
+                where = where.to(value.device).reshape(*where.shape, *[1] * (value.dim() - 2))
                 new = _others(value, where, special.to(value.device), generator)
-                if not torch.equal(new, value):
-                    arguments[name] = new
-                    tokens.add(name)
-    if not tokens and call.part is None:
+                changed = changed or not torch.equal(new, value)
+                arguments[name] = new
+    if not changed and call.part is None:
         raise CannotTell("it brings no tokens that could be replaced")
     for name, value in call.arguments.items():
         if not isinstance(value, torch.Tensor) or name in _DECLARES or "input" in name or "label" in name:
@@ -178,12 +178,6 @@ def _turned(value: torch.Tensor, owner: np.ndarray, touched: np.ndarray) -> torc
         order[places] = places[::-1]
     flat = value.reshape(-1, *value.shape[2:])
     return flat[torch.from_numpy(order).to(value.device)].reshape(value.shape)
-
-
-def _like(value: torch.Tensor, where: np.ndarray) -> torch.Tensor:
-    """Return a mask (R, C) in the shape of a value (R, C, ...)."""
-    mask = torch.from_numpy(where).to(value.device)
-    return mask.reshape(*mask.shape, *[1] * (value.dim() - 2))
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:
