@@ -56,7 +56,7 @@ def beside_stock(call: Call, losses: bool = False, packs: bool = True, together:
         padded = is_padded(call)
         with runs.on_ranks(together, packs, _OWN, _TOGETHER):
             arguments = _without_labels_behind_padding(call) if padded else call.arguments
-            sides = _sides_of_padded(call) if padded else _sides_of_packed(call)
+            sides = _sides_of_plain(call)
             output = runs(arguments)
             compared = _padded(runs, arguments, output, sides) if padded else _packed(call, runs, output, sides, losses)
             alike = (each for each in compared if each[1].shape == each[2].shape and each[2].numel())
@@ -127,28 +127,22 @@ def _difference(
     return Difference(name, error, tolerance, number, than)
 
 
-def _sides_of_packed(call: Call) -> Sides:
-    layout = None if isinstance(call, PairCall) else call.declared.layout
-    if layout is None or call.entry.head is not None or media.given(call.arguments):
-        raise CannotTell("it is no plain call of packed rows")
-    _refuse_exchanges(call)
-    if call.entry.uses_positions and not _counts_from_the_first(call, layout):
-        raise CannotTell("its documents have positions of their own")
-    return Sides(sides_of(call).halves[:1])
-
-
-def _sides_of_padded(call: Call) -> Sides:
-    if call.model.traits.counts_images and media.given(call.arguments):
-        raise CannotTell("stock numbers its images by rows")
-    _refuse_exchanges(call)
-    if not isinstance(call, PairCall) and call.declared.real is not None and not _strips(call):
-        raise CannotTell("what stock gives depends on where padding stands")
-    return sides_of(call)
-
-
-def _refuse_exchanges(call: Call) -> None:
+def _sides_of_plain(call: Call) -> Sides:
+    """Return the places of documents in a call that stock can be asked about. Raises `CannotTell`."""
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
+    declared, has_media = None if isinstance(call, PairCall) else call.declared, bool(media.given(call.arguments))
+    if is_padded(call):
+        if call.model.traits.counts_images and has_media:
+            raise CannotTell("stock numbers its images by rows")
+        if declared is not None and declared.real is not None and not _strips(call):
+            raise CannotTell("what stock gives depends on where padding stands")
+        return sides_of(call)
+    if declared is None or declared.layout is None or call.entry.head is not None or has_media:
+        raise CannotTell("it is no plain call of packed rows")
+    if call.entry.uses_positions and not _counts_from_the_first(call, declared.layout):
+        raise CannotTell("its documents have positions of their own")
+    return Sides(sides_of(call).halves[:1])
 
 
 def _strips(call: Call) -> bool:
@@ -160,8 +154,7 @@ def _strips(call: Call) -> bool:
 
 def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
     starts = layout.first_positions
-    real = slice(None) if layout.is_padding is None else ~layout.is_padding
-    begins = starts is None or bool((starts[real] == call.entry.first_position).all())
+    begins = starts is None or bool((starts[real_documents(layout)] == call.entry.first_position).all())
     return begins and layout.largest_positions is None
 
 

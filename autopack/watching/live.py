@@ -26,7 +26,7 @@ from autopack.watching import influence
 from autopack.watching.alone import beside_stock
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import replaced
-from autopack.watching.schedule import is_padded, shape_of
+from autopack.watching.schedule import TRAINS, is_padded, shape_of, trains
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
@@ -48,14 +48,12 @@ class Live:
         self.checked = Checked(every=every)
         self._padded = False
         """True if a padded batch was checked, and gave what stock gives."""
-        self._pulled = False
-        """True if gradients were checked since the model was last changed."""
         self.has_checked = self._has_tried = False
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
         self.checked.begin_anew()
-        self._padded = self._pulled = self.has_checked = self._has_tried = False
+        self._padded = self.has_checked = self._has_tried = False
 
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
@@ -71,7 +69,7 @@ class Live:
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
         beyond = self.checked.goes_beyond(shape, closely)
-        due = self.checked.is_due(call.module.training and torch.is_grad_enabled())
+        due = self.checked.is_due(trains(call))
         if self._has_tried and not (due or beyond):  # other threads wait for the first check
             return
         leak = self._found(call, closely, beyond)
@@ -110,7 +108,6 @@ class Live:
 
     def _found(self, call: Call, closely: bool, beyond: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
-        trains = call.module.training and torch.is_grad_enabled()
         has_media = bool(media.given(call.arguments))
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
@@ -119,7 +116,7 @@ class Live:
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
-        if not is_padded(call) and (has_media or (closely and trains and not self._pulled)):
+        if not is_padded(call) and (has_media or (closely and trains(call) and TRAINS not in self.checked.kinds)):
             ways.append(partial(influence.by_gradients, call))
         leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
         if leak is not None:
@@ -129,7 +126,6 @@ class Live:
         if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
             self._skip(call, reasons[-1 if told else 0], closely)
         self._padded |= told and is_padded(call)
-        self._pulled |= trains
         self.has_checked |= told
         return None
 

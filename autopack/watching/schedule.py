@@ -19,6 +19,14 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.tally import Shape
 
+TRAINS = "a training call"
+"""The kind of calls in training mode with gradients."""
+
+
+def trains(call: Call) -> bool:
+    """Return True for a call in training mode with gradients."""
+    return call.module.training and torch.is_grad_enabled()
+
 
 def shape_of(call: Call, closely: bool) -> Shape:
     """Return the shape of a call that packs, or runs a padded batch without its padding.
@@ -26,7 +34,7 @@ def shape_of(call: Call, closely: bool) -> Shape:
     Tokens and media are read on the host only for code that is checked `closely`.
     """
     kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
-    kinds |= {("training", call.module.training), ("gradients", torch.is_grad_enabled())}
+    kinds.add(TRAINS if trains(call) else ("mode", call.module.training, torch.is_grad_enabled()))
     inputs = call.inputs
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
