@@ -146,11 +146,10 @@ class LeakReport:
         """The reason, in words, why packed calls with labels are not known to be exact; None if
         they are, or have no loss."""
         wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
-        raised = next((r for r in wrong if r.loss_refused is not None), None)
-        if wrong and raised is None:
+        if wrong:
             worst = max(wrong, key=lambda r: math.inf if math.isnan(r.loss or 0.0) else r.loss or 0.0)
             return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
-        refused = raised or next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
+        refused = next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
         if refused is not None:
             return f"in mode '{refused.name}' the call with labels raised {refused.loss_refused}"
         if "loss" in self.notes:

@@ -152,9 +152,9 @@ class _Run:
 
     def _shared(self, chosen: list[int]) -> float:
         """The largest part of a gradient that the chosen documents, and all others, have at one number."""
-        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in self._by_halves(chosen, self._leaves) if ours.numel()]
-        most = max((float(torch.maximum(*pair).max()) for pair in pairs), default=0.0)
-        shared = max((float(torch.minimum(*pair).max()) for pair in pairs), default=0.0)
+        both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
+        most = max((float(each.max()) for each in both), default=0.0)
+        shared = max((float(each.amin(0).max()) for each in both), default=0.0)
         if not most or not math.isfinite(most + shared):
             raise CannotTell("its gradients are no numbers" if most else "nothing of it has a gradient")
         return shared / most
@@ -179,14 +179,9 @@ class _Run:
 def _of_others(model: nn.Module) -> list[torch.Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not all(map(is_of_library, class_of(part).__mro__))]
-    held: list[torch.Tensor] = [
-        parameter
-        for part in others
-        for parameter in part.parameters(recurse=not isinstance(part, PreTrainedModel))
-        if parameter.requires_grad and parameter.numel()
-    ]
-    unique = list({id(parameter): parameter for parameter in held}.values())
-    return unique if sum(parameter.numel() for parameter in unique) <= _MOST else []
+    held = [p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))]
+    trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
+    return trained if sum(p.numel() for p in trained) <= _MOST else []
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
@@ -203,10 +198,9 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
 
 def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
     """Have what a model embeds tokens with give leaves, in this thread."""
-    try:
+    embedding = None
+    with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()
-    except NotImplementedError:
-        embedding = None
 
     def follow(module: nn.Module, given: Any, output: Any) -> Any:
         return _followed(output, leaves) if module is embedding else None
