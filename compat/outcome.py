@@ -16,7 +16,7 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import Case, PairCase
+from autopack.auditing.cases import Case
 from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError
 from autopack.inspection.heads import end_token, row_head
@@ -74,8 +74,7 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
 
 def _call_once(model: Any, handle: Any) -> None:
     """Call a model with a padded batch of each kind, since nothing but checks of calls says what becomes of those."""
-    of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
-    case, trained = (PairCase if of_pair else Case)(model, _LENGTHS, 0), model.training
+    case, trained = Case(model, _LENGTHS, 0), model.training
     read, handle.enabled.padding_read = handle.enabled.padding_read, None
     options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
     for trains, side in itertools.product((False, True), ("right", "left")):

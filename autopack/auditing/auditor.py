@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, check_can_be_audited
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
+from autopack.auditing.asking import check_can_be_audited
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, threshold_lengths
 from autopack.auditing.compare import BOUNDS, bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels, find_labels
@@ -32,7 +32,6 @@ from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
-from autopack.inspection.heads import row_head
 from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
@@ -106,16 +105,14 @@ class Audit:
         """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common."""
         self.model, self.lengths, self.seed, self.doubts, self.alike = model, lengths, seed, doubts, alike
         self.runner = Runner(model)
-        of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
-        kind = PairCase if of_pair else Case
-        self.case = _begun_alike(model, lengths, seed) if alike else kind(model, lengths, seed)
+        self.case = _begun_alike(model, lengths, seed) if alike else Case(model, lengths, seed)
         self.others: dict[str, Case] = {}
         """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
         if longer is not None:
-            self.others["thresholds"] = kind(model, longer, seed)
+            self.others["thresholds"] = Case(model, longer, seed)
         enabled = self.runner.enabled
-        if enabled is not None and not of_pair and why_not(enabled) is None:
+        if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
             self.others[ALIKE] = _begun_alike(model, lengths, seed)
         pads = enabled is not None and enabled.options.unpad
         there = {

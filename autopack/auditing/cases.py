@@ -66,16 +66,27 @@ An encoder-decoder is called once as most trainers do: it makes the decoder's to
 """
 
 
-class Case:
-    """Random documents for one model, and the packed calls made of them."""
+@dataclass
+class Half:
+    """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"), or its encoder."""
 
-    is_pair = False
+    prefix: str
+    lengths: list[int]
+    documents: list[torch.Tensor]
+    others: list[torch.Tensor]
+    """Documents of these lengths that replace those."""
+
+
+class Case:
+    """Random documents for one model, and the calls made of them."""
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
-        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many."""
+        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many.
+
+        For an encoder-decoder these are sources, and each target is as long as the next source.
+        """
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
-        self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: dict[str, Any] = {}
@@ -92,26 +103,44 @@ class Case:
         self.outputs |= {"output_router_logits": True} if flags else {}
         self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
-        generator = torch.Generator().manual_seed(seed)
-        allowed = tokens_to_draw(model)
+        allowed, end = tokens_to_draw(model), heads.end_token(model)
 
-        def draw() -> list[torch.Tensor]:
-            tokens = allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
-            return list(tokens.to(self.device).split(self.lengths))
+        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> Half:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = (allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)] for _ in range(2))
+            documents, others = (list(tokens.to(self.device).split(lengths)) for tokens in drawn)
+            for number, document in enumerate((*documents, *others)):
+                begun = beginning * (1 if number % len(lengths) > 1 else 2)
+                document[:begun] = documents[0][:begun]
+                if end is not None:
+                    document[-1] = end
+            return Half(prefix, list(lengths), documents, others)
 
-        self.documents, self.others = draw(), draw()
-        end = heads.end_token(model)
-        for number, document in enumerate((*self.documents, *self.others)):
-            begun = beginning * (1 if number % len(lengths) > 1 else 2)
-            document[:begun] = self.documents[0][:begun]
-            if end is not None:
-                document[-1] = end
+        self.halves = [half("", lengths, seed)]
+        """Both sides of an encoder-decoder, the decoder's first, or one."""
+        if "decoder_input_ids" in named.names and heads.row_head(model) is None:
+            self.halves.insert(0, half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
         self.filler = int(usable)
         """The token of padding."""
         self.other_filler = next((token for token in allowed[:2].tolist() if token != self.filler), None)
         """Another token that may stand in padding; None if there is none."""
+
+    @property
+    def is_pair(self) -> bool:
+        """True for an encoder-decoder that takes tokens of both sides."""
+        return len(self.halves) > 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the documents, of an encoder-decoder its targets."""
+        return self.halves[0].lengths
+
+    @property
+    def documents(self) -> list[torch.Tensor]:
+        """The documents, of an encoder-decoder its targets."""
+        return self.halves[0].documents
 
     def takes(self, name: str) -> bool:
         """Return True if the model's forward takes an argument, by its signature."""
@@ -121,35 +150,49 @@ class Case:
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
     ) -> Input:
         """Return a call of one row, the first document from `offset` on, with `padding` behind."""
+        if offset and self.is_pair:
+            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
+        count = len(self.lengths)
+        first = [self.base + offset, *[self.base] * (count - 1)]
         arguments: dict[str, Any] = {}
-        first = [self.base + offset, *[self.base] * (len(self.lengths) - 1)]
-        pieces = zip([*first, self.base], [*self.lengths, padding], strict=True)
-        if position_ids:
-            positions = [torch.arange(a, a + n, device=self.device) for a, n in pieces]
-            arguments["position_ids"] = torch.cat(positions)[None]
-        if mask:
-            numbers = [i + 1 if mask == "segments" else 1 for i in range(len(first))]
-            values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor([*self.lengths, padding]))
-            arguments["attention_mask"] = values[None].to(self.device)
-        owner = np.repeat([*range(len(first)), -1], [*self.lengths, padding])
-        return Input(arguments, Sides([Side(owner[None])]), first, options)
+        sides = []
+        for half in self.halves:
+            lengths = [*half.lengths, padding]
+            if position_ids:
+                pieces = zip([*first, self.base], lengths, strict=True)
+                positions = [torch.arange(a, a + n, device=self.device) for a, n in pieces]
+                arguments[f"{half.prefix}position_ids"] = torch.cat(positions)[None]
+            if mask:
+                numbers = [i + 1 if mask == "segments" else 1 for i in range(count)]
+                values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor(lengths))
+                arguments[f"{half.prefix}attention_mask"] = values[None].to(self.device)
+            sides.append(Side(np.repeat([*range(count), -1], lengths)[None], half.prefix))
+        return Input(arguments, Sides(sides), first, options)
 
     def two_rows(self) -> Input:
         """Return a call of the documents in order in one row, reversed in the other."""
-        one = Case.one_row(self)  # that of a pair is both halves
-        (positions,), (owner,) = one.arguments["position_ids"], one.sides.halves[0].owner
-        turned = torch.cat(positions.split(self.lengths)[::-1])
-        owners = np.stack([owner, owner[::-1] + len(self.lengths)])
-        return Input({"position_ids": torch.stack([positions, turned])}, Sides([Side(owners)]), one.first * 2)
+        one = self.one_row()
+        arguments, sides = {}, []
+        for half, side in zip(self.halves, one.sides.halves, strict=True):
+            name = f"{half.prefix}position_ids"
+            (positions,), (owner,) = one.arguments[name], side.owner
+            turned = torch.cat(positions.split(half.lengths)[::-1])
+            arguments[name] = torch.stack([positions, turned])
+            sides.append(Side(np.stack([owner, owner[::-1] + len(half.lengths)]), half.prefix))
+        return Input(arguments, Sides(sides), one.first * 2)
 
     def given(self, call: Input, replaced: int | None = None) -> dict[str, Any]:
         """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
         # Some models count on positions in place (XGLM up to 4.47).
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
-        return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
-
-    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        return self._with_zeros(self._placed(call.sides.halves[0], replaced))
+        ids = {}
+        for half, side in zip(self.halves, call.sides.halves, strict=True):
+            placed = torch.full(side.owner.shape, int(half.documents[0][0]), device=self.device)
+            for number in side.order:
+                source = half.others if number == replaced else half.documents
+                placed[torch.from_numpy(side.owner == number)] = source[number % len(source)]
+            ids[f"{half.prefix}input_ids"] = placed
+        return {**self._with_zeros(ids), **copied, **call.options, **self.options_of_packed}
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -161,70 +204,28 @@ class Case:
 
     def by_itself(self, number: int) -> dict[str, Any]:
         """Return all arguments of a call with a document alone, from its beginning."""
-        return {**self._with_zeros(self.documents[number % len(self.documents)][None]), **self.options}
+        of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
+        return {**self._with_zeros({f"{name}input_ids": ids[None] for name, ids in of_one.items()}), **self.options}
 
-    def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}, **self._empty(ids)}
+    def _with_zeros(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        like = ids["input_ids"]
+        return {**ids, **{name: torch.zeros_like(like) for name in self.zeros}, **self._empty(like)}
 
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> Input:
-        """Return a batch of one document per row, padded on one side, `wider` than the longest, with its tokens."""
-        columns, rows = max(self.lengths) + wider, len(self.lengths)
-        ids = torch.full((rows, columns), self.filler if filler is None else filler, device=self.device)
-        owner = np.full((rows, columns), -1)
-        for row, document in enumerate(self.documents):
-            real = slice(columns - len(document), None) if side == "left" else slice(len(document))
-            ids[row, real], owner[row, real] = document, row
-        mask = torch.from_numpy(owner >= 0).to(ids)
-        arguments = self._with_zeros(ids) | {"attention_mask": mask}
-        return Input(arguments, Sides([Side(owner)]), [self.base] * rows)
-
-    def _placed(self, side: Side, replaced: int | None) -> torch.Tensor:
-        """Return the token ids of one side (rows, columns), with one document `replaced` if asked."""
-        ids = torch.full(side.owner.shape, int(self.documents[0][0]), device=self.device)
-        for number in side.order:
-            source = self.others if number == replaced else self.documents
-            ids[torch.from_numpy(side.owner == number)] = source[number % len(self.documents)]
-        return ids
-
-
-class PairCase(Case):
-    """Random targets for the decoder of a model, and `source`, the documents for its encoder."""
-
-    is_pair = True
-
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
-        super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
-        self.source = Case(model, lengths, seed)
-
-    def one_row(self, *, offset: int = 0, **form: Any) -> Input:
-        if offset:
-            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
-        return self._both(self.source.one_row(**form), super().one_row(**form))
-
-    def two_rows(self) -> Input:
-        return self._both(self.source.two_rows(), super().two_rows())
-
-    @staticmethod
-    def _both(source: Input, target: Input) -> Input:
-        of_target = {f"decoder_{name}": value for name, value in target.arguments.items()}
-        sides = Sides([Side(target.sides.halves[0].owner, "decoder_"), *source.sides.halves])
-        return Input({**source.arguments, **of_target}, sides, target.first, target.options)
-
-    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        target, source = call.sides.halves
-        return {
-            "input_ids": self.source._placed(source, replaced),
-            "decoder_input_ids": self._placed(target, replaced),
-        }
-
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> Input:
-        # One column more, so that a field of one half is told from one of the other.
-        return self._both(self.source.padded(side, filler, wider + 1), super().padded(side, filler, wider))
-
-    def by_itself(self, number: int) -> dict[str, Any]:
-        number %= len(self.source.documents)
-        source, target = self.source.documents[number], self.documents[number]
-        return {"input_ids": source[None], "decoder_input_ids": target[None], **self.options}
+    def padded(self, side: str = "right", filler: int | None = None) -> Input:
+        """Return a batch of one document per row, padded on one side, with its tokens."""
+        ids, masks, sides = {}, {}, []
+        for place, half in enumerate(self.halves):
+            # A source has one column more, so that a field of one half is told from one of the other.
+            rows, columns = len(half.lengths), max(half.lengths) + place
+            tokens = torch.full((rows, columns), self.filler if filler is None else filler, device=self.device)
+            owner = np.full((rows, columns), -1)
+            for row, document in enumerate(half.documents):
+                real = slice(columns - len(document), None) if side == "left" else slice(len(document))
+                tokens[row, real], owner[row, real] = document, row
+            ids[f"{half.prefix}input_ids"] = tokens
+            masks[f"{half.prefix}attention_mask"] = torch.from_numpy(owner >= 0).to(tokens)
+            sides.append(Side(owner, half.prefix))
+        return Input(self._with_zeros(ids) | masks, Sides(sides), [self.base] * len(self.lengths))
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
