@@ -54,6 +54,8 @@ MET = 1e-6
 """Of the largest gradient: what another document has no part in is not small, but exactly 0."""
 ADDED_UP = 1e-3
 """Of the largest gradient of a parameter: sums of other terms round differently."""
+REPLACED = "when other documents were replaced"
+"""What a difference is one from, in words, if it is none from stock."""
 _FEW = 16
 """Least number of values whose spread tells of others of their kind."""
 _VALUES = 1 << 24
@@ -144,7 +146,7 @@ class Difference:
     """What is allowed, in the same unit."""
     document: int = 0
     """First document that differs."""
-    than: str = "when other documents were replaced"
+    than: str = REPLACED
     """What it differs from, in words."""
     module: str = ""
     """Module in which it begins, if that is known."""

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch._subclasses import FakeTensor
 
-from autopack.auditing.compare import Difference
+from autopack.auditing.compare import REPLACED, Difference
 from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
@@ -153,8 +153,9 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
-        if found.excess <= 1:
+        if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
+        if found.excess <= 1:
             return None
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
