@@ -159,7 +159,7 @@ class Audit:
         if worst is not None and worst.failure is None and worst.mode in MODES:
             self.model.train(worst.training)
             case = self.others.get(worst.mode, self.case)
-            call = MODES[worst.mode](case)
+            call = case.packed(worst.mode)
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             name = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if name:
@@ -230,7 +230,7 @@ class Audit:
     def _is_refused(self, zeros: tuple[str, ...]) -> bool:
         self.case.zeros = zeros
         try:
-            self.runner.model(**self.case.given(MODES["default"](self.case)))
+            self.runner.model(**self.case.given(self.case.packed()))
         except UnsupportedModel:
             return True
         return False
@@ -266,7 +266,7 @@ class Audit:
 
     def raised_alone(self) -> str | None:
         try:
-            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
+            self.runner.stock(self.case.alone(self.case.packed(), 0))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None

@@ -36,17 +36,17 @@ class Input:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-MODES: dict[str, Callable[[Case], Input]] = {
-    "default": lambda case: case.one_row(),
-    "use_cache=False": lambda case: case.one_row(use_cache=False),
-    "all-ones mask": lambda case: case.one_row(mask="ones"),
-    "padding mask": lambda case: case.one_row(mask="ones", padding=3),
-    "segment ids": lambda case: case.one_row(mask="segments", position_ids=False),
-    "two rows": lambda case: case.two_rows(),
-    "mid-document start": lambda case: case.one_row(offset=5),
-    "every output": lambda case: case.one_row(**case.outputs),
-    "thresholds": lambda case: case.one_row(),
-    "one beginning": lambda case: case.one_row(),
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "use_cache=False": {"use_cache": False},
+    "all-ones mask": {"mask": "ones"},
+    "padding mask": {"mask": "ones", "padding": 3},
+    "segment ids": {"mask": "segments", "position_ids": False},
+    "two rows": {},
+    "mid-document start": {"offset": 5},
+    "every output": {},
+    "thresholds": {},
+    "one beginning": {},
 }
 """Users' forms of calls with packed rows.
 
@@ -145,6 +145,12 @@ class Case:
     def takes(self, name: str) -> bool:
         """Return True if the model's forward takes an argument, by its signature."""
         return self._named is None or name in self._named
+
+    def packed(self, mode: str = "default") -> Input:
+        """Return the call with packed rows of a mode."""
+        if mode == "two rows":
+            return self.two_rows()
+        return self.one_row(**MODES[mode], **(self.outputs if mode == "every output" else {}))
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any

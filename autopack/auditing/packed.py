@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.auditing.cases import MODES, Case, Input, NoReference
+from autopack.auditing.cases import Case, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import fields_of
 from autopack.auditing.losses import Labels, expected_losses
@@ -50,7 +50,7 @@ class PackedRuns:
 
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""
-        return self._alone(self.case, MODES["default"](self.case), {})
+        return self._alone(self.case, self.case.packed(), {})
 
     def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
         """Run one call mode; raise `NoReference` if stock cannot run documents that begin there.
@@ -58,7 +58,7 @@ class PackedRuns:
         With `replace` documents are replaced one at a time, and labels are given in every way.
         """
         case = self.others.get(name, self.case)
-        call = MODES[name](case)
+        call = case.packed(name)
         more = call.options if name == "every output" else {}
         unknown = [option for option in call.options if not case.takes(option)]
         if unknown or (name == "every output" and not more):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.cases import MODES, PADDED_MODES, NoReference
+from autopack.auditing.cases import PADDED_MODES, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.losses import Labels, expected_losses
@@ -113,7 +113,7 @@ class PaddedRuns:
             raise NoReference("stock gives no loss for the padded batch, or none that is a number")
         if _error(changed, expected) > 1e-6:
             raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-        packed = (MODES[name](case) for name in ("default", "padding mask"))
+        packed = (case.packed(name) for name in ("default", "padding mask"))
         worst, refused = 0.0, None
         for arguments in [*(case.given(call) | labels.packed(call) | _WANTED for call in packed), given]:
             try:
