@@ -191,14 +191,19 @@ class Case:
         """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
         # Some models count on positions in place (XGLM up to 4.47).
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
+        tokens = self._tokens(call.sides, int(self.documents[0][0]), replaced)
+        return {**tokens, **copied, **call.options, **self.options_of_packed}
+
+    def _tokens(self, sides: Sides, filler: int, replaced: int | None = None) -> dict[str, torch.Tensor]:
+        """Return the tokens of documents at their places, and a filler at all others."""
         ids = {}
-        for half, side in zip(self.halves, call.sides.halves, strict=True):
-            placed = torch.full(side.owner.shape, int(half.documents[0][0]), device=self.device)
+        for half, side in zip(self.halves, sides.halves, strict=True):
+            placed = torch.full(side.owner.shape, filler, device=self.device)
             for number in side.order:
                 source = half.others if number == replaced else half.documents
                 placed[torch.from_numpy(side.owner == number)] = source[number % len(source)]
             ids[f"{half.prefix}input_ids"] = placed
-        return {**self._with_zeros(ids), **copied, **call.options, **self.options_of_packed}
+        return self._with_zeros(ids)
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -219,19 +224,17 @@ class Case:
 
     def padded(self, side: str = "right", filler: int | None = None) -> Input:
         """Return a batch of one document per row, padded on one side, with its tokens."""
-        ids, masks, sides = {}, {}, []
+        rows, sides = len(self.lengths), []
         for place, half in enumerate(self.halves):
             # A source has one column more, so that a field of one half is told from one of the other.
-            rows, columns = len(half.lengths), max(half.lengths) + place
-            tokens = torch.full((rows, columns), self.filler if filler is None else filler, device=self.device)
-            owner = np.full((rows, columns), -1)
-            for row, document in enumerate(half.documents):
-                real = slice(columns - len(document), None) if side == "left" else slice(len(document))
-                tokens[row, real], owner[row, real] = document, row
-            ids[f"{half.prefix}input_ids"] = tokens
-            masks[f"{half.prefix}attention_mask"] = torch.from_numpy(owner >= 0).to(tokens)
-            sides.append(Side(owner, half.prefix))
-        return Input(self._with_zeros(ids) | masks, Sides(sides), [self.base] * len(self.lengths))
+            columns = np.arange(max(half.lengths) + place)
+            owner = np.where(columns < np.array(half.lengths)[:, None], np.arange(rows)[:, None], -1)
+            sides.append(Side(owner[:, ::-1] if side == "left" else owner, half.prefix))
+        arguments = self._tokens(Sides(sides), self.filler if filler is None else filler)
+        for each in sides:
+            mask = torch.from_numpy(each.owner >= 0).long()
+            arguments[f"{each.prefix}attention_mask"] = mask.to(self.device)
+        return Input(arguments, Sides(sides), [self.base] * rows)
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
