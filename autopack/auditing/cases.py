@@ -67,7 +67,7 @@ An encoder-decoder is called once as most trainers do: it makes the decoder's to
 
 
 @dataclass
-class Half:
+class DrawnHalf:
     """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"), or its encoder."""
 
     prefix: str
@@ -105,7 +105,7 @@ class Case:
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
 
-        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> Half:
+        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
             generator = torch.Generator().manual_seed(seed)
             drawn = (allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)] for _ in range(2))
             documents, others = (list(tokens.to(self.device).split(lengths)) for tokens in drawn)
@@ -114,7 +114,7 @@ class Case:
                 document[:begun] = documents[0][:begun]
                 if end is not None:
                     document[-1] = end
-            return Half(prefix, list(lengths), documents, others)
+            return DrawnHalf(prefix, list(lengths), documents, others)
 
         self.halves = [half("", lengths, seed)]
         """Both sides of an encoder-decoder, the decoder's first, or one."""

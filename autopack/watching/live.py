@@ -26,7 +26,7 @@ from autopack.watching import influence
 from autopack.watching.alone import beside_stock
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import replaced
-from autopack.watching.schedule import TRAINS, is_padded, shape_of, trains
+from autopack.watching.schedule import TRAINS, is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
@@ -69,10 +69,10 @@ class Live:
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
         beyond = self.checked.goes_beyond(shape, closely)
-        due = self.checked.is_due(trains(call))
+        due = self.checked.is_due(TRAINS in shape.kinds)
         if self._has_tried and not (due or beyond):  # other threads wait for the first check
             return
-        leak = self._found(call, closely, beyond)
+        leak = self._found(call, closely, beyond, TRAINS in shape.kinds - self.checked.kinds)
         if leak is None:
             self.checked.grow(shape)
             return
@@ -106,7 +106,7 @@ class Live:
     def _passes_by(self, call: Call) -> bool:
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
-    def _found(self, call: Call, closely: bool, beyond: bool) -> Leak | None:
+    def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
         has_media = bool(media.given(call.arguments))
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
@@ -116,7 +116,7 @@ class Live:
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
-        if not is_padded(call) and (has_media or (closely and trains(call) and TRAINS not in self.checked.kinds)):
+        if not is_padded(call) and (has_media or (closely and begins_to_train)):
             ways.append(partial(influence.by_gradients, call))
         leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
         if leak is not None:

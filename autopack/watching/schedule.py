@@ -19,13 +19,8 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.tally import Shape
 
-TRAINS = "a training call"
+TRAINS = "mode", True, True
 """The kind of calls in training mode with gradients."""
-
-
-def trains(call: Call) -> bool:
-    """Return True for a call in training mode with gradients."""
-    return call.module.training and torch.is_grad_enabled()
 
 
 def shape_of(call: Call, closely: bool) -> Shape:
@@ -34,7 +29,7 @@ def shape_of(call: Call, closely: bool) -> Shape:
     Tokens and media are read on the host only for code that is checked `closely`.
     """
     kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
-    kinds.add(TRAINS if trains(call) else ("mode", call.module.training, torch.is_grad_enabled()))
+    kinds.add(("mode", call.module.training, torch.is_grad_enabled()))
     inputs = call.inputs
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
@@ -81,8 +76,10 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
         real = call.declared.real
         if not layouts and real is not None:  # which runs as one row
             return int(real.sum(1).max()), rows, rows, int(real.sum())
-    sizes = [(layout.max_seqlen, len(layout.bounds) - 1, layout.columns) for layout in layouts]
-    longest, documents, columns = (max(each) for each in zip((0, 0, 0), *sizes, strict=True))
+    longest = documents = columns = 0
+    for layout in layouts:
+        longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
+        documents = max(documents, len(layout.bounds) - 1)
     return longest, documents, rows, columns
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import autopack
-from autopack.auditing.cases import Case, Half, Input
+from autopack.auditing.cases import Case, DrawnHalf, Input
 from autopack.auditing.fields import Side, Sides
 from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
@@ -37,7 +37,7 @@ def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     return arguments, Input({}, Sides(sides), first)
 
 
-def _side(pool: Case, half: Half, arranged: Arranged) -> tuple[dict[str, Any], np.ndarray, list[int]]:
+def _side(pool: Case, half: DrawnHalf, arranged: Arranged) -> tuple[dict[str, Any], np.ndarray, list[int]]:
     """The arguments of one half, the document of each of its tokens, and the positions at which documents begin."""
     lengths = half.lengths
     shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
