@@ -27,8 +27,7 @@ from tqdm import tqdm
 import autopack
 from autopack import tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import Case, PairCase
-from autopack.inspection.heads import row_head
+from autopack.auditing.cases import Case
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -118,13 +117,12 @@ def _run(model: Any, call: dict[str, Any], found: Found) -> None:
 
 
 def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, Any]]:
-    of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
-    case = (PairCase if of_pair else Case)(model, lengths, seed)
+    case = Case(model, lengths, seed)
     positions = "position_ids" in argument_names(model)
-    form: dict[str, Any] = {} if positions and not of_pair else {"position_ids": False, "mask": "segments"}
+    form: dict[str, Any] = {} if positions and not case.is_pair else {"position_ids": False, "mask": "segments"}
     rows = [case.given(case.one_row(**form))]
-    rows += [case.given(case.two_rows())] if positions and not of_pair else []
-    return [*rows, *({**case.padded(side), "use_cache": False} for side in ("right", "left"))]
+    rows += [case.given(case.two_rows())] if positions and not case.is_pair else []
+    return [*rows, *({**case.padded(side).arguments, "use_cache": False} for side in ("right", "left"))]
 
 
 def _of(about: tuple[str, str, str, str]) -> Found:

@@ -16,7 +16,7 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import MODES, Case, PairCase
+from autopack.auditing.cases import Case
 from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError, LeakDetected
 from autopack.inspection.heads import end_token, row_head
@@ -78,16 +78,14 @@ def _call_once(model: Any, handle: Any) -> None:
     Padded batches are left from then on where their first one differs. Packed rows raise `LeakDetected`. Where those
     with labels alone do, they are refused from then on.
     """
-    of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
-    case, trained = (PairCase if of_pair else Case)(model, _LENGTHS, 0), model.training
-    enabled = handle.enabled
+    case, trained, enabled = Case(model, _LENGTHS, 0), model.training, handle.enabled
     read, enabled.padding_read = enabled.padding_read, None
     if enabled.proof.source == "checks":
         options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
         for trains, side in itertools.product((False, True), ("right", "left")):
             with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
-                model.train(trains)(**case.padded(side), **options)
-    packed = case.given(MODES["default"](case))
+                model.train(trains)(**case.padded(side).arguments, **options)
+    packed = case.given(case.packed())
     labels = {"labels": packed.get("decoder_input_ids", packed.get("input_ids"))}
     for given in ({}, labels):
         try:
@@ -95,7 +93,7 @@ def _call_once(model: Any, handle: Any) -> None:
         except LeakDetected as leak:
             if not given:
                 raise
-            enabled.proof = replace(enabled.proof, labels=str(leak))
+            enabled.proof = replace(enabled.proof, labels=str(leak.report))
         except Exception:
             continue  # the audit says so
     enabled.padding_read = read

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autopack import registry, tiny
-from autopack.auditing.compare import TOLERANCE
+from autopack.auditing.compare import BOUNDS
 from autopack.tiny import media_rows
 from compat.images import alone, compare, documents, refusal, takes_media
 from compat.standins import set_implementation
@@ -35,8 +35,8 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
         except Exception as upstream:
             return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
         return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
-    bounds = {"worst": TOLERANCE[dtype], "influence": TOLERANCE[dtype], "gradient": 10 * TOLERANCE[dtype]}
-    bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
+    bound = BOUNDS[dtype].results
+    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
     exact = all(value <= bounds[name] for name, value in errors.items())
     return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
 

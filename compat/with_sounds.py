@@ -9,7 +9,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.auditing.compare import TOLERANCE
+from autopack.auditing.compare import BOUNDS
 from autopack.errors import AutopackError
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
@@ -61,7 +61,7 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
                 errors = compare(model, stock, found=documents(stock, alike=True))
         except Exception as error:
             return _failed(stock, error)
-    bound = TOLERANCE[dtype]
+    bound = BOUNDS[dtype].results
     bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
     exact = all(value <= bounds[name] for name, value in errors.items())
     found = {"sounds": "exact" if exact else "LEAK", **{f"sounds {name}": value for name, value in errors.items()}}

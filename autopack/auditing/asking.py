@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from autopack.auditing.cases import empty_images, tokens_to_draw
 from autopack.auditing.compare import Fields, largest, relative_error
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
+from autopack.auditing.other_weights import dtype_of
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
@@ -41,23 +42,6 @@ Run = Callable[..., Any]
 """A function that calls a model with arguments by name."""
 
 
-@dataclass(frozen=True)
-class _Heard:
-    """The result of one run with labels: its loss, and its slopes by the model's results."""
-
-    loss: torch.Tensor
-    slopes: tuple[torch.Tensor, ...]
-
-    def differs(self, other: _Heard) -> bool:
-        """Return True if two runs had different losses; a number differs from one that is none."""
-        # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
-        pairs = [(one.double(), two.double()) for one, two in zip(self.slopes, other.slopes, strict=False)]
-        size = max((float(max(one.abs().max(), two.abs().max())) for one, two in pairs), default=0.0)
-        if size > 0 and math.isfinite(size) and bool(self.loss.isfinite() & other.loss.isfinite()):
-            return max(largest(one, two) for one, two in pairs) > _SAME * size
-        return relative_error(self.loss, other.loss) > 1e-7
-
-
 def first_label_counts(model: PreTrainedModel) -> bool | None:
     """Return True if the loss of a model uses the first label of a row.
 
@@ -71,7 +55,8 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     empty = empty_images(model)
 
     def run(**given: Any) -> Any:
-        return model(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
+        images = empty(given["input_ids"]) if "input_ids" in given else {}
+        return labelled(model, partial(model, **given, **images))
 
     # It is not asked about the cache, of which stock raises where a class counts other layers than it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
@@ -79,10 +64,10 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
         for train in (False, True):
             model.train(train)
             for question, labels in _questions(model, run):
-                arguments = {**question, **plain}
+                arguments = question | plain
                 narrow = {n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
-                answer = _ask(model, run, narrow, labels[:, :-1].contiguous())
-                if answer is not None and _hear(model, run, arguments, labels) is not None:
+                answer = _ask(run, narrow, labels[:, :-1].contiguous())
+                if answer is not None and _hear(run, arguments, labels) is not None:
                     return answer
     return None
 
@@ -121,11 +106,7 @@ def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -
         embeddings = model.get_input_embeddings()
         if isinstance(embeddings, nn.ModuleList):  # a token for each of several codebooks of audio
             yield labels[..., None].expand(-1, -1, len(embeddings)).contiguous()
-    yield (labels % 2).to(_dtype_of(model))
-
-
-def _dtype_of(model: PreTrainedModel) -> torch.dtype:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+    yield (labels % 2).to(dtype_of(model))
 
 
 def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -137,7 +118,7 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
             states = normal_numbers((_ROWS, 4, size), torch.Generator().manual_seed(0))
-            yield {"encoder_outputs": (states.to(tokens.device, _dtype_of(model)),), "decoder_input_ids": tokens}
+            yield {"encoder_outputs": (states.to(tokens.device, dtype_of(model)),), "decoder_input_ids": tokens}
     if "decoder_input_ids" not in names:
         yield {"input_ids": tokens}
 
@@ -149,44 +130,44 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _ask(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
     """Return True if the first label counts: replaced or, if that does not tell, ignored."""
 
-    def other(column: int) -> torch.Tensor:
+    def replaced(column: int) -> torch.Tensor:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
         changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
         return changed
 
-    def only(column: int | None) -> torch.Tensor:
-        found = torch.full_like(labels, IGNORED_LABEL)
-        if column is not None:
-            found[0, column] = labels[0, column]
+    def counted(column: int) -> torch.Tensor:
+        found = ignored.clone()
+        found[0, column] = labels[0, column]
         return found
 
-    for plain, with_first, with_others in (
-        (labels, other(0), [other(1), other(2)]),
-        # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
-        *([(only(None), only(0), [only(1), only(2)])] if labels.device.type == "cpu" else []),
-    ):
-        heard = _hear(model, run, arguments, plain)
-        first = heard and _hear(model, run, arguments, with_first)
+    ignored = torch.full_like(labels, IGNORED_LABEL)
+    # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
+    ways = [(labels, replaced), (ignored, counted)][: 2 if labels.device.type == "cpu" else 1]
+    for plain, change in ways:
+        heard = _hear(run, arguments, plain)
+        first, *others = (heard and _hear(run, arguments, change(column)) for column in range(3))
         if heard is None or first is None:
             continue
-        if heard.differs(first):
+        if _differ(heard, first):
             return True
-        rest = [_hear(model, run, arguments, each) for each in with_others]
-        if any(each is not None and heard.differs(each) for each in rest):
+        if any(other is not None and _differ(heard, other) for other in others):
             return False
     return None
 
 
-def _hear(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
-    """Run with labels, from the same random state each time; return None if that gives no loss."""
+def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the loss of a run with labels, from the same random state each time, and its slopes by the results.
+
+    None if that gives no loss.
+    """
     torch.manual_seed(0)
     try:
-        output = labelled(model, lambda: run(**arguments, labels=labels))
+        output = run(**arguments, labels=labels)
     except Exception:
         return None  # labels of this form are not taken
     loss = loss_of(output)
@@ -194,10 +175,18 @@ def _hear(model: PreTrainedModel, run: Run, arguments: dict[str, Any], labels: t
         return None
     parts = [part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()]
     parts = [part for part in parts if part.is_floating_point() and part.requires_grad]
-    slopes: tuple[torch.Tensor | None, ...] = ()
-    if loss.requires_grad and parts:
-        slopes = torch.autograd.grad(loss, parts, allow_unused=True)
-    return _Heard(loss.detach(), tuple(slope for slope in slopes if slope is not None))
+    slopes = torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
+    return [each.detach().double() for each in (loss, *slopes) if each is not None]
+
+
+def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Return True if two runs had different losses; a number differs from one that is none."""
+    # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
+    slopes = list(zip(one[1:], other[1:], strict=False))
+    size = max((float(slope.abs().max()) for pair in slopes for slope in pair), default=0.0)
+    if size > 0 and math.isfinite(size) and bool(one[0].isfinite() & other[0].isfinite()):
+        return max(largest(*pair) for pair in slopes) > _SAME * size
+    return relative_error(one[0], other[0]) > 1e-7
 
 
 def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:

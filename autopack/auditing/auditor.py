@@ -11,27 +11,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, check_can_be_audited
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
-from autopack.auditing.compare import GRADIENT_TOLERANCE, LOSS_TOLERANCE, TOLERANCE
+from autopack.auditing.asking import check_can_be_audited
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, threshold_lengths
+from autopack.auditing.compare import BOUNDS, bounds_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.losses import Labels
+from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.packed import INFLUENCE, PackedRuns
 from autopack.auditing.padded import ROUTER, PaddedRuns
-from autopack.auditing.places import first_difference
+from autopack.auditing.places import first_that_moves, place_of
 from autopack.auditing.report import ALIKE, LeakReport, ModeResult
 from autopack.auditing.running import DRAWN, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
-from autopack.inspection.heads import row_head
 from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
@@ -105,16 +105,14 @@ class Audit:
         """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common."""
         self.model, self.lengths, self.seed, self.doubts, self.alike = model, lengths, seed, doubts, alike
         self.runner = Runner(model)
-        of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
-        kind = PairCase if of_pair else Case
-        self.case = _begun_alike(model, lengths, seed) if alike else kind(model, lengths, seed)
+        self.case = _begun_alike(model, lengths, seed) if alike else Case(model, lengths, seed)
         self.others: dict[str, Case] = {}
         """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
         if longer is not None:
-            self.others["thresholds"] = kind(model, longer, seed)
+            self.others["thresholds"] = Case(model, longer, seed)
         enabled = self.runner.enabled
-        if enabled is not None and not of_pair and why_not(enabled) is None:
+        if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
             self.others[ALIKE] = _begun_alike(model, lengths, seed)
         pads = enabled is not None and enabled.options.unpad
         there = {
@@ -126,18 +124,18 @@ class Audit:
         self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
         dtype = dtype_of(model)
-        tolerance = TOLERANCE.get(dtype, 1e-4)
+        bounds = bounds_of(dtype)
         self.report = LeakReport(
             model=f"{type(model).__name__} ({model.config.model_type})",
             implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
             enabled=enabled is not None,
             dtype=str(dtype).removeprefix("torch."),
             lengths=lengths,
-            tolerance=tolerance,
-            gradient_tolerance=GRADIENT_TOLERANCE.get(dtype, 1e-3),
-            loss_tolerance=LOSS_TOLERANCE.get(dtype, 1e-3),
+            tolerance=bounds.results,
+            gradient_tolerance=bounds.gradients,
+            loss_tolerance=bounds.losses,
             # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding.
-            padded_tolerance=max(TOLERANCE[torch.float32], tolerance),
+            padded_tolerance=max(BOUNDS[torch.float32].results, bounds.results),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
@@ -161,11 +159,11 @@ class Audit:
         if worst is not None and worst.failure is None and worst.mode in MODES:
             self.model.train(worst.training)
             case = self.others.get(worst.mode, self.case)
-            # Whatever keeps it from being told is no reason to say less than what was found.
-            with suppress(Exception):
-                place = first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-                if place is not None:
-                    self.report.notes["place"] = place
+            call = case.packed(worst.mode)
+            runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
+            name = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+            if name:
+                self.report.notes["place"] = f"it begins in {place_of(self.model.get_submodule(name))}"
         return self.report
 
     def _measure_again(self, gradients: bool) -> None:
@@ -232,7 +230,7 @@ class Audit:
     def _is_refused(self, zeros: tuple[str, ...]) -> bool:
         self.case.zeros = zeros
         try:
-            self.runner.run(**self.case.given(MODES["default"](self.case)))
+            self.runner.model(**self.case.given(self.case.packed()))
         except UnsupportedModel:
             return True
         return False
@@ -268,7 +266,7 @@ class Audit:
 
     def raised_alone(self) -> str | None:
         try:
-            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
+            self.runner.stock(self.case.alone(self.case.packed(), 0))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -279,7 +277,8 @@ class Audit:
         for train in training:
             self.model.train(train)
             try:
-                labels, said = self.packed.find_labels()
+                alone = self.packed.alone()
+                labels, said = find_labels(self.runner, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import MappingKey, tree_flatten_with_path
 from transformers import PreTrainedModel
 
+from autopack.auditing.fields import Side, Sides
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
@@ -24,31 +26,27 @@ from autopack.registry import families, first_position
 class Input:
     """One packed call.
 
-    `arguments` describe its tokens. `spans` hold the place of each document in the batch of (rows,
-    columns), as (row, first, end), and `first` the position at which it begins. Of a pair, these
-    are the decoder's, and `source` is the encoder's side. `options` are the arguments that say how
-    to run, one for both sides.
+    `arguments` describe its tokens. `sides` hold the places of documents, and `first` the position
+    at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
     """
 
     arguments: dict[str, Any]
-    shape: tuple[int, int]
-    spans: list[tuple[int, int, int]]
+    sides: Sides
     first: list[int]
-    source: Input | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
-MODES: dict[str, Callable[[Case], Input]] = {
-    "default": lambda case: case.one_row(),
-    "use_cache=False": lambda case: case.one_row(use_cache=False),
-    "all-ones mask": lambda case: case.one_row(mask="ones"),
-    "padding mask": lambda case: case.one_row(mask="ones", padding=3),
-    "segment ids": lambda case: case.one_row(mask="segments", position_ids=False),
-    "two rows": lambda case: case.two_rows(),
-    "mid-document start": lambda case: case.one_row(offset=5),
-    "every output": lambda case: case.one_row(**case.outputs),
-    "thresholds": lambda case: case.one_row(),
-    "one beginning": lambda case: case.one_row(),
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "use_cache=False": {"use_cache": False},
+    "all-ones mask": {"mask": "ones"},
+    "padding mask": {"mask": "ones", "padding": 3},
+    "segment ids": {"mask": "segments", "position_ids": False},
+    "two rows": {},
+    "mid-document start": {"offset": 5},
+    "every output": {},
+    "thresholds": {},
+    "one beginning": {},
 }
 """Users' forms of calls with packed rows.
 
@@ -68,16 +66,27 @@ An encoder-decoder is called once as most trainers do: it makes the decoder's to
 """
 
 
-class Case:
-    """Random documents for one model, and the packed calls made of them."""
+@dataclass
+class DrawnHalf:
+    """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"), or its encoder."""
 
-    is_pair = False
+    prefix: str
+    lengths: list[int]
+    documents: list[torch.Tensor]
+    others: list[torch.Tensor]
+    """Documents of these lengths that replace those."""
+
+
+class Case:
+    """Random documents for one model, and the calls made of them."""
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
-        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many."""
+        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many.
+
+        For an encoder-decoder these are sources, and each target is as long as the next source.
+        """
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
-        self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: dict[str, Any] = {}
@@ -94,20 +103,23 @@ class Case:
         self.outputs |= {"output_router_logits": True} if flags else {}
         self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
-        generator = torch.Generator().manual_seed(seed)
-        allowed = tokens_to_draw(model)
+        allowed, end = tokens_to_draw(model), heads.end_token(model)
 
-        def draw() -> list[torch.Tensor]:
-            tokens = allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
-            return list(tokens.to(self.device).split(self.lengths))
+        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = (allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)] for _ in range(2))
+            documents, others = (list(tokens.to(self.device).split(lengths)) for tokens in drawn)
+            for number, document in enumerate((*documents, *others)):
+                begun = beginning * (1 if number % len(lengths) > 1 else 2)
+                document[:begun] = documents[0][:begun]
+                if end is not None:
+                    document[-1] = end
+            return DrawnHalf(prefix, list(lengths), documents, others)
 
-        self.documents, self.others = draw(), draw()
-        end = heads.end_token(model)
-        for number, document in enumerate((*self.documents, *self.others)):
-            begun = beginning * (1 if number % len(lengths) > 1 else 2)
-            document[:begun] = self.documents[0][:begun]
-            if end is not None:
-                document[-1] = end
+        self.halves = [half("", lengths, seed)]
+        """Both sides of an encoder-decoder, the decoder's first, or one."""
+        if "decoder_input_ids" in named.names and heads.row_head(model) is None:
+            self.halves.insert(0, half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
         self.filler = int(usable)
@@ -115,43 +127,83 @@ class Case:
         self.other_filler = next((token for token in allowed[:2].tolist() if token != self.filler), None)
         """Another token that may stand in padding; None if there is none."""
 
+    @property
+    def is_pair(self) -> bool:
+        """True for an encoder-decoder that takes tokens of both sides."""
+        return len(self.halves) > 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the documents, of an encoder-decoder its targets."""
+        return self.halves[0].lengths
+
+    @property
+    def documents(self) -> list[torch.Tensor]:
+        """The documents, of an encoder-decoder its targets."""
+        return self.halves[0].documents
+
     def takes(self, name: str) -> bool:
         """Return True if the model's forward takes an argument, by its signature."""
         return self._named is None or name in self._named
+
+    def packed(self, mode: str = "default") -> Input:
+        """Return the call with packed rows of a mode."""
+        if mode == "two rows":
+            return self.two_rows()
+        return self.one_row(**MODES[mode], **(self.outputs if mode == "every output" else {}))
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
     ) -> Input:
         """Return a call of one row, the first document from `offset` on, with `padding` behind."""
+        if offset and self.is_pair:
+            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
+        count = len(self.lengths)
+        first = [self.base + offset, *[self.base] * (count - 1)]
         arguments: dict[str, Any] = {}
-        first = [self.base + offset, *[self.base] * (len(self.lengths) - 1)]
-        pieces = zip([*first, self.base], [*self.lengths, padding], strict=True)
-        if position_ids:
-            positions = [torch.arange(a, a + n, device=self.device) for a, n in pieces]
-            arguments["position_ids"] = torch.cat(positions)[None]
-        if mask:
-            numbers = [i + 1 if mask == "segments" else 1 for i in range(len(first))]
-            values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor([*self.lengths, padding]))
-            arguments["attention_mask"] = values[None].to(self.device)
-        spans = [(0, *bounds) for bounds in pairwise(accumulate(self.lengths, initial=0))]
-        return Input(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
+        sides = []
+        for half in self.halves:
+            lengths = [*half.lengths, padding]
+            if position_ids:
+                pieces = zip([*first, self.base], lengths, strict=True)
+                positions = [torch.arange(a, a + n, device=self.device) for a, n in pieces]
+                arguments[f"{half.prefix}position_ids"] = torch.cat(positions)[None]
+            if mask:
+                numbers = [i + 1 if mask == "segments" else 1 for i in range(count)]
+                values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor(lengths))
+                arguments[f"{half.prefix}attention_mask"] = values[None].to(self.device)
+            sides.append(Side(np.repeat([*range(count), -1], lengths)[None], half.prefix))
+        return Input(arguments, Sides(sides), first, options)
 
     def two_rows(self) -> Input:
         """Return a call of the documents in order in one row, reversed in the other."""
-        one = Case.one_row(self)  # that of a pair is both halves
-        (positions,), (_, columns) = one.arguments["position_ids"], one.shape
-        turned = torch.cat(positions.split(self.lengths)[::-1])
-        spans = [*one.spans, *((1, columns - end, columns - first) for _, first, end in one.spans)]
-        return Input({"position_ids": torch.stack([positions, turned])}, (2, columns), spans, one.first * 2)
+        one = self.one_row()
+        arguments, sides = {}, []
+        for half, side in zip(self.halves, one.sides.halves, strict=True):
+            name = f"{half.prefix}position_ids"
+            (positions,), (owner,) = one.arguments[name], side.owner
+            turned = torch.cat(positions.split(half.lengths)[::-1])
+            arguments[name] = torch.stack([positions, turned])
+            sides.append(Side(np.stack([owner, owner[::-1] + len(half.lengths)]), half.prefix))
+        return Input(arguments, Sides(sides), one.first * 2)
 
     def given(self, call: Input, replaced: int | None = None) -> dict[str, Any]:
         """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
         # Some models count on positions in place (XGLM up to 4.47).
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
-        return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
+        tokens = self._tokens(call.sides, int(self.documents[0][0]), replaced)
+        return {**tokens, **copied, **call.options, **self.options_of_packed}
 
-    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        return self._with_zeros(self.inputs(call, replaced))
+    def _tokens(self, sides: Sides, filler: int, replaced: int | None = None) -> dict[str, torch.Tensor]:
+        """Return the tokens of documents at their places, and a filler at all others."""
+        ids = {}
+        for half, side in zip(self.halves, sides.halves, strict=True):
+            placed = torch.full(side.owner.shape, filler, device=self.device)
+            for number in side.order:
+                source = half.others if number == replaced else half.documents
+                placed[torch.from_numpy(side.owner == number)] = source[number % len(source)]
+            ids[f"{half.prefix}input_ids"] = placed
+        return self._with_zeros(ids)
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -163,70 +215,26 @@ class Case:
 
     def by_itself(self, number: int) -> dict[str, Any]:
         """Return all arguments of a call with a document alone, from its beginning."""
-        return {**self._with_zeros(self.documents[number % len(self.documents)][None]), **self.options}
+        of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
+        return {**self._with_zeros({f"{name}input_ids": ids[None] for name, ids in of_one.items()}), **self.options}
 
-    def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}, **self._empty(ids)}
+    def _with_zeros(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        like = ids["input_ids"]
+        return {**ids, **{name: torch.zeros_like(like) for name in self.zeros}, **self._empty(like)}
 
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
-        """Return a batch of one document per row, padded on one side, `wider` than the longest."""
-        filler = self.filler if filler is None else filler
-        columns = max(self.lengths) + wider
-        ids = torch.full((len(self.lengths), columns), filler, device=self.device)
-        mask = torch.zeros_like(ids)
-        for row, document in enumerate(self.documents):
-            real = slice(columns - len(document), None) if side == "left" else slice(len(document))
-            ids[row, real], mask[row, real] = document, 1
-        return {**self._with_zeros(ids), "attention_mask": mask}
-
-    def inputs(self, call: Input, replaced: int | None = None) -> torch.Tensor:
-        """Return a call's token ids (rows, columns), with one document `replaced` if asked."""
-        ids = torch.full(call.shape, int(self.documents[0][0]), device=self.device)
-        for number, (row, first, end) in enumerate(call.spans):
-            source = self.others if number == replaced else self.documents
-            ids[row, first:end] = source[number % len(self.documents)]
-        return ids
-
-
-class PairCase(Case):
-    """Random targets for the decoder of a model, and `source`, the documents for its encoder."""
-
-    is_pair = True
-
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
-        super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
-        self.source = Case(model, lengths, seed)
-
-    def one_row(self, *, offset: int = 0, **form: Any) -> Input:
-        if offset:
-            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
-        return self._both(self.source.one_row(**form), super().one_row(**form))
-
-    def two_rows(self) -> Input:
-        return self._both(self.source.two_rows(), super().two_rows())
-
-    @staticmethod
-    def _both(source: Input, target: Input) -> Input:
-        of_target = {f"decoder_{name}": value for name, value in target.arguments.items()}
-        arguments = {**source.arguments, **of_target}
-        return Input(arguments, target.shape, target.spans, target.first, source, target.options)
-
-    def _tokens(self, call: Input, replaced: int | None) -> dict[str, torch.Tensor]:
-        assert call.source is not None
-        source = self.source.inputs(call.source, replaced)
-        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
-
-    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
-        target = super().padded(side, filler, wider)
-        # One column more, so that a field of one half is told from one of the other.
-        return self.source.padded(side, filler, wider + 1) | {
-            f"decoder_{name}": value for name, value in target.items()
-        }
-
-    def by_itself(self, number: int) -> dict[str, Any]:
-        number %= len(self.source.documents)
-        source, target = self.source.documents[number], self.documents[number]
-        return {"input_ids": source[None], "decoder_input_ids": target[None], **self.options}
+    def padded(self, side: str = "right", filler: int | None = None) -> Input:
+        """Return a batch of one document per row, padded on one side, with its tokens."""
+        rows, sides = len(self.lengths), []
+        for place, half in enumerate(self.halves):
+            # A source has one column more, so that a field of one half is told from one of the other.
+            columns = np.arange(max(half.lengths) + place)
+            owner = np.where(columns < np.array(half.lengths)[:, None], np.arange(rows)[:, None], -1)
+            sides.append(Side(owner[:, ::-1] if side == "left" else owner, half.prefix))
+        arguments = self._tokens(Sides(sides), self.filler if filler is None else filler)
+        for each in sides:
+            mask = torch.from_numpy(each.owner >= 0).long()
+            arguments[f"{each.prefix}attention_mask"] = mask.to(self.device)
+        return Input(arguments, Sides(sides), [self.base] * rows)
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
@@ -310,6 +318,10 @@ _MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context
 """Names of the largest number of positions of a document."""
 
 
+_NO_TEXT = re.compile("vision|audio|image|video|id2label|label2id")
+"""Names of what says nothing of text."""
+
+
 def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return lengths of documents: one crosses all thresholds by itself, short ones follow it.
 
@@ -329,20 +341,12 @@ def _is_length(name: str) -> bool:
 
 
 def _numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    yield from _inside("", model.config.to_dict())
+    """Yield the whole numbers in a model's configuration, and in its modules those of rows, by their names."""
+    for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
+        names = [str(key.key) for key in path if isinstance(key, MappingKey)]
+        if type(value) in (int, float) and float(value).is_integer() and not any(map(_NO_TEXT.search, names)):
+            yield names[-1], int(value)
     for module in model.modules():
         for name, value in vars(module).items():
-            if isinstance(value, int) and not isinstance(value, bool) and _LENGTHS.search(name):
+            if type(value) is int and _LENGTHS.search(name):
                 yield name, value
-
-
-def _inside(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            if not re.search("vision|audio|image|video|id2label|label2id", str(key)):
-                yield from _inside(str(key), part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _inside(name, part)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer():
-        yield name, int(value)

@@ -3,30 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 Fields = dict[str, torch.Tensor]
 """Tensors of one output, or of one document, by dotted name."""
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest error, relative to the standard deviation of a field alone, that counts as rounding.
+
+
+class Bounds(NamedTuple):
+    """Largest errors of one precision that count as rounding: of results, gradients and losses."""
+
+    results: float
+    """Relative to the standard deviation of a field alone."""
+    gradients: float
+    """Relative to a parameter's largest: these are sums over tokens and layers."""
+    losses: float
+    """Relative."""
+
+
+BOUNDS = {
+    torch.float64: Bounds(1e-9, 1e-8, 1e-5),
+    torch.float32: Bounds(1e-4, 1e-3, 1e-3),
+    torch.float16: Bounds(2e-2, 4e-2, 2e-3),
+    torch.bfloat16: Bounds(1e-1, 2e-1, 1e-2),
+}
+"""Bounds by precision.
 
 In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
-well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
+well between. float64 leaves 1e-14, but transformers computes losses in float32. The half precisions keep 11 and 8 bits
+per operation over the depth of a model. Their losses are means over tokens, closer than single logits. Their bound of
+gradients is wide already: ten times the one of results would let everything pass.
 """
-LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest rounding error of a loss, relative. transformers computes losses in float32, so float64
-is held to no less. In half precision they are means over tokens, closer than single logits."""
-GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 4e-2, torch.bfloat16: 2e-1}
-"""Largest rounding error of gradients, sums over tokens and layers, relative to a parameter's largest. Half precision's
-is wide already: ten times that of results would let everything pass."""
-_ROUNDINGS = 4
-"""Roundings of a dtype that are no difference."""
+ROUNDINGS = 4
+"""Roundings of a dtype that are no difference.
+
+What nobody touched may move by so much of a field's largest value: all but three of 256 types stay the same to the
+bit, two mixtures of experts and Reformer are within it. So may gradients of parameters of a dtype of their own.
+"""
+OF_SHAPES = 0.1
+"""Share of the bound of results that what nobody touched may move as well: convolutions of some shapes round by their
+neighbours (Winograd's way), and layers behind them make more of it."""
+OTHER_CHOICES = 0.1
+"""Share of tokens that may have another whole number, such as that of their likeliest class, by rounding."""
+OTHER_EXPERTS = 0.1
+"""Median error of tokens up to which rounding may have chosen other experts for a few of them."""
+MET = 1e-6
+"""Of the largest gradient: what another document has no part in is not small, but exactly 0."""
+ADDED_UP = 1e-3
+"""Of the largest gradient of a parameter: sums of other terms round differently."""
+REPLACED = "when other documents were replaced"
+"""What a difference is one from, in words, if it is none from stock."""
 _FEW = 16
 """Least number of values whose spread tells of others of their kind."""
 _VALUES = 1 << 24
 """Values to widen at a time: a long document's float64 logits need more memory than the model."""
+
+
+def bounds_of(dtype: torch.dtype) -> Bounds:
+    """Return the bounds of a precision; those of float32 for one that is not known."""
+    return BOUNDS.get(dtype, BOUNDS[torch.float32])
+
+
+def bound_in_use(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the bound of results of a call whose layers run in some precisions.
+
+    A good part of the models in float64 casts to float32 in code of its own.
+    """
+    return max(BOUNDS[torch.float32].results / 10, *(bounds_of(each).results for each in [*dtypes] or [torch.float32]))
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
@@ -89,6 +135,41 @@ def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     return value if math.isfinite(value) else math.inf
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The part of a call that differs the most from another run."""
+
+    name: str
+    error: float = math.inf
+    """In standard deviations of the field."""
+    tolerance: float = 0.0
+    """What is allowed, in the same unit."""
+    document: int = 0
+    """First document that differs."""
+    than: str = REPLACED
+    """What it differs from, in words."""
+    module: str = ""
+    """Module in which it begins, if that is known."""
+
+    @property
+    def excess(self) -> float:
+        """The error as a multiple of what is allowed."""
+        return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
+
+
+def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
+    """Return how far the same part of a field is apart in two runs with the same shapes."""
+    if torch.equal(one, two):
+        return Difference(name, 0.0)
+    if one.shape != two.shape or not one.is_floating_point():
+        return Difference(name, 1.0 if one.shape == two.shape else math.inf)
+    nothing = one.isnan() & two.isnan()
+    error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
+    sane = one[is_sane(one, one.dtype)].abs()
+    rounding = ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
+
+
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the error at each token of two tensors (tokens, ...), relative to the deviation of `expected`: (tokens,).
 
@@ -124,7 +205,7 @@ def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> f
     sizes = [float(wanted.abs().max()) for wanted in expected]
     least = 1e-2 * max([0.0, *sizes])
     errors = [
-        float((one - other).abs().max()) / (max(size, least) or 1.0) - _ROUNDINGS * torch.finfo(other.dtype).eps
+        float((one - other).abs().max()) / (max(size, least) or 1.0) - ROUNDINGS * torch.finfo(other.dtype).eps
         for one, other, size in zip(found, expected, sizes, strict=True)
     ]
     return max([0.0, *errors]) if all(error == error for error in errors) else math.inf

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.auditing.cases import Input
 from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
@@ -115,25 +114,6 @@ class Sides:
         self.halves = halves
         self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
 
-    @classmethod
-    def of(cls, call: Input) -> Sides:
-        """Return the places of the documents of a packed call."""
-        halves = []
-        for half, prefix in ((call, "decoder_" * (call.source is not None)), (call.source, "")):
-            if half is not None:
-                owner = np.full(half.shape, -1)
-                for number, (row, first, end) in enumerate(half.spans):
-                    owner[row, first:end] = number
-                halves.append(Side(owner, prefix))
-        return cls(halves)
-
-    @classmethod
-    def of_padded(cls, arguments: Mapping[str, Any]) -> Sides:
-        """Return the places of the documents of a padded batch, one in each row, by its masks."""
-        found = {p: arguments[f"{p}attention_mask"] for p in ("decoder_", "") if f"{p}attention_mask" in arguments}
-        numbers = np.arange(len(next(iter(found.values()))))[:, None]
-        return cls([Side(np.where(mask.bool().cpu().numpy(), numbers, -1), p) for p, mask in found.items()])
-
     def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
         """Return each document's part of every field, its result alone, and fields without a split.
 
@@ -157,13 +137,14 @@ class Sides:
     def _documents(
         self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        if value.dim() == 0 or any(part.dim() == 0 for part in alone):
-            return None if any(part.dim() for part in (value, *alone)) else self._number(value, alone)
+        dims = [part.dim() for part in (value, *alone)]
+        if not all(dims):
+            return None if any(dims) else [(value, self._nearest(value, alone))] * len(alone)
         if stands_for_no_router(name, value):
             return [(value, part) for part in alone]
-        pairs = [self.beside(name, value, number, part) for number, part in enumerate(alone)]
+        pairs = (self.beside(name, value, number, part) for number, part in enumerate(alone))
         known = [pair for pair in pairs if pair is not None]
-        if len(known) == len(pairs):
+        if len(known) == len(alone):
             return known
         if all(self._alone(number).part(name, part, _ALL) is not None for number, part in enumerate(alone)):
             wanted = ", ".join(str(tuple(part.shape)) for part in alone)
@@ -186,16 +167,12 @@ class Sides:
                     return found, wanted
         return None
 
-    def _number(self, value: torch.Tensor, alone: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return one number of the call, and the nearest mean, sum or common one of documents.
-
-        The mean may be over documents or over their tokens.
-        """
+    def _nearest(self, value: torch.Tensor, alone: list[torch.Tensor]) -> torch.Tensor:
+        """Return what one number of a call may be of documents': the nearest of their mean, by tokens too, and sum."""
         kept = torch.stack([part.double() for part in alone])
         tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
-        nearest = min(wanted, key=lambda each: largest(value.double(), each))
-        return [(value, nearest.to(value.dtype))] * len(alone)
+        return min(wanted, key=lambda each: largest(value.double(), each)).to(value.dtype)
 
     def part(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> torch.Tensor | None:
         """Return what the chosen documents, bool (documents,), have of an output, (parts, ...).

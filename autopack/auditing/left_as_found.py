@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -58,13 +58,14 @@ def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 @contextlib.contextmanager
 def preserved(
     model: PreTrainedModel, enabled: EnabledModel | None = None, noise: bool = False, checkpoints: bool = False
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs, and counts of calls.
 
     Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with `checkpoints`. The model
-    writes to copies of its buffers, since the graph of an earlier call may have kept those that it has. Parameters come
-    back too if a module's code may write to them: others are not copied, for they are large. So do settings of what is
-    `enabled`, which neither looks at padding nor tells anything meanwhile.
+    writes to copies of its buffers and of tensors that its modules keep, since the graph of an earlier call may have
+    kept those that it has; the function that is yielded makes new copies. Parameters come back too if a module's code
+    may write to them: others are not copied, for they are large. So do settings of what is `enabled`, which neither
+    looks at padding nor tells anything meanwhile.
     """
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
@@ -75,6 +76,7 @@ def preserved(
     data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+    written = [tensor for module in modules for tensor in _tensors_of(module)]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     contents = Contents(model)
 
@@ -99,13 +101,15 @@ def preserved(
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
                 config.problem_type = kind
 
+    def begin() -> None:
+        copies: dict[int, torch.Tensor] = {}
+        for place, name, tensor in written:
+            place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
+
     # A model that is left without its dropout would train without it.
     undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
-        copies: dict[int, torch.Tensor] = {}
-        for module, held in buffers:
-            few = {name: buffer for name, buffer in held.items() if buffer is not None and _may_be_written(buffer)}
-            put_into(module._buffers, {n: copies.setdefault(id(b), b.detach().clone()) for n, b in few.items()})
+        begin()
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         for module in modules:
@@ -117,12 +121,21 @@ def preserved(
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
             enabled.padding_read, enabled.is_audited = None, True
-        yield
+        yield begin
 
 
-def _may_be_written(buffer: torch.Tensor) -> bool:
-    """Return False for many whole numbers, which are weights of a quantised layer and not copied for their size."""
-    return buffer.is_floating_point() or buffer.numel() <= _FEW
+def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Yield the tensors that a forward may write to: where they are held, their names, and themselves.
+
+    Many whole numbers are weights of a quantised layer, and not copied for their size.
+    """
+    for name, buffer in module._buffers.items():
+        if buffer is not None and (buffer.is_floating_point() or buffer.numel() <= _FEW):
+            yield module._buffers, name, buffer
+    for name, value in vars(module).items():
+        kept = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        if kept and value.is_floating_point() and not value.requires_grad:
+            yield vars(module), name, value
 
 
 def _checkpoints_its_way(module: nn.Module) -> bool:
@@ -144,8 +157,7 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
 
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
-    names = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
-    return [vars(module)[name] for name in (*names, "_forward_hooks_always_called")]
+    return [held for name, held in vars(module).items() if name.startswith("_forward") and isinstance(held, dict)]
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from autopack.auditing.asking import argument_names, first_label_counts, labelle
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields
 from autopack.auditing.fields import Side, Sides
-from autopack.auditing.running import Runner
+from autopack.auditing.running import Runner, stock_again
 from autopack.calls.outputs import loss_of
 from autopack.layout import IGNORED_LABEL
 
@@ -37,11 +37,8 @@ class Labels:
     """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the labels of a packed call; per-token ones of one document `only` if asked."""
-        side = Sides.of(call).halves[0]
-        if not self.per_token:
-            return {name: self._of_documents(name, side) for name in self.alone[0]}
-        return self._of_tokens(side, int(self.ignore_first), only)
+        """Return the labels of a packed call; those of one document `only` if asked, and others ignored."""
+        return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
         """Return the labels of a padded batch of the documents; labels of padding are ignored.
@@ -50,31 +47,27 @@ class Labels:
         too.
         """
         side = sides.halves[0]
-        if self.per_token:
-            return self._of_tokens(side, int(predicted and self.shifts))
-        together = {name: self._of_documents(name, side) for name in self.alone[0]}
-        if "start_positions" in together:
+        found = self._placed(side, int(predicted and self.shifts))
+        if "start_positions" in found:
             starts = torch.from_numpy((side.owner >= 0).argmax(1))
-            return {name: value + starts.to(value.device) for name, value in together.items()}
-        return together
+            found = {name: value + starts.to(value.device) for name, value in found.items()}
+        return found
 
-    def _of_documents(self, name: str, side: Side, only: int | None = None) -> torch.Tensor:
-        parts = [(number, self.alone[number % len(self.alone)][name]) for number in side.order]
-        ignored = torch.full_like(parts[0][1], IGNORED_LABEL)
-        return torch.cat([part if only in (None, number) else ignored for number, part in parts])
-
-    def _of_tokens(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return labels at documents' tokens in a batch, but for each one's first `skipped`.
-
-        Labels of one per document are beside them.
-        """
-        (name,) = (name for name, value in self.alone[0].items() if value.dim() > 1)
-        example = self.alone[0][name]
-        labels = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
-        for number in side.order if only is None else [only]:
-            row, (first, end) = side.place_of(number)
-            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
-        return {name: labels} | {n: self._of_documents(n, side, only) for n in self.alone[0].keys() - {name}}
+    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+        """Return labels of one per document, and those at documents' tokens but for each one's first `skipped`."""
+        found = {}
+        for name, example in self.alone[0].items():
+            of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
+            if not self.per_token or example.dim() == 1:
+                ignored = torch.full_like(example, IGNORED_LABEL)
+                chosen = [value if only in (None, number) else ignored for number, value in of_each.items()]
+                found[name] = torch.cat(chosen)
+                continue
+            found[name] = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
+            for number in side.order if only is None else [only]:
+                row, (first, end) = side.place_of(number)
+                found[name][row, first + skipped : end] = of_each[number][0, skipped:]
+        return found
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
@@ -92,7 +85,7 @@ def find_labels(
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as
-    collators do for stock. Enter `runner.as_stock` first.
+    collators do for stock.
     """
     model = runner.model
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
@@ -101,24 +94,27 @@ def find_labels(
         given = {**case.by_itself(number), **made[number], **case.without_router}
         return _refusal(model, lambda: runner.stock(given))
 
-    counts_first = first_label_counts(model)
+    with stock_again(model, runner.enabled):
+        counts_first = first_label_counts(model)
+    of_tokens = _per_token(model, case, alone)
+    forms: Iterable[Labels]
     said: str | None = None
     if counts_first is not None:
-        for made in _per_token(model, case, alone):
-            said = refusal(made)
-            if said is None:
-                skipped = 0 if counts_first else 1
-                counts = [len(document) - skipped for document in case.documents]
-                return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
+        skipped = 0 if counts_first else 1
+        counts = [len(document) - skipped for document in case.documents]
+        ignored = ignore_boundaries and not counts_first
+        forms = (Labels(made, counts, True, ignored, not counts_first) for made in of_tokens)
     else:
-        said = refusal(next(_per_token(model, case, alone))) or "its loss heeds no label of a token"
-        for made in _per_row(case, alone):
-            if refusal(made) is None:
-                return Labels(made, [1] * len(made), False), None
+        said = refusal(next(of_tokens)) or "its loss heeds no label of a token"
+        one_each = [1] * len(case.documents)
+        forms = [Labels(made, one_each, False) for made in _per_row(case, alone)]
         if {"labels", "next_sentence_label"} <= argument_names(model):
-            made = _of_both(case)
-            if refusal(made) is None:
-                return Labels(made, [1] * len(made), True), None
+            forms.append(Labels(_of_both(case), one_each, True))
+    for labels in forms:
+        objection = refusal(labels.alone)
+        if objection is None:
+            return labels, None
+        said = said or objection
     if not argument_names(model) & set(LABELS):
         return None, None
     return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"

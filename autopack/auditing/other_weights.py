@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
 
-from autopack.inspection.randomness import afterwards, normal_numbers, put_into
+from autopack.inspection.randomness import normal_numbers
 
 MOST_BYTES = 2**31
 """Largest memory, in bytes, of other weights beside a model's own."""
@@ -54,25 +55,16 @@ def can_have_others(model: nn.Module, most: int) -> bool:
 @contextlib.contextmanager
 def other_weights(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Run with other parameters and buffers in place of the model's own, which come back."""
-    modules = list(model.modules())
-    held = [(m, dict(m._parameters), dict(m._buffers)) for m in modules]
-    found: dict[int, torch.Tensor] = {}
-
-    def other(tensor: torch.Tensor | None, of_module: bool) -> torch.Tensor | None:
-        if tensor is None or not tensor.is_floating_point():
-            return tensor
-        if id(tensor) not in found:
-            changed = change(tensor) if of_module or change is in_double else tensor
-            found[id(tensor)] = nn.Parameter(changed, tensor.requires_grad) if of_module else changed
-        return found[id(tensor)]
-
-    def put_back() -> None:
-        for module, parameters, buffers in held:
-            put_into(module._parameters, parameters)
-            put_into(module._buffers, buffers)
-
-    with afterwards(put_back):
-        for module, parameters, buffers in held:
-            put_into(module._parameters, {n: other(p, True) for n, p in parameters.items()})
-            put_into(module._buffers, {n: other(b, False) for n, b in buffers.items()})
+    parameters = {
+        name: nn.Parameter(change(weight), weight.requires_grad)
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point()
+    }
+    # What rounding decides, it decides by weights; of buffers the precision alone has to be theirs.
+    buffers = {
+        name: in_double(buffer)
+        for name, buffer in model.named_buffers()
+        if change is in_double and buffer.is_floating_point()
+    }
+    with _reparametrize_module(model, parameters | buffers, tie_weights=True):
         yield

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from autopack.auditing.cases import MODES, Case, Input, NoReference
+from autopack.auditing.cases import Case, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
-from autopack.auditing.fields import Sides, fields_of
-from autopack.auditing.losses import Labels, expected_losses, find_labels
+from autopack.auditing.fields import fields_of
+from autopack.auditing.losses import Labels, expected_losses
 from autopack.auditing.places import raised_at
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
-from autopack.inspection.source import parameters_of
 
 INFLUENCE = {"default", "two rows", "one beginning"}
 """Modes in which documents are replaced one at a time, and that also run without labels.
@@ -43,22 +42,15 @@ class PackedRuns:
         """Fields whose parts cannot be assigned to documents."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
-        self._gradients: dict[Any, list[torch.Tensor]] = {}
 
     @property
     def training(self) -> bool:
         """True while the model is in train mode."""
         return self.runner.model.training
 
-    def find_labels(self) -> tuple[Labels | None, str | None]:
-        """Return labels that stock's loss takes, or why there are none; None without a loss."""
-        runner, alone = self.runner, self.alone()
-        with runner.as_stock():
-            return find_labels(runner, self.case, alone, ignore_boundaries=runner.enabled is None)
-
     def alone(self) -> list[Fields]:
         """Return stock's results for every document by itself."""
-        return self._alone(self.case, MODES["default"](self.case))
+        return self._alone(self.case, self.case.packed(), {})
 
     def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
         """Run one call mode; raise `NoReference` if stock cannot run documents that begin there.
@@ -66,30 +58,26 @@ class PackedRuns:
         With `replace` documents are replaced one at a time, and labels are given in every way.
         """
         case = self.others.get(name, self.case)
-        call = MODES[name](case)
+        call = case.packed(name)
         more = call.options if name == "every output" else {}
         unknown = [option for option in call.options if not case.takes(option)]
         if unknown or (name == "every output" and not more):
             raise NoReference(f"its forward takes no {', '.join(unknown) or 'argument that asks for more'}")
         # Where more is asked for, or documents begin elsewhere, than anybody has to.
         rare = bool(more) or any(first != case.base for first in call.first)
+        own_documents = case is not self.case
+        alone: list[Fields] = []
         try:
-            alone = self._alone(case, call, more, by_span=differentiate)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            if rare or case is not self.case:
-                raise NoReference(said) from error
-            return ModeResult(name, self.training, failure=said)
-        try:
-            given = None if more or case is not self.case else labels
+            alone = self._alone(case, call, more)
+            given = None if more or own_documents else labels
             return self._measured(name, case, call, alone, given, differentiate, replace)
         except Exception as failure:
-            said = f"{type(failure).__name__}: {failure}"
-            if not isinstance(failure, AutopackError) and (place := raised_at(failure)) is not None:
+            said, refused = f"{type(failure).__name__}: {failure}", isinstance(failure, AutopackError)
+            if not refused and (place := raised_at(failure)) is not None:
                 said += f" ({place})"
-            refused = rare and isinstance(failure, AutopackError)
             unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)  # no mask, up to 4.57 (FNet)
-            if refused or (unexpected is not None and not case.takes(unexpected[1])):
+            by_stock = not alone and (rare or own_documents)
+            if by_stock or (rare and refused) or (unexpected is not None and not case.takes(unexpected[1])):
                 raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
 
@@ -109,12 +97,11 @@ class PackedRuns:
             outputs, loss, refused = self._with_labels(call, labels, replace and name == "default")
         if (replace and name in INFLUENCE) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
-            outputs = fields_of(self.runner.run(**case.given(call)))
-        sides = Sides.of(call)
-        if sum(sides.halves[0].lengths) < math.prod(call.shape):
+            outputs = fields_of(self.runner.model(**case.given(call)))
+        if (call.sides.halves[0].owner < 0).any():
             # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
             outputs = {field: value for field, value in outputs.items() if value.dim()}
-        found, expected, unknown = sides.split(outputs, alone)
+        found, expected, unknown = call.sides.split(outputs, alone)
         if not any(expected):
             raise UnsupportedModel(
                 "no field of its output can be compared with what documents get alone", code="nothing-to-audit"
@@ -123,13 +110,8 @@ class PackedRuns:
             self._note_unknown(unknown, is_asked_for=bool(call.options))
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
-        influence = None
-        if replace:
-            one_by_one = labels if loss is not None and name == "default" else None
-            influence, of_one, refused_one = self._influence(case, call, alone, found, scales, one_by_one)
-            loss = None if refused_one or loss is None else max(loss, of_one)
-            refused = refused or refused_one
-        gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
+        influence = self._influence(case, call, alone, found, scales) if replace else None
+        gradient = self._gradient_error(found, expected, scales) if differentiate else None
         return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
 
     def _note_unknown(self, unknown: list[str], is_asked_for: bool) -> None:
@@ -148,173 +130,145 @@ class PackedRuns:
             )
         self.report.unattributed.update(names)
 
-    def _alone(
-        self, case: Case, call: Input, options: Mapping[str, Any] | None = None, by_span: bool = False
-    ) -> list[Fields]:
+    def _alone(self, case: Case, call: Input, options: Mapping[str, Any]) -> list[Fields]:
         """Return stock's results for each document of a call, with their graph.
 
-        With `by_span` a document that stands in two rows has a graph for each: where upstream goes
-        through float32, gradients of two uses round otherwise than the sum of each.
+        A document that stands in two rows has a graph for each: where upstream goes through
+        float32, gradients of two uses round otherwise than the sum of each.
         """
-        number_of = len(call.first) if by_span else len(case.documents)
-        how = id(case), self.training, bool(options)
-        keys = [(number % number_of, first, *how) for number, first in enumerate(call.first)]
-        for key in keys:
+        found = []
+        for number, first in enumerate(call.first):
+            key = number, first, id(case), self.training, *options
             if key not in self._outputs:
-                output = self.runner.stock({**case.alone(call, key[0]), **(options or {})})
-                self._outputs[key] = fields_of(output)
-        return [self._outputs[key] for key in keys]
-
-    def _labelled(self, call: Input, labels: Labels, number: int) -> dict[str, Any]:
-        """Return all arguments of a call with one document of another call, and its labels."""
-        of_one = labels.alone[number % len(labels.alone)]
-        return {**self.case.alone(call, number), **of_one, **self.case.without_router}
+                self._outputs[key] = fields_of(self.runner.stock({**case.alone(call, number), **options}))
+            found.append(self._outputs[key])
+        return found
 
     @torch.no_grad()
     def _influence(
-        self,
-        case: Case,
-        call: Input,
-        alone: list[Fields],
-        found: list[Fields],
-        scales: dict[str, float],
-        labels: Labels | None,
-    ) -> tuple[np.ndarray, float, str | None]:
+        self, case: Case, call: Input, alone: list[Fields], found: list[Fields], scales: dict[str, float]
+    ) -> np.ndarray:
         """Return `influence[i, j]`: the relative change of document i when j is replaced.
 
-        NaN on the diagonal, and where a document is not replaced. With labels of one per token,
-        only the document behind j has labels meanwhile: however a loss combines several, it must be
-        the loss of that document alone. The largest relative difference from it comes second, and
-        the reason why such labels are refused third.
+        NaN on the diagonal, and where a document is not replaced.
         """
-        matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
-        rows = call.shape[0]
+        matrix, rows = np.full((len(found), len(found)), np.nan), len(call.sides.halves[0].owner)
         numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
         for j in numbers:
-            outputs: Fields = {}
-            behind = (j + 1) % len(found)
-            if labels is not None and labels.per_token and labels.counts[behind] > 0:
-                try:
-                    outputs, loss = self._loss(self.case.given(call, j), labels.packed(call, behind))
-                    worst_loss = max(worst_loss, relative_error(loss, self._loss_alone(call, labels, behind)))
-                except AutopackError as error:
-                    refused = f"{type(error).__name__}: {error}"
-                except Exception:  # without labels the call may run
-                    worst_loss = math.inf
-            if not _tells_as_much(outputs, alone):
-                outputs = fields_of(self.runner.run(**case.given(call, j)))
+            outputs = fields_of(self.runner.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             of_parts = {name: value for name, value in outputs.items() if value.dim()}
-            changed, _, _ = Sides.of(call).split(of_parts, alone)
+            changed, _, _ = call.sides.split(of_parts, alone)
             before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
             matrix[:, j] = [worst for worst, _ in errors_between(changed, before, scales)]
         np.fill_diagonal(matrix, np.nan)
-        return matrix, worst_loss, refused
+        return matrix
 
-    def _gradient_error(
-        self, call: Input, found: list[Fields], expected: list[Fields], scales: dict[str, float]
-    ) -> float | None:
+    def _gradient_error(self, found: list[Fields], expected: list[Fields], scales: dict[str, float]) -> float | None:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
             return None
-        key = tuple(call.first), tuple(call.spans), tuple(expected[0]), self.training
-        if key not in self._gradients:
-            try:
-                self._gradients[key] = self.runner.gradients(other)
-            except Exception as error:
-                if self.training:  # some models have gradients in train mode alone
-                    why = f"not measured, because stock has none: {type(error).__name__}: {error}"
-                    self.report.notes["gradients"] = why
-                return None
-        return gradient_error(self.runner.gradients(one), self._gradients[key])
+        try:
+            wanted = self.runner.gradients(other)
+        except Exception as error:
+            if self.training:  # some models have gradients in train mode alone
+                why = f"not measured, because stock has none: {type(error).__name__}: {error}"
+                self.report.notes["gradients"] = why
+            return None
+        return gradient_error(self.runner.gradients(one), wanted)
 
     def _with_labels(self, call: Input, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
         """Return the output with labels, its loss's relative error, and why it is refused.
 
-        The error is the difference from the loss of the documents alone.
+        The error is the largest difference from the loss of the documents alone; of a loss that is
+        asked for `in_every_way`, over all of them.
         """
-        counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
+        numbers = range(len(call.first))
+        counts = [labels.counts[number % len(labels.counts)] for number in numbers]
         if not any(count > 0 for count in counts):
             return {}, None, None  # documents of one token predict nothing
+        given = self.case.given(call) | labels.packed(call)
         with torch.no_grad():
-            alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
+            alone = [self._loss_alone(call, labels, number) for number in numbers]
         try:
-            outputs, together = self._loss(self.case.given(call), labels.packed(call))
-            expected = min(expected_losses(alone, counts), key=lambda each: relative_error(together, each))
-            error = relative_error(together, expected)
-            if in_every_way and call.source is not None:
-                error = max(error, self._error_without_tokens(call, labels, counts))
+            outputs, loss = self._loss(given)
+            error = _least_error(loss, alone, counts)
             if in_every_way:
-                error = max(error, self._error_of_items(call, labels, alone, counts, expected))
+                with torch.no_grad():
+                    for more, wanted, terms in self._further_ways(call, labels, alone, counts):
+                        error = max(error, _least_error(self._loss(given | more)[1], wanted, terms))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
             return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
 
-    @torch.no_grad()
-    def _error_without_tokens(self, call: Input, labels: Labels, counts: list[int]) -> float:
-        """Return that error for an encoder-decoder that makes its decoder's tokens of labels.
+    def _further_ways(
+        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int]
+    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
+        """Yield arguments of other ways to ask for a loss, and the losses and terms of documents alone.
 
-        0 if stock does not.
+        One document may have labels alone: however a loss combines several, it must be the loss of
+        that one. An encoder-decoder may make its decoder's tokens of labels. Trainers have summed
+        losses divided by the terms of several calls; a run of stock tells if a loss heeds it.
         """
-
-        def without(arguments: dict[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
-
-        numbers = range(len(call.spans))
-        try:
-            given = [without(self.case.by_itself(n)) | labels.alone[n] | self.case.without_router for n in numbers]
-            alone = [self._stock_loss(each) for each in given]
-        except Exception as error:
-            self.report.notes["decoder's tokens made of labels"] = f"not measured: {type(error).__name__}: {error}"
-            return 0.0
-        _, found = self._loss(without(self.case.given(call)), labels.packed(call))
-        return min(relative_error(found, each) for each in expected_losses(alone, counts))
-
-    @torch.no_grad()
-    def _error_of_items(
-        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
-    ) -> float:
-        """Return that error for calls that divide summed losses, as trainers do; 0 if none can.
-
-        A run of stock on a document alone tells if the loss heeds it.
-        """
-        named = parameters_of(type(self.runner.model))
-        if not named.takes_others and _ITEMS not in named.names:
-            return 0.0
+        way: dict[str, Any]
+        if labels.per_token:
+            for number in np.flatnonzero(np.array(counts) > 0).tolist():
+                yield labels.packed(call, number), [alone[number]], [1]
+        if self.case.is_pair:
+            way = {"decoder_input_ids": None}
+            try:
+                wanted = [self._loss_alone(call, labels, number, **way) for number in range(len(alone))]
+            except Exception as error:
+                why = f"not measured: {type(error).__name__}: {error}"
+                self.report.notes["decoder's tokens made of labels"] = why
+            else:
+                yield way, wanted, counts
+        if not self.case.takes(_ITEMS):
+            return
         number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
+        way = {_ITEMS: items}
+        why = "stock's loss of a document alone is no sum divided by it"
         try:
-            told = loss_of(self.runner.stock({**self._labelled(call, labels, number), _ITEMS: items}))
-        except (TypeError, ValueError) as error:  # what its forward takes by any name, something further in may not
-            self.report.notes[_ITEMS] = f"not measured: {error}"
-            return 0.0
-        shares = {1.0: alone[number], sum(counts) / items: alone[number] * counts[number] / items}
-        share = next((s for s, loss in shares.items() if told is not None and relative_error(told, loss) < 1e-3), None)
-        if share is None:
-            self.report.notes[_ITEMS] = "not measured: stock's loss of a document alone is no sum divided by it"
-            return 0.0
-        _, found = self._loss({**self.case.given(call), _ITEMS: items}, labels.packed(call))
-        return relative_error(found, expected * share)
+            told = self._loss_alone(call, labels, number, **way)
+            shares = (1.0, 1.0), (counts[number] / items, sum(counts) / items)
+            for of_one, of_all in shares:
+                if relative_error(told, alone[number] * of_one) < 1e-3:
+                    yield way, [loss * of_all for loss in alone], counts
+                    return
+        except (TypeError, ValueError, RuntimeError) as error:  # by any name, but something further in may not
+            why = str(error)
+        self.report.notes[_ITEMS] = f"not measured: {why}"
 
-    def _loss(self, given: dict[str, Any], labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
-        output = self.runner.run(**given, **labels, **self.case.without_router)
+    def _loss(self, given: dict[str, Any]) -> tuple[Fields, torch.Tensor]:
+        arguments = _without_none(given) | self.case.without_router
+        output = self.runner.model(**arguments)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
         return fields_of(output), loss
 
-    def _loss_alone(self, call: Input, labels: Labels, number: int) -> torch.Tensor:
-        key = number % len(self.case.documents), call.first[number], self.training
+    def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
+        """Return stock's loss of a document alone, with `more` arguments than its own and labels."""
+        of_one = number % len(self.case.documents)
+        key = of_one, call.first[number], self.training, *more
         if key not in self._losses:
-            self._losses[key] = self._stock_loss(self._labelled(call, labels, number))
+            given = self.case.alone(call, number) | labels.alone[of_one] | self.case.without_router | more
+            loss = loss_of(self.runner.stock(_without_none(given)))
+            if loss is None:
+                raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
+            self._losses[key] = loss
         return self._losses[key]
 
-    def _stock_loss(self, arguments: dict[str, Any]) -> torch.Tensor:
-        loss = loss_of(self.runner.stock(arguments))
-        if loss is None:
-            raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
-        return loss
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _least_error(loss: torch.Tensor, alone: list[torch.Tensor], counts: list[int]) -> float:
+    """Return the relative difference of a loss from the nearest one that documents may have together."""
+    return min(relative_error(loss, expected) for expected in expected_losses(alone, counts))
 
 
 def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:

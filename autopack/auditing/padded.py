@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.cases import MODES, PADDED_MODES, NoReference
+from autopack.auditing.cases import PADDED_MODES, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.losses import Labels, expected_losses
@@ -19,6 +19,7 @@ from autopack.auditing.report import ROUTER, ModeResult
 from autopack.auditing.running import weighted_sum
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import AutopackError
+from autopack.runtime.model import EnabledModel
 
 _WANTED = {"output_router_logits": True}
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
@@ -32,8 +33,9 @@ class _PaddedAnswer:
     documents: list[Fields]
     loss: torch.Tensor | None
 
+    @property
     def total(self) -> torch.Tensor | None:
-        """Return the loss to differentiate, or else a weighted sum of all results."""
+        """The loss to differentiate, or else a weighted sum of all results."""
         return weighted_sum(self.documents, scales_of(self.documents)) if self.loss is None else self.loss
 
 
@@ -41,46 +43,56 @@ class PaddedRuns:
     """Padded batches of one model in one training mode, with the documents of its packed rows."""
 
     def __init__(self, packed: PackedRuns, labels: Labels | None):
-        self.packed, self.runner, self.case, self.labels = packed, packed.runner, packed.case, labels
-        self.report = packed.report
+        assert packed.runner.enabled is not None
+        self.enabled: EnabledModel = packed.runner.enabled
+        self.runner, self.case, self.labels, self.report = packed.runner, packed.case, labels, packed.report
 
     def measure(self, name: str, differentiate: bool) -> ModeResult:
         """Run one kind of padded batch, also as stock; raise `NoReference` if stock cannot."""
-        form, training = PADDED_MODES[name], self.runner.model.training
-        arguments, sides = self._given(form)
-        expected = self._reference(arguments, sides)
-        # A label of a token behind padding is compared with what padding predicts; autopack leaves that out.
-        promised = {} if self.labels is None or not form.get("labels", True) else self.labels.padded(sides, True)
-        dropped = any(not torch.equal(value, arguments[name]) for name, value in promised.items())
-        without = self._reference({**arguments, **promised}, sides) if dropped else None
-        tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
+        arguments, sides = self._given(PADDED_MODES[name])
+        training, before = self.runner.model.training, self.enabled.tally.batches
         try:
-            found = _answer(self.runner.run(**arguments), sides, expected)
+            found = _answer(self.runner.model(**arguments), sides)
         except Exception as error:
+            self._reference(arguments, sides)  # stock may not run it either
             return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
-        unpadded = self.runner.enabled.tally.batches > tally  # type: ignore[union-attr]
-        if unpadded and without is not None:
-            expected = without
-            self.report.notes["labels behind padding"] = (
-                "compared with stock without the terms in which it scores them by what it predicts at padding"
-            )
+        unpadded = self.enabled.tally.batches > before
+        expected = self._reference(self._without_dropped(arguments, sides) if unpadded else arguments, sides)
+        for field, value in expected.fields.items():
+            shape = tuple(found.fields[field].shape) if field in found.fields else None
+            if shape != tuple(value.shape):
+                said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
+                return ModeResult(name, training, kind="padded", failure=said)
         result = self._compare(name, found, expected, differentiate, unpadded)
-        if self.report.is_exact(result):
-            return result
-        # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
-        alone = self._alone(arguments, sides, expected) if self._reads_padding else None
-        other = None if alone is None else self._compare(name, found, alone, differentiate, unpadded)
-        return result if other is None or not self.report.is_exact(other) else other
+        if not self.report.is_exact(result) and self._reads_padding:
+            # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
+            alone = self._alone(arguments, sides, expected)
+            other = alone and self._compare(name, found, alone, differentiate, unpadded)
+            return other if other and self.report.is_exact(other) else result
+        return result
 
     @property
     def _reads_padding(self) -> bool:
-        enabled = self.runner.enabled
-        assert enabled is not None
-        traits = enabled.traits
+        traits = self.enabled.traits
         reads = traits.recurs or traits.reads_padding or traits.counts_columns
         # By flash kernels upstream lets a decoder see the padding of its encoder.
         of_encoder = self.case.is_pair and "flash" in self.report.implementation
-        return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
+        return reads or of_encoder or self.enabled.anatomy.has_row_dependent_rotary
+
+    def _without_dropped(self, arguments: dict[str, Any], sides: Sides) -> dict[str, Any]:
+        """Return the arguments without labels of tokens behind padding, which autopack leaves out.
+
+        Stock compares them with what padding predicts.
+        """
+        if self.labels is None or "labels" not in arguments:
+            return arguments
+        promised = self.labels.padded(sides, predicted=True)
+        if torch.equal(promised["labels"], arguments["labels"]):
+            return arguments
+        self.report.notes["labels behind padding"] = (
+            "compared with stock without the terms in which it scores them by what it predicts at padding"
+        )
+        return arguments | promised
 
     @torch.no_grad()
     def measure_router(self) -> ModeResult:
@@ -92,7 +104,7 @@ class PaddedRuns:
         case, labels, training = self.case, self.labels, self.runner.model.training
         if labels is None:
             raise NoReference("there are no labels that its loss takes")
-        given, other = ({**self._given({}, filler)[0], **_WANTED} for filler in (None, case.other_filler))
+        given, other = (self._given({}, filler)[0] | _WANTED for filler in (None, case.other_filler))
         try:
             expected, changed = (_numbers(self.runner.stock(arguments)) for arguments in (given, other))
         except Exception as error:
@@ -101,11 +113,11 @@ class PaddedRuns:
             raise NoReference("stock gives no loss for the padded batch, or none that is a number")
         if _error(changed, expected) > 1e-6:
             raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-        packed = (MODES[name](case) for name in ("default", "padding mask"))
+        packed = (case.packed(name) for name in ("default", "padding mask"))
         worst, refused = 0.0, None
-        for arguments in [*({**case.given(call), **labels.packed(call), **_WANTED} for call in packed), given]:
+        for arguments in [*(case.given(call) | labels.packed(call) | _WANTED for call in packed), given]:
             try:
-                worst = max(worst, _error(_numbers(self.runner.run(**arguments)), expected))
+                worst = max(worst, _error(_numbers(self.runner.model(**arguments)), expected))
             except AutopackError as failure:
                 refused = f"{type(failure).__name__}: {failure}"
             except Exception as failure:
@@ -124,12 +136,12 @@ class PaddedRuns:
 
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
         """Return the arguments of a form of padded batch, and the places of its documents."""
-        arguments: dict[str, Any] = {**self.case.padded(form.get("side", "right"), filler)}
-        sides = Sides.of_padded(arguments)
+        call = self.case.padded(form.get("side", "right"), filler)
+        arguments, sides = call.arguments, call.sides
         arguments |= self.case.without_router | {name: form[name] for name in form if name == "use_cache"}
         if self.labels is not None and form.get("labels", True):
             arguments |= self.labels.padded(sides)
-            if form.get("tokens_of_labels") and self.case.is_pair and self.labels.per_token:
+            if form.get("tokens_of_labels") and self.labels.per_token:
                 arguments = _called_as((), arguments)
         return arguments, sides
 
@@ -138,58 +150,49 @@ class PaddedRuns:
     ) -> ModeResult:
         pairs = zip(found.documents, expected.documents, strict=True)
         one = _PaddedAnswer({}, [{n: got[n] for n in wanted} for got, wanted in pairs], found.loss)
-        scales = scales_of(expected.documents)
-        error, where = max(errors_between(one.documents, expected.documents, scales))
+        error, where = max(errors_between(one.documents, expected.documents, scales_of(expected.documents)))
         loss = gradient = None
         if expected.loss is not None:
             loss = math.inf if found.loss is None else relative_error(found.loss, expected.loss)
-        if differentiate and (found.loss is None) == (expected.loss is None) and self.runner.parameters():
-            gradient = self._gradient_error(one, expected)
+        if differentiate and (found.loss is None) == (expected.loss is None):
+            gradient = self._gradient_error(one.total, expected.total)
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
-    def _gradient_error(self, found: _PaddedAnswer, expected: _PaddedAnswer) -> float | None:
+    def _gradient_error(self, total: torch.Tensor | None, wanted: torch.Tensor | None) -> float | None:
         """Return the error of gradients; None where stock has none, or none that are numbers.
 
         Its backward fails after its own writes (Splinter), and windows in which a token of padding sees nothing give
         none (softmax of nothing, float64).
         """
-        total, wanted = found.total(), expected.total()
         if total is None or wanted is None or not wanted.requires_grad:
             return None
         with suppress(RuntimeError):
             gradients = self.runner.gradients(wanted)
-            if all(bool(each.isfinite().all()) for each in (wanted, *gradients)):
+            if gradients and all(bool(each.isfinite().all()) for each in (wanted, *gradients)):
                 return gradient_error(self.runner.gradients(total), gradients)
         return None
 
     def _alone(self, arguments: dict[str, Any], sides: Sides, expected: _PaddedAnswer) -> _PaddedAnswer | None:
         """Return the documents' results alone, in the form of a padded batch's answer."""
-        loss, by_itself = None, self.packed.alone()
-        if self.labels is not None and expected.loss is not None:
-            calls = [
-                {**self.case.by_itself(number), **labels, **self.case.without_router}
-                for number, labels in enumerate(self.labels.alone)
-            ]
-            outputs = [self.runner.stock(_called_as(arguments, call)) for call in calls]
-            losses = [each for output in outputs if (each := loss_of(output)) is not None]
-            if len(losses) < len(outputs):
-                return None
-            by_itself = [fields_of(output) for output in outputs]
-            loss = expected_losses(losses, self.labels.counts)[0]
-        try:
-            _, documents, _ = sides.split({n: value for n, value in expected.fields.items() if value.dim()}, by_itself)
-        except WrongShape:
+        labels = None if expected.loss is None else self.labels
+        calls = [self.case.by_itself(number) for number in range(sides.count)]
+        if labels is not None:
+            calls = [call | of_one | self.case.without_router for call, of_one in zip(calls, labels.alone, strict=True)]
+        outputs = [self.runner.stock(_called_as(arguments, call)) for call in calls]
+        losses = [each for output in outputs if (each := loss_of(output)) is not None]
+        if labels is not None and len(losses) < len(outputs):
             return None
-        return _PaddedAnswer({}, documents, loss)
+        fields = {name: value for name, value in expected.fields.items() if value.dim()}
+        with suppress(WrongShape):
+            _, documents, _ = sides.split(fields, [fields_of(output) for output in outputs])
+            loss = None if labels is None else expected_losses(losses, labels.counts)[0]
+            return _PaddedAnswer({}, documents, loss)
+        return None
 
 
-def _answer(output: Any, sides: Sides, like: _PaddedAnswer | None = None) -> _PaddedAnswer:
+def _answer(output: Any, sides: Sides) -> _PaddedAnswer:
     fields = fields_of(output)
-    for name, wanted in ({} if like is None else like.fields).items():
-        shape = tuple(fields[name].shape) if name in fields else None
-        if shape != tuple(wanted.shape):
-            raise WrongShape(f"{name} has shape {shape}; stock gives {tuple(wanted.shape)}")
     parts = {name: sides.parts(name, value) for name, value in fields.items()}
     documents = [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
     return _PaddedAnswer(fields, documents, loss_of(output))

@@ -9,25 +9,20 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from autopack.auditing.cases import Case, Input
-from autopack.auditing.compare import Fields, errors_between, scales_of
-from autopack.auditing.fields import Sides, WrongShape, fields_of
-from autopack.auditing.running import Runner
+from autopack.auditing.compare import Fields, how_far
+from autopack.auditing.fields import Sides, fields_of
 
 _LIBRARY = "transformers."
-Heard = dict[tuple[str, int], tuple[Fields, Fields]]
-"""Inputs and outputs of a model's modules, by their names and numbers of calls, in the order in which they end."""
 
 
 @contextmanager
@@ -48,68 +43,45 @@ def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator
         handle.remove()
 
 
-def heard(model: nn.Module, run: Callable[[], Any], keep: Callable[[Fields], Fields]) -> Heard:
-    """Return what is to `keep` of what modules are given and give back in a run."""
-    names = {module: name for name, module in model.named_modules()}
-    ended: Counter[nn.Module] = Counter()
-    found: Heard = {}
+def first_that_moves(
+    model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
+) -> str | None:
+    """Return the name of the first module that mixes documents; None if that cannot be told.
 
-    def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
-        if module in names:
-            found[names[module], ended[module]] = keep(fields_of(given)), keep(fields_of(output))
-            ended[module] += 1
-
-    with listening(note):
-        run()
-    return found
-
-
-def first_that_differs(runs: list[Heard], differs: Callable[[list[Fields]], bool | None]) -> str | None:
-    """Return the name of the first module whose outputs differ between runs and whose inputs do not; None if none.
-
-    `differs` gets the fields of each run, and returns None if they cannot be compared.
+    In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
+    module gives the others something else, and is given the same of them.
     """
-    for key in runs[0]:
-        given, output = ([run[key][side] if key in run else {} for run in runs] for side in (0, 1))
-        if differs(output) and differs(given) is False:
-            return key[0]
+    names = {module: name for name, module in model.named_modules()}
+
+    def keep(value: Any) -> Fields:
+        fields = {name: each for name, each in fields_of(value).items() if each.dim() > 1}
+        parts = {name: sides.part(name, each, ~touched) for name, each in fields.items()}
+        return {name: part.clone() for name, part in parts.items() if part is not None}
+
+    def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
+        found: list[tuple[nn.Module, Fields, Fields]] = []
+        with listening(lambda module, given, output: found.append((module, keep(given), keep(output)))):
+            run()
+        return found
+
+    def differs(one: Fields, two: Fields) -> bool | None:
+        if not one or one.keys() != two.keys():
+            return None
+        return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
+
+    with torch.no_grad(), suppress(Exception):  # what mixes is said in any case
+        for (module, given, output), (other, *others) in zip(*map(heard, runs), strict=False):
+            same_place = module is other and module in names
+            if same_place and differs(output, others[1]) and differs(given, others[0]) is False:
+                return names[module]
     return None
 
 
-def first_difference(runner: Runner, case: Case, call: Input, bound: float) -> str | None:
-    """Return the first module that changes a document's results by more than `bound`.
-
-    In words, with the place of its forward; None if no module can be compared.
-    """
-
-    def keep(fields: Fields) -> Fields:
-        return {name: value.detach().clone() for name, value in fields.items()}
-
-    with torch.no_grad():
-        packed = heard(runner.model, lambda: runner.model(**case.given(call)), keep)
-        numbers = range(len(call.spans))
-        alone = [heard(runner.model, partial(runner.stock, case.alone(call, number)), keep) for number in numbers]
-    sides = Sides.of(call)
-
-    def differs(found: list[Fields]) -> bool | None:
-        try:
-            got, expected, _ = sides.split(found[0], found[1:])
-            return max(errors_between(got, expected, scales_of(expected)))[0] > bound if any(expected) else None
-        except (WrongShape, RuntimeError, ValueError, IndexError):
-            return None  # it was run on something else than the row
-
-    name = first_that_differs([packed, *alone], differs)
-    if not name:
-        return None
-    module = runner.model.get_submodule(name)
-    place = place_of(module)
-    return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
-
-
-def place_of(module: nn.Module) -> str | None:
-    """Return a module's forward's place as a Python module and line; None without source."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return None if code is None else f"{type(module).forward.__module__}, line {code.co_firstlineno}"
+def place_of(module: nn.Module) -> str:
+    """Return a module's class, and its forward's place as a Python module and line, if it has source."""
+    forward, name = type(module).forward, type(module).__name__
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return name if code is None else f"{name}, {forward.__module__}, line {code.co_firstlineno}"
 
 
 def raised_at(error: BaseException) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autopack.pages import parts
-from autopack.pages.figure import Influence, on_axes, picture
+from autopack.pages.figure import Influence, figures, on_axes, picture
 
 __all__ = ["LeakReport"]
 
@@ -119,17 +119,12 @@ class LeakReport:
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
-        tolerance, gradient_tolerance = self._tolerances(result)
-        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
-
-    def _tolerances(self, result: ModeResult) -> tuple[float, float]:
-        """Return a mode's largest errors that count as rounding: forward, and of gradients."""
-        tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
-        if result.kind == "padded":
+        tolerance, gradient_tolerance, is_padded = self.tolerance, self.gradient_tolerance, result.kind == "padded"
+        if is_padded:
             tolerance = max(tolerance, self.padded_tolerance)
-        if result.kind == "padded" or result.mode == ALIKE:
+        if is_padded or result.mode == ALIKE:
             gradient_tolerance = max(gradient_tolerance, _PADDED_GRADIENT_TOLERANCE)
-        return tolerance, gradient_tolerance
+        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
 
     @property
     def packed(self) -> str | None:
@@ -144,18 +139,17 @@ class LeakReport:
     def worst_packed(self) -> ModeResult | None:
         """The worst of the inexact packed calls, whatever their loss is; None if all are exact."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
-        return max(wrong, key=lambda r: r.worst) if wrong else None
+        return max(wrong, key=lambda r: r.worst, default=None)
 
     @property
     def labels(self) -> str | None:
         """The reason, in words, why packed calls with labels are not known to be exact; None if
         they are, or have no loss."""
         wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
-        raised = next((r for r in wrong if r.loss_refused is not None), None)
-        if wrong and raised is None:
+        if wrong:
             worst = max(wrong, key=lambda r: math.inf if math.isnan(r.loss or 0.0) else r.loss or 0.0)
             return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
-        refused = raised or next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
+        refused = next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
         if refused is not None:
             return f"in mode '{refused.name}' the call with labels raised {refused.loss_refused}"
         if "loss" in self.notes:
@@ -247,10 +241,8 @@ class LeakReport:
         return said + [f"raised: {failure}" for failure in sorted(failures)]
 
     def __str__(self) -> str:
-        table = self._table()
-        columns = [(side, max(map(len, cells))) for side, *cells in zip(_SIDES, *table, strict=True)]
-        lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
-        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *self._scale(), *self._not_measured()])
+        table = parts.text_table(self._table(), _SIDES)
+        return "\n".join([self._headline(), "", *table, "", *self._scale(), *self._not_measured()])
 
     def _scale(self) -> tuple[str, str]:
         """Return the unit of errors, and the limits of rounding, in two lines."""
@@ -267,23 +259,12 @@ class LeakReport:
     def to_html(self) -> str:
         """Return the table and the influence as HTML without scripts or outside references."""
         head, *rows = self._table()
-        numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
-        shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
         return parts.joined(
             parts.lines([self._headline()], strong=True),
             parts.table(head, rows, _SIDES),
             parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            parts.figures(shown),
+            figures([self._chart]),
         )
-
-    def _cell(self, influence: float) -> tuple[str, float]:
-        """Return an influence as text, and its darkness, by magnitude from tolerance to 1."""
-        if math.isnan(influence):
-            return "", 0.0
-        if influence <= self.tolerance:
-            return _number(influence), 0.0
-        share = math.log(min(influence, 1.0) / self.tolerance) / -math.log(min(self.tolerance, 0.5))
-        return _number(influence), 0.3 + 0.7 * min(max(share, 0.0), 1.0)
 
     _repr_html_ = to_html
 
@@ -292,15 +273,18 @@ class LeakReport:
 
         Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
         """
+        return picture([self._chart]) if ax is None else on_axes(self._chart, ax)
+
+    @property
+    def _chart(self) -> Influence:
         state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
-        chart = Influence(
+        return Influence(
             f"{self.model}\n{state}: largest influence {largest}",
             self.influence,
             self.tolerance,
             ("document that was changed", "document that was watched"),
             "change of logits / their standard deviation",
         )
-        return picture([chart]) if ax is None else on_axes(chart, ax)
 
 
 def _largest(influence: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,27 +18,25 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import enabled_in
 
 
+@contextlib.contextmanager
+def stock_again(model: torch.nn.Module, enabled: EnabledModel | None) -> Iterator[None]:
+    """Run a model as stock, whatever ran before: rotaries forget the longest position, which sets frequencies."""
+    with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
+        forget_lengths(model)
+        yield
+
+
 class Runner:
     """One model, and its enabled form if autopack has enabled it."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.enabled: EnabledModel | None = enabled_in(model)
-        self._rotaries = row_dependent_rotaries(model)
-
-    def as_stock(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that runs the model as stock. Enter it in the frame that makes it."""
-        return contextlib.nullcontext() if self.enabled is None else scope.stock(self.enabled)
-
-    def run(self, **arguments: Any) -> Any:
-        """Return the model's output of a call as it stands, or as stock inside `as_stock`."""
-        return self.model(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
         """Return stock's output of a call, whatever ran before it."""
-        with self.as_stock():
-            forget_lengths(self._rotaries)
-            return self.run(**arguments)
+        with stock_again(self.model, self.enabled):
+            return self.model(**arguments)
 
     def gradients(self, total: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradients of a sum by all trained parameters; zero where one has none."""
@@ -51,9 +49,9 @@ class Runner:
         return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
 
 
-def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
-    """Make rotary modules forget earlier calls' longest position, which sets frequencies."""
-    for rotary in rotaries:
+def forget_lengths(model: torch.nn.Module) -> None:
+    """Make a model's rotary modules forget earlier calls' longest position."""
+    for rotary in row_dependent_rotaries(model):
         one = torch.zeros(1, 1, dtype=torch.long, device=next(rotary.buffers()).device)
         kinds = rotary.__dict__.get("rope_type")
         for kind in [{"layer_type": kind} for kind in kinds] if isinstance(kinds, dict) else [{}]:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import empty_images
-from autopack.auditing.compare import TOLERANCE
+from autopack.auditing.compare import BOUNDS
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.code import ModelCode
@@ -88,7 +88,7 @@ def _is_of_choices(module: PreTrainedModel) -> bool:
 
 def as_float32(report: LeakReport) -> LeakReport:
     """Hold a model in float64 to no more than one in float32: a good part of them casts to it in code of its own."""
-    least = TOLERANCE[torch.float32]
+    least = BOUNDS[torch.float32].results
     return replace(
         report,
         tolerance=max(report.tolerance, least),

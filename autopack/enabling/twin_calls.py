@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import Audit
 from autopack.auditing.compare import (
-    GRADIENT_TOLERANCE,
-    TOLERANCE,
+    BOUNDS,
     Fields,
     errors_between,
     gradient_error,
@@ -314,7 +313,7 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refu
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
     """Return the difference between the same calls in words; None if that is rounding."""
     # What casts to float32 in code of its own rounds as float32 does.
-    tolerance, of_gradients = (max(of[dtype], of[torch.float32]) for of in (TOLERANCE, GRADIENT_TOLERANCE))
+    tolerance, of_gradients, _ = map(max, BOUNDS[dtype], BOUNDS[torch.float32])
     for (documents, gradients), (expected, right_gradients) in zip(found, wanted, strict=True):
         error, name = max(errors_between(documents, expected, scales_of(expected)))
         if not error <= tolerance:

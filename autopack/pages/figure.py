@@ -133,8 +133,10 @@ class Influence:
         # A logarithm of 0 would be as grey as what was not measured.
         drawn = np.maximum(self.values, 1e-3 * least)
         colors = colormaps["Reds"].with_extremes(under="#e3eff3", bad=LINE)
-        end = count + 0.5
-        axes.imshow(drawn, norm=LogNorm(least, MOST), cmap=colors, extent=(0.5, end, end, 0.5))
+        edges = np.arange(count + 1) + 0.5
+        axes.pcolormesh(edges, edges, drawn, norm=LogNorm(least, MOST), cmap=colors)
+        axes.set_aspect("equal")
+        axes.invert_yaxis()
         for (row, column), value in np.ndenumerate(self.values):
             said = "" if np.isnan(value) else f"{value:.2g}"
             axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)

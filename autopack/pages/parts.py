@@ -27,8 +27,6 @@ def _part(name: str, *values: Any, **options: Any) -> str:
 table = partial(_part, "table")
 """A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and > for numbers. A
 row may end early."""
-matrix = partial(_part, "matrix")
-"""A square of numbers between things numbered from 1: the text of each, and how dark it is, from 0 to 1."""
 lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
 named = partial(_part, "named")

@@ -5,68 +5,85 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.auditing.compare import TOLERANCE, Fields, is_sane, largest, scale_of
+from autopack.auditing.compare import Difference, Fields, how_far
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import preserved
 from autopack.auditing.places import listening
+from autopack.auditing.running import stock_again
 from autopack.calls.call import Call
 from autopack.inspection import torches
 from autopack.inspection.randomness import afterwards, drawing_nothing
-
-_ROUNDINGS = 4.0
-"""Roundings of a field's dtype, at its largest value, by which what nobody touched may move.
-
-All but three of 256 types stay the same to the bit; two mixtures of experts and Reformer are within it.
-"""
-_TENTH = 0.1
-"""Share of what an audit takes for rounding that is allowed as well: convolutions of some shapes round by their
-neighbours (Winograd's way), and layers behind them make more of it."""
+from autopack.watching.owners import CannotTell
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The part of a call that differs the most from another run."""
+class Runs:
+    """Runs of one call, each from the same random state and the same buffers and tensors of the modules.
 
-    name: str
-    error: float = math.inf
-    """In standard deviations of the field."""
-    tolerance: float = 0.0
-    """What is allowed, in the same unit."""
-    document: int = 0
-    """First document that differs."""
-    half: int = 0
-    """Number of the half of the documents that were replaced."""
-    module: str = ""
-    """Module in which it begins, if that is known."""
+    Code that keeps something of a row there would hand it on to the next run.
+    """
 
-    @property
-    def excess(self) -> float:
-        """The error as a multiple of what is allowed."""
-        return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
+    def __init__(self, call: Call, begin: Callable[[], None]):
+        self._call, self._module, self._begin = call, call.module, begin
+        self._count = 0
 
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """Return the output of the model."""
+        self._count += 1
+        self._begin()
+        with drawing_nothing(self._module):
+            return self._module(**arguments)
 
-def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
-    """Return how far the same part of a field is apart in two runs with the same shapes."""
-    if torch.equal(one, two):
-        return Difference(name, 0.0)
-    if one.shape != two.shape or not one.is_floating_point():
-        return Difference(name, 1.0 if one.shape == two.shape else math.inf)
-    nothing = one.isnan() & two.isnan()
-    error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
-    sane = one[is_sane(one, one.dtype)].abs()
-    rounding = _ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
-    return Difference(name, error / scale, max(rounding, _TENTH * TOLERANCE.get(one.dtype, 0.0)))
+    def stock(self, arguments: dict[str, Any]) -> Any:
+        """Return stock's output, whatever ran before it."""
+        with stock_again(self._module, self._call.model):
+            try:
+                return self(arguments)
+            except CannotTell:
+                raise
+            except Exception:  # of a row without its padding some types make no cache
+                return self({**arguments, "use_cache": False})
+
+    def fields(self, arguments: dict[str, Any]) -> Fields:
+        """Return the output of the model, field by field."""
+        return fields_of(self(arguments))
+
+    def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
+        """Return a difference beside what its field moves where nothing differs, of which 8 times as much is allowed.
+
+        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
+        """
+        if worst.excess <= 1:
+            return worst
+        again, name = self.fields(arguments), worst.name
+        moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
+        if moved == math.inf:
+            raise CannotTell(f"{name} is another one in each run")
+        return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
+
+    @contextmanager
+    def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
+        """Have ranks that gather parameters `together` make `count` runs: at least `own` as calls come, then of stock.
+
+        A rank whose call does not pack makes nothing else: it raises `CannotTell`.
+        """
+        try:
+            if not packs:
+                raise CannotTell("the call packed nothing")
+            yield
+        finally:
+            while together and self._count < count:
+                (self if self._count < own else self.stock)(self._call.arguments)
 
 
 @contextmanager
-def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[None]:
-    """Run a model without gradients or compiled code, as `preserved` with what is `kept`.
+def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
+    """Run a call without gradients or compiled code, as `preserved` with what is `kept`.
 
     Without `share` each document computes what several begin with.
     """
@@ -76,53 +93,13 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[None]:
         if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(preserved(call.module, call.model, **kept))
+        begin = stack.enter_context(preserved(call.module, call.model, **kept))
         stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
         if not share:
             call.model.options = replace(call.model.options, share=False)
-        yield
-
-
-class Runs:
-    """Runs of one call, each from the same random state and the same buffers and tensors of the modules.
-
-    Code that keeps something of a row there would hand it on to the next run.
-    """
-
-    def __init__(self, call: Call):
-        self._call, self._module = call, call.module
-        self._count = 0
-        places = [held for module in call.module.modules() for held in (module._buffers, vars(module))]
-        self._held = [
-            (held, name, value, value if value.requires_grad else value.detach().clone())
-            for held in places
-            for name, value in held.items()
-            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
-        ]
-
-    def __call__(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of the model."""
-        self._count += 1
-        for held, name, value, copied in self._held:
-            held[name] = value if copied is value else copied.clone()
-        with drawing_nothing(self._module):
-            return self._module(**arguments)
-
-    def fields(self, arguments: dict[str, Any]) -> Fields:
-        """Return the output of the model, field by field."""
-        return fields_of(self(arguments))
-
-    def moved(self, name: str, before: Fields, arguments: dict[str, Any]) -> float:
-        """Return how far a field moves from one run to another with the same arguments, where 1 is rounding."""
-        again = self.fields(arguments)
-        return how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
-
-    def fill_up(self, count: int, run: Callable[[dict[str, Any]], Any] | None = None) -> None:
-        """Make runs of the call as it came, by `run` if given, until ranks that gather parameters have made `count`."""
-        while self._count < count:
-            (run or self)(self._call.arguments)
+        yield Runs(call, begin)
 
 
 @contextmanager

@@ -8,52 +8,35 @@ gradients by the results of some documents, and by those of all others, may not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from autopack.auditing.compare import largest
+from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
 from autopack.auditing.fields import Sides, fields_of
 from autopack.auditing.places import listening
 from autopack.auditing.running import weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
-from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.code_origin import is_of_library
 from autopack.inspection.source import class_of
 from autopack.watching.conditions import unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 
-TOLERANCE = 1e-6
-"""Of the largest gradient. What another document has no part in is not small, but exactly 0."""
-_ADDED = 1e-3
-"""Of the largest gradient of a parameter: sums of other terms round differently."""
 _MOST = 20_000_000
 """Numbers of the parameters of third-party modules, above which their gradients are not compared."""
 _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
 
-def media_sizes(call: Call) -> tuple[int, int]:
-    """Numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
-    values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
-    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
-    grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
-    return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)
-
-
-def leak_of(call: Call, step: int) -> Leak | None:
-    """Return where one document reaches another one in a call that packs; None if none does. Raises `CannotTell`.
+def by_gradients(call: Call) -> Difference:
+    """Return where documents of a call that packs meet the most. Raises `CannotTell`.
 
     The call runs once more, with media twice, and backward twice for each halving of the number of documents.
     """
@@ -63,46 +46,33 @@ def leak_of(call: Call, step: int) -> Leak | None:
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
     sides = sides_of(call)
-    # Any two documents lie apart in some bit of their numbers.
-    bits = range(max(sides.count - 1, 0).bit_length())
-    halves = [[n for n in range(sides.count) if n >> bit & 1] for bit in bits]
-    blind, reason = True, None
-    # Estimators that go straight through a choice have their gradients in the first of both alone.
+    if not media.given(call.arguments):
+        return _met(call, sides, nullcontext())[0]
+    blind = True
+    # Estimators that go straight through a choice have their gradients in the plain run alone.
+    with suppress(Exception):  # the other one says what it raises
+        found, blind = _met(call, sides, nullcontext())
+        if found.excess > 1:
+            return found
     throughout = _Throughout()
-    for mode in (nullcontext(), throughout) if media.given(call.arguments) else (nullcontext(),):
-        try:
-            with (
-                unnoticed(call, share=False),
-                _keeping_gradients(call.module),
-                torch.inference_mode(False),
-                torch.enable_grad(),
-            ):
-                run = _Run(call, sides, mode)
-                leak = run.leak(call.name, halves, step)
-                blind = blind and run.is_blind()
-        except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
-            reason = error
-        else:
-            reason = None
-            if leak is not None:
-                return leak
-    if reason is not None:
-        raise reason
-    if blind:
+    found, is_blind = _met(call, sides, throughout)
+    if found.excess <= 1 and blind and is_blind:
         raise CannotTell("no gradient reaches its images or other media")
-    if throughout.ended:
+    if found.excess <= 1 and throughout.ended:
         raise CannotTell("numbers that it computes become Python's or NumPy's, where no gradient follows them")
-    return None
+    return found
 
 
-@contextmanager
-def _keeping_gradients(model: nn.Module) -> Iterator[None]:
-    """Keep the `.grad` of parameters, to which reversible layers (Reformer) add in any backward pass."""
-    held = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in held:
-        parameter.grad = None
+def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[Difference, bool]:
+    """Return the leak that a run in a mode shows, and whether no media have a part in its results."""
+    held = [(parameter, parameter.grad) for parameter in call.module.parameters()]
     try:
-        yield
+        with unnoticed(call, share=False), torch.inference_mode(False), torch.enable_grad():
+            # Reversible layers (Reformer) add to `.grad` in any backward pass.
+            for parameter, _ in held:
+                parameter.grad = None
+            run = _Run(call, sides, mode)
+            return run.worst(), run.is_blind()
     finally:
         for parameter, gradient in held:
             parameter.grad = gradient
@@ -150,8 +120,7 @@ class _Run:
         self.name, states = next(known, ("", None))
         if states is None:
             raise CannotTell("no result of it that has something for each token has a gradient")
-        parts = [sides.part(self.name, states, chosen) for chosen in np.eye(sides.count, dtype=bool)]
-        sums = [weighted_sum([{self.name: part}], {self.name: 1.0}) for part in parts if part is not None]
+        sums = [weighted_sum([{"": part}], {"": 1.0}) for part in sides.parts(self.name, states)]
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
@@ -159,17 +128,21 @@ class _Run:
         found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
-    def leak(self, name: str, halves: list[list[int]], step: int) -> Leak | None:
-        """Return where documents meet: at tokens or media, or in gradients of third-party modules."""
-        worst = max(map(self._shared, halves), default=0.0)
-        if worst > TOLERANCE:
-            place = next((n for n in range(self._sides.count) if self._shared([n]) > TOLERANCE), 0)
-            field = f"{self.name}, by what is another document's,"
-            return Leak(name, place, *self._sides.halves[0].place_of(place), field, worst, TOLERANCE, step)
-        if halves and (apart := self._not_added_up(halves[0])) > _ADDED:
+    def worst(self) -> Difference:
+        """Return where documents meet the most: at tokens or media, or in gradients of third-party modules."""
+        count = self._sides.count
+        # Any two documents lie apart in some bit of their numbers.
+        halves = [[n for n in range(count) if n >> bit & 1] for bit in range(max(count - 1, 0).bit_length())]
+        met = max(map(self._shared, halves), default=0.0)
+        field, than = f"{self.name}, by what is another document's,", "than it gets alone"
+        if met > MET:
+            document = next((n for n in range(count) if self._shared([n]) > MET), 0)
+            return Difference(field, met, MET, document, than)
+        apart = self._not_added_up(halves[0]) if halves else 0.0
+        if apart > ADDED_UP:
             than = "than those of half of the documents, and of the others, add up to"
-            return Leak(name, 0, *self._sides.halves[0].place_of(0), "gradients", apart, _ADDED, step, than)
-        return None
+            return Difference("gradients", apart, ADDED_UP, 0, than)
+        return Difference(field, met, MET, 0, than)
 
     def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return gradients by the results of the chosen documents, and by those of all others."""
@@ -179,9 +152,9 @@ class _Run:
 
     def _shared(self, chosen: list[int]) -> float:
         """The largest part of a gradient that the chosen documents, and all others, have at one number."""
-        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in self._by_halves(chosen, self._leaves) if ours.numel()]
-        most = max((float(torch.maximum(*pair).max()) for pair in pairs), default=0.0)
-        shared = max((float(torch.minimum(*pair).max()) for pair in pairs), default=0.0)
+        both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
+        most = max((float(each.max()) for each in both), default=0.0)
+        shared = max((float(each.amin(0).max()) for each in both), default=0.0)
         if not most or not math.isfinite(most + shared):
             raise CannotTell("its gradients are no numbers" if most else "nothing of it has a gradient")
         return shared / most
@@ -206,14 +179,9 @@ class _Run:
 def _of_others(model: nn.Module) -> list[torch.Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not all(map(is_of_library, class_of(part).__mro__))]
-    held: list[torch.Tensor] = [
-        parameter
-        for part in others
-        for parameter in part.parameters(recurse=not isinstance(part, PreTrainedModel))
-        if parameter.requires_grad and parameter.numel()
-    ]
-    unique = list({id(parameter): parameter for parameter in held}.values())
-    return unique if sum(parameter.numel() for parameter in unique) <= _MOST else []
+    held = [p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))]
+    trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
+    return trained if sum(p.numel() for p in trained) <= _MOST else []
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
@@ -230,10 +198,9 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
 
 def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
     """Have what a model embeds tokens with give leaves, in this thread."""
-    try:
+    embedding = None
+    with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()
-    except NotImplementedError:
-        embedding = None
 
     def follow(module: nn.Module, given: Any, output: Any) -> Any:
         return _followed(output, leaves) if module is embedding else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
 
+from autopack.auditing.compare import REPLACED, Difference
 from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
@@ -24,14 +24,12 @@ from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
 from autopack.watching.alone import beside_stock
-from autopack.watching.conditions import Difference
 from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import replaced
-from autopack.watching.schedule import is_padded, shape_of
+from autopack.watching.schedule import TRAINS, is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
-_REPLACED = "when other documents were replaced"
 
 
 class _Mine(threading.local):
@@ -50,14 +48,12 @@ class Live:
         self.checked = Checked(every=every)
         self._padded = False
         """True if a padded batch was checked, and gave what stock gives."""
-        self._pulled = False
-        """True if gradients were checked since the model was last changed."""
         self.has_checked = self._has_tried = False
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
         self.checked.begin_anew()
-        self._padded = self._pulled = self.has_checked = self._has_tried = False
+        self._padded = self.has_checked = self._has_tried = False
 
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
@@ -73,10 +69,10 @@ class Live:
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
         beyond = self.checked.goes_beyond(*shape, closely)
-        due = self.checked.is_due(call.module.training and torch.is_grad_enabled())
+        due = self.checked.is_due(TRAINS in shape[1])
         if self._has_tried and not (due or beyond):  # other threads wait for the first check
             return
-        leak = self._found(call, closely, beyond)
+        leak = self._found(call, closely, beyond, TRAINS in shape[1] - self.checked.kinds)
         if leak is None:
             self.checked.grow(*shape)
             return
@@ -110,83 +106,69 @@ class Live:
     def _passes_by(self, call: Call) -> bool:
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
-    def _found(self, call: Call, closely: bool, beyond: bool) -> Leak | None:
+    def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
-        padded, told = is_padded(call), False
-        trains = call.module.training and torch.is_grad_enabled()
-        ways: list[Callable[[Call], Leak | None]] = [partial(self._by_replacement, both=closely)]
+        has_media = bool(media.given(call.arguments))
+        by_replacement = partial(replaced, call, self.checked.checks, both=closely)
+        ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
-            ways.append(partial(self._by_stock, losses=closely or not self.has_checked))
-        by_gradients = bool(media.given(call.arguments)) or (closely and trains and not self._pulled)
+            ways.append(partial(beside_stock, call, losses=closely or not self.has_checked))
         if closely and call.module.training and draws_by_itself(call.module):
-            ways.append(partial(self._by_chance, both=closely))
-        if by_gradients and not padded:
-            ways.append(partial(influence.leak_of, step=self.checked.calls))
-        reasons: dict[Any, str] = {}
-        for way in ways:
-            try:
-                with _checking():
-                    leak = way(call)
-            except CannotTell as reason:
-                reasons[way] = str(reason)
-            except Exception as error:  # somebody else's code must not end a training run that is exact
-                reasons[way] = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
-            else:
-                told = True
-                if leak is not None:
-                    self.checked.checks += 1
-                    return leak
+            # Code may mix by what it draws: draws are near their least, and near their largest.
+            ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
+        if not is_padded(call) and (has_media or (closely and begins_to_train)):
+            ways.append(partial(influence.by_gradients, call))
+        leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
+        if leak is not None:
+            return leak
+        told = "" in reasons
         self._has_tried = True
-        self.checked.checks += told
-        if not told:
-            self._skip(call, next(iter(reasons.values())), closely)
-        elif media.given(call.arguments) and ways[-1] in reasons:  # of media nothing else tells
-            self._skip(call, reasons[ways[-1]], closely)
-        self._padded |= told and padded
-        self._pulled |= trains
+        if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
+            self._skip(call, reasons[-1 if told else 0], closely)
+        self._padded |= told and is_padded(call)
         self.has_checked |= told
         return None
+
+    def _tried(
+        self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
+    ) -> tuple[Leak | None, list[str]]:
+        """Return the first leak that is found, and the reason why each way says nothing, empty if it does."""
+        leak, reasons = None, []
+        with _checking():
+            for way in ways:
+                try:
+                    found = way()
+                except survived as error:
+                    raised = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
+                    reasons.append(str(error) if isinstance(error, CannotTell) else raised)
+                else:
+                    leak = leak or self._leak_of(call, found)
+                    reasons.append("")
+        self.checked.checks += "" in reasons
+        return leak, reasons
 
     def _skip(self, call: Call, reason: str, closely: bool) -> None:
         if closely and not self.checked.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
-    def _by_replacement(self, call: Call, both: bool, share: float | None = None) -> Leak | None:
-        return self._leak_of(call, replaced(call, self.checked.checks, both, share), _REPLACED)
-
-    def _by_chance(self, call: Call, both: bool) -> Leak | None:
-        """Replace documents while every draw is near its least, and near its largest: code may mix by what it draws."""
-        leaks = (self._by_replacement(call, both, share) for share in DRAWN.values())
-        return next((leak for leak in leaks if leak is not None), None)
-
-    def _by_stock(self, call: Call, **how: bool) -> Leak | None:
-        found = beside_stock(call, **how)
-        self.checked.worst = max(self.checked.worst, found.error)
-        return self._leak_of(call, found, "than in its padded batch" if is_padded(call) else "than it gets alone")
-
-    def _leak_of(self, call: Call, found: Difference, than: str) -> Leak | None:
+    def _leak_of(self, call: Call, found: Difference) -> Leak | None:
+        if found.than != REPLACED:
+            self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:
             return None
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
-        return Leak(call.name, found.document, row, columns, found.name, *numbers, than, found.module)
+        return Leak(call.name, found.document, row, columns, found.name, *numbers, found.than, found.module)
 
     def _found_together(self, call: Call, packs: bool) -> Leak | None:
         turn = self.checked.calls.bit_length()  # the same on all ranks
-        leak, told = None, False
-        with _checking():
-            try:
-                leak = self._leak_of(call, replaced(call, turn, packs=packs, together=True), _REPLACED)
-                told = True
-            except CannotTell as reason:
-                if packs:
-                    self._skip(call, str(reason), call.model.is_checked_closely)
-            if call.model.groups:
-                with suppress(CannotTell):  # of a call that replacement alone can tell of
-                    beside = self._by_stock(call, packs=packs, together=True)
-                    leak, told = leak or beside, True
-        self.checked.checks += told
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
+        if call.model.groups:
+            ways.append(partial(beside_stock, call, packs=packs, together=True))
+        leak, reasons = self._tried(call, ways, CannotTell)
+        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
+            self._skip(call, reasons[0], call.model.is_checked_closely)
         return leak
 
 

@@ -9,7 +9,7 @@ from autopack.auditing.fields import Side, Sides
 from autopack.calls.call import LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.pair import Half
 
 
@@ -43,10 +43,9 @@ def sides_of(call: Call) -> Sides:
 
 
 def _owner_of(layout: PackedLayout) -> np.ndarray:
-    lengths = layout.sizes
-    padding = np.zeros(len(lengths), dtype=bool) if layout.is_padding is None else layout.is_padding
-    numbers = np.where(padding, -1, np.cumsum(~padding) - 1)
-    return np.repeat(numbers, lengths).reshape(layout.rows, layout.columns)
+    real = real_documents(layout)
+    numbers = np.where(real, np.cumsum(real) - 1, -1)
+    return np.repeat(numbers, layout.sizes).reshape(layout.rows, layout.columns)
 
 
 def _owner_in(half: Half) -> np.ndarray:

@@ -8,7 +8,6 @@ different sides.
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,14 +17,14 @@ import torch
 from torch import nn
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import Fields
+from autopack.auditing.compare import Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides
-from autopack.auditing.places import first_that_differs, heard
+from autopack.auditing.places import first_that_moves
 from autopack.calls.call import DROPPED, Call
 from autopack.inspection.randomness import Pinned
 from autopack.layout.pair import DECLARATIONS
 from autopack.layout.ways import LAYOUT_KWARGS
-from autopack.watching.conditions import Difference, Runs, how_far, unnoticed
+from autopack.watching.conditions import Runs, unnoticed
 from autopack.watching.owners import CannotTell, sides_of
 
 _DECLARES = {*DROPPED, *LAYOUT_KWARGS, *DECLARATIONS, "position_ids", "decoder_position_ids"}
@@ -45,116 +44,80 @@ def replaced(
     equally often, whatever it has, also where its call does not pack.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
-    with _alike(call, noise=True), drawn:
-        found = _Replacing(call)
-        try:
-            if not packs:
-                raise CannotTell("the call packed nothing")
-            worst = found.beside_itself(found.worst(turn, both))
-        finally:
-            found.runs.fill_up(_TOGETHER if together else 0)
-    if worst.excess <= 1 or together:
-        return worst
-    if call.module.training and (routes(call.module) or not call.model.is_checked_closely):
-        # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
-        with _alike(call), drawn:
-            found = _Replacing(call)
+    # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
+    draws = call.module.training and (routes(call.module) or not call.model.is_checked_closely)
+    # Documents that begin alike by the tokens that they are given share what they did in the call as it came.
+    condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
+    with condition(noise=True) as runs, drawn:
+        found = _Replacing(call, runs)
+        with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
             worst = found.worst(turn, both)
-    if worst.excess > 1:
-        with _alike(call, noise=True), drawn:
-            worst = replace(worst, module=found.origin(worst))
-    return worst
-
-
-def _alike(call: Call, noise: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which documents that begin alike by the tokens that they are given share nothing.
-
-    They share what they did in the call as it came.
-    """
-    return unnoticed(call, share=call.prefixes is not None, noise=noise, checkpoints=True)
+        if worst.excess <= 1 or together:
+            return worst
+        if not draws:
+            return found.with_origin(worst)
+    with condition() as runs, drawn:
+        found = _Replacing(call, runs)
+        worst = found.worst(turn, both)
+        return found.with_origin(worst) if worst.excess > 1 else worst
 
 
 class _Replacing:
     """Runs of a call as it came, and with other tokens in some documents."""
 
-    def __init__(self, call: Call):
-        self._call, self.runs = call, Runs(call)
-        self._changed: list[tuple[np.ndarray, dict[str, Any]]] = []
-        """The documents that are replaced, and the arguments with other tokens in them."""
+    def __init__(self, call: Call, runs: Runs):
+        self._call, self._runs = call, runs
+        self._gone: Fields = {}
+        """What no document owns: True where it has moved."""
 
     def worst(self, turn: int, both: bool) -> Difference:
         """Run all, and return the field that moved the farthest. Raises `CannotTell`."""
-        self._sides = sides_of(self._call)
-        count = self._sides.count if self._call.part is None else len(self._call.part[0].lengths)
+        call, self._sides = self._call, sides_of(self._call)
+        count = self._sides.count if call.part is None else len(call.part[0].lengths)
         if count < 2:
             raise CannotTell("it has one document")
-        for touched in halves_of(count, turn)[: 2 if both else 1]:
-            self._changed.append((touched, with_other_tokens(self._call, self._sides, touched, turn)))
-        self._first = self.runs.fields(self._call.arguments)
-        moved: list[Difference] = []
-        nobodys: Fields = {}
-        for half, (touched, arguments) in enumerate(self._changed):
-            second = self.runs.fields(arguments)
-            for name, value in self._first.items():
+        halves = halves_of(count, turn)[: 2 if both else 1]
+        changed = [(touched, with_other_tokens(call, self._sides, touched, turn)) for touched in halves]
+        first = self._runs.fields(call.arguments)
+        moved: list[tuple[Difference, tuple[np.ndarray, dict[str, Any]]]] = []
+        for half in changed:
+            second = self._runs.fields(half[1])
+            for name, value in first.items():
                 if name in second and value.dim():
-                    found = self._compared(name, value, second[name], touched, nobodys)
-                    moved += [] if found is None else [replace(found, half=half)]
+                    found = self._compared(name, value, second[name], half[0])
+                    moved += [] if found is None else [(found, half)]
         if not moved:
             raise CannotTell("no part of its output can be divided among its documents")
-        return max(moved, key=lambda each: each.excess)
+        worst, self._changed = max(moved, key=lambda each: each[0].excess)
+        return self._runs.beside_itself(worst, first, call.arguments)
 
-    def beside_itself(self, worst: Difference) -> Difference:
-        """Return a move beside what its field moves if nothing is replaced, of which eight times as much is allowed.
-
-        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
-        """
-        if worst.excess <= 1:
+    def with_origin(self, worst: Difference) -> Difference:
+        """Return a difference with the name and class of the module in which it begins, if that can be told."""
+        touched, arguments = self._changed
+        model, runs = self._call.module, [partial(self._runs, each) for each in (self._call.arguments, arguments)]
+        name = first_that_moves(model, runs, self._sides, touched)
+        if name is None:
             return worst
-        allowed = max(1.0, 8 * self.runs.moved(worst.name, self._first, self._call.arguments))
-        if allowed == math.inf:
-            raise CannotTell(f"{worst.name} is another one in each run")
-        return replace(worst, tolerance=worst.tolerance * allowed)
+        kind = type(model.get_submodule(name)).__name__
+        return replace(worst, module=f"{name or 'the model'}, of the class {kind}")
 
-    def origin(self, worst: Difference) -> str:
-        """Return the name and class of the module in which a field begins to move; "" if that cannot be told."""
-        touched, arguments = self._changed[worst.half]
-        model = self._call.module
-
-        def keep(fields: Fields) -> Fields:
-            parts = {name: self._sides.part(name, value, ~touched) for name, value in fields.items() if value.dim() > 1}
-            return {name: part.clone() for name, part in parts.items() if part is not None}
-
-        def differs(found: list[Fields]) -> bool | None:
-            one, two = found
-            if not one or one.keys() != two.keys():
-                return None
-            return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
-
-        try:
-            runs = [heard(model, partial(self.runs, given), keep) for given in (self._call.arguments, arguments)]
-            name = first_that_differs(runs, differs)
-        except Exception:  # the leak is said in any case
-            name = None
-        return "" if name is None else f"{name or 'the model'}, of the class {type(model.get_submodule(name)).__name__}"
-
-    def _compared(
-        self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray, nobodys: Fields
-    ) -> Difference | None:
+    def _compared(self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray) -> Difference | None:
         def between(chosen: np.ndarray) -> Difference | None:
             one, two = (self._sides.part(name, each, chosen) for each in (value, other))
             return None if one is None or two is None else how_far(name, one, two)
 
         found = between(~touched)
+        if found is not None and found.excess > 1:
+            for number in np.flatnonzero(~touched):
+                of_one = between(np.arange(len(touched)) == number)
+                if of_one is not None and of_one.excess > 1:
+                    return replace(found, document=int(number))
         if found is not None:
-            documents = np.flatnonzero(~touched) if found.excess > 1 else ()
-            of_each = ((n, between(np.arange(len(touched)) == n)) for n in documents)
-            first = (int(n) for n, moved in of_each if moved is not None and moved.excess > 1)
-            return replace(found, document=next(first, 0))
+            return found
         # Of what nobody can divide no number may depend on both halves.
         gone = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-        before = nobodys.get(name)
-        nobodys[name] = gone
-        met = before is not None and bool((gone & before).any())
+        met = name in self._gone and bool((gone & self._gone[name]).any())
+        self._gone[name] = gone
         return Difference(f"{name}, which is no document's,") if met else None
 
 
@@ -187,17 +150,17 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
     special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
-    tokens = set()
+    changed = False
     for side in sides.halves:
         for name in _names_of_tokens(call, side):
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
-                where = _like(value, np.append(touched, False)[side.owner] & ~_shared(call, side))
+                where = torch.from_numpy(np.append(touched, False)[side.owner] & ~_shared(call, side))
+                where = where.to(value.device).reshape(*where.shape, *[1] * (value.dim() - 2))
                 new = _others(value, where, special.to(value.device), generator)
-                if not torch.equal(new, value):
-                    arguments[name] = new
-                    tokens.add(name)
-    if not tokens and call.part is None:
+                changed = changed or not torch.equal(new, value)
+                arguments[name] = new
+    if not changed and call.part is None:
         raise CannotTell("it brings no tokens that could be replaced")
     for name, value in call.arguments.items():
         if not isinstance(value, torch.Tensor) or name in _DECLARES or "input" in name or "label" in name:
@@ -215,12 +178,6 @@ def _turned(value: torch.Tensor, owner: np.ndarray, touched: np.ndarray) -> torc
         order[places] = places[::-1]
     flat = value.reshape(-1, *value.shape[2:])
     return flat[torch.from_numpy(order).to(value.device)].reshape(value.shape)
-
-
-def _like(value: torch.Tensor, where: np.ndarray) -> torch.Tensor:
-    """Return a mask (R, C) in the shape of a value (R, C, ...)."""
-    mask = torch.from_numpy(where).to(value.device)
-    return mask.reshape(*mask.shape, *[1] * (value.dim() - 2))
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
-from autopack.inspection import torches
+from autopack.inspection import media, torches
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.watching.influence import media_sizes
+
+TRAINS = "mode", True, True
+"""The kind of calls in training mode with gradients."""
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
@@ -25,7 +28,7 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     Tokens and media are read on the host only for code that is checked `closely`.
     """
     kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
-    kinds |= {("training", call.module.training), ("gradients", torch.is_grad_enabled())}
+    kinds.add(("mode", call.module.training, torch.is_grad_enabled()))
     inputs = call.inputs
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
@@ -40,8 +43,8 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
         ids = call.arguments.get("input_ids")
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
-    media = media_sizes(call) if closely else (0, 0)
-    return (*_sizes_of(call), max(tokens, default=0), *media), kinds
+    of_media = _sizes_of_media(call) if closely else (0, 0)
+    return (*_sizes_of(call), max(tokens, default=0), *of_media), kinds
 
 
 def is_padded(call: Call) -> bool:
@@ -77,3 +80,13 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
         longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
         documents = max(documents, len(layout.bounds) - 1)
     return longest, documents, rows, columns
+
+
+def _sizes_of_media(call: Call) -> tuple[int, int]:
+    """Return the numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
+    values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
+    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
+    grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
+    return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)

@@ -14,7 +14,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.compare import TOLERANCE
+from autopack.auditing.compare import BOUNDS
 from autopack.inspection import releases
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.machine import Machine
@@ -90,7 +90,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict
     else:
         judged += ["packed", "gradient packed"]
     bounds = {
-        "influence": TOLERANCE[dtype],
+        "influence": BOUNDS[dtype].results,
         "packed": max(FACTOR * result["alone"], FLOOR[dtype]),
         "median token packed": max(FACTOR * result["median token alone"], FLOOR[dtype]),
         "gradient packed": max(FACTOR * result["gradient alone"], FLOOR[dtype]),

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from autopack.auditing.compare import TOLERANCE, Fields, errors_between, gradient_error, relative_error
-from autopack.auditing.fields import Sides, WrongShape, fields_of
+from autopack.auditing.compare import BOUNDS, Fields, errors_between, gradient_error, relative_error
+from autopack.auditing.fields import WrongShape, fields_of
 from autopack.auditing.losses import expected_losses
 from autopack.auditing.running import weighted_sum
 from autopack.calls.outputs import loss_of
@@ -30,8 +30,8 @@ STATUSES = ("exact", "refused", "no stock", "silent", "crash")
 BAD = ("silent", "crash")
 TOLERANCES = {
     "float64": (1e-5, 1e-4, 1e-4),
-    "float32": (TOLERANCE[torch.float32], 1e-3, 1e-3),
-    "bfloat16": (TOLERANCE[torch.bfloat16], 0.2, 1e-2),
+    "float32": (BOUNDS[torch.float32].results, 1e-3, 1e-3),
+    "bfloat16": (BOUNDS[torch.bfloat16].results, 0.2, 1e-2),
 }
 """Fields, of the standard deviation of a field; gradients, of the largest of a parameter; losses, relative: those of
 docs/trust.md. Most models go through float32 in code of their own, whatever their dtype, and leaks start near 1e-2."""
@@ -103,7 +103,7 @@ def _answer(
 ) -> tuple[_Answer, list[Fields]]:
     """What a call gives, by document, and what the same fields are alone."""
     output = model.run(module, asked, arranged)
-    found, expected, _ = Sides.of(asked.call).split(fields_of(output), alone)
+    found, expected, _ = asked.call.sides.split(fields_of(output), alone)
     if asked.labels is None and not any(found):
         raise WrongShape(f"nothing of the output can be compared with documents alone: {sorted(fields_of(output))}")
     loss, gradients, names = loss_of(output), None, frozenset(found[0])
@@ -166,7 +166,7 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
     """What stock gives the same call; and without labels that it compares with what padding predicts."""
     forms = [asked]
     if asked.labels is not None:
-        labels = asked.labels.padded(Sides.of(asked.call), predicted=True)
+        labels = asked.labels.padded(asked.call.sides, predicted=True)
         forms.append(replace(asked, arguments={**asked.arguments, **labels}))
     for form in forms:
         try:
@@ -183,14 +183,12 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
 
 def _reads_padding(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, alone: list[Fields]) -> bool:
     """Whether what stock gives documents of the same call changes with the tokens in padding, as it should not."""
-    sides = {"input_ids": asked.call.source or asked.call, "decoder_input_ids": asked.call}
     changed = {}
-    for name in sides.keys() & asked.arguments.keys():
-        ids = asked.arguments[name]
-        padding = torch.ones_like(ids, dtype=torch.bool)
-        for row, first, end in sides[name].spans:
-            padding[row, first:end] = False
-        changed[name] = ids.masked_fill(padding, int(model.pool.documents[0][0]))
+    for side in asked.call.sides.halves:
+        name = f"{side.prefix}input_ids"
+        if name in asked.arguments:
+            padding = torch.from_numpy(side.owner < 0)
+            changed[name] = asked.arguments[name].masked_fill(padding, int(model.pool.documents[0][0]))
     other, _ = _answer(
         model,
         model.stock,

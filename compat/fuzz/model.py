@@ -14,14 +14,13 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.cases import Case, Input, PairCase
+from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, scales_of
-from autopack.auditing.fields import Sides, fields_of
+from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, forget_lengths, weighted_sum
 from autopack.calls.outputs import loss_of
-from autopack.inspection.modules import is_pair, row_dependent_rotaries
 from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
@@ -62,13 +61,12 @@ class Model:
             setattr(module, name, 0.0)
         self.runner = Runner(self.stock)
         try:
-            self.pool: Case = (PairCase if is_pair(self.stock) else Case)(self.stock, spec.lengths, spec.seed)
+            self.pool = Case(self.stock, spec.lengths, spec.seed)
         except Exception as error:
             raise NoStock(upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}") from error
-        for half in (self.pool, getattr(self.pool, "source", None)):
-            if half is not None:
-                # The least numbers may be special in code that the configuration does not tell (the padding of MPNet).
-                half.documents = [document.clamp(min=ORDINARY.start) for document in half.documents]
+        for half in self.pool.halves:
+            # The least numbers may be special in code that the configuration does not tell (the padding of MPNet).
+            half.documents = [document.clamp(min=ORDINARY.start) for document in half.documents]
         self._let_it_write()
         self.model = copy.deepcopy(self.stock)
         self.outputs = dict(self.pool.outputs) if spec.outputs else {}
@@ -154,7 +152,7 @@ class Model:
                 else:
                     _, call = placed(self.pool, Arranged(rows=((number,),)))
                     own = fields_of(output)
-                    found, _, _ = Sides.of(call).split(own, [own])
+                    found, _, _ = call.sides.split(own, [own])
                     total = weighted_sum([{name: found[0][name] for name in names}], self.scales(arranged, False))
                 backward(total)
             except Exception as error:
@@ -199,7 +197,7 @@ class Model:
     def run(self, model: Any, asked: Asked, arranged: Arranged) -> Any:
         """Hand a call to a model, which stock or not keeps no frequencies of an earlier, longer one."""
         self._mode(model, arranged.training, arranged.checkpointing)
-        forget_lengths(row_dependent_rotaries(model))
+        forget_lengths(model)
         model.zero_grad(set_to_none=True)
         copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in asked.arguments.items()}
         by_position, by_name = by_place(model, copied, arranged.positional)

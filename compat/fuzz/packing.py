@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 
 import autopack
-from autopack.auditing.cases import Case, Input
+from autopack.auditing.cases import Case, DrawnHalf, Input
+from autopack.auditing.fields import Side, Sides
 from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
 
 COLLATOR: dict[str, Any] = {"flash": "cu_seq_lens", "seq_idx": "seq_idx", "multiple": 8}
 """What the collator declares beside positions, and the multiple of its rows, by the names that a call has them by."""
-
-
-def chosen(pool: Case, picks: list[int]) -> Case:
-    """The documents of a call, in its order, one of them maybe several times."""
-    found = copy.copy(pool)
-    found.documents = [pool.documents[number] for number in picks]
-    found.lengths = [pool.lengths[number] for number in picks]
-    source: Case | None = getattr(pool, "source", None)
-    if source is not None:
-        found.source = chosen(source, picks)  # type: ignore[attr-defined]
-    return found
 
 
 def labels_of(labels: Labels, picks: list[int]) -> Labels:
@@ -37,22 +27,24 @@ def labels_of(labels: Labels, picks: list[int]) -> Labels:
 
 def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     """All arguments of a call but its labels, and where its documents lie."""
-    source: Case | None = getattr(pool, "source", None)
-    arguments, call = _side(pool, arranged)
-    if source is not None:
-        inner, other = _side(source, arranged)
-        call = Input(call.arguments, call.shape, call.spans, call.first, other)
-        arguments = inner | {f"decoder_{name}": value for name, value in arguments.items()}
-    return arguments, call
+    arguments: dict[str, Any] = {}
+    sides: list[Side] = []
+    first: list[int] = []
+    for half in pool.halves:
+        of_half, owner, first = _side(pool, half, arranged)
+        arguments |= {f"{half.prefix}{name}": value for name, value in of_half.items()}
+        sides.append(Side(owner, half.prefix))
+    return arguments, Input({}, Sides(sides), first)
 
 
-def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
-    lengths = pool.lengths
+def _side(pool: Case, half: DrawnHalf, arranged: Arranged) -> tuple[dict[str, Any], np.ndarray, list[int]]:
+    """The arguments of one half, the document of each of its tokens, and the positions at which documents begin."""
+    lengths = half.lengths
     shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
     ids = torch.full(shape, pool.filler)
     positions, mask, segments = torch.full(shape, pool.base), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
     numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
-    spans: list[tuple[int, int, int]] = []
+    owner = np.full(shape, -1)
     first: list[int] = []
     for row, entries in enumerate(arranged.rows):
         column = 0
@@ -60,12 +52,12 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
             end = column + (lengths[number] if number >= 0 else -number)
             if number >= 0:
                 end = column + lengths[number]
-                begin = pool.base + arranged.offsets[len(spans)]
-                ids[row, column:end] = pool.documents[number]
+                begin = pool.base + arranged.offsets[len(first)]
+                ids[row, column:end] = half.documents[number]
                 positions[row, column:end] = torch.arange(begin, begin + end - column)
                 mask[row, column:end] = 1
-                segments[row, column:end] = len(spans) + 1
-                spans.append((row, column, end))
+                segments[row, column:end] = len(first) + 1
+                owner[row, column:end] = len(first)
                 first.append(begin)
                 numbers[row, column:end] = place + 1
                 bounds += [row * shape[1] + column, row * shape[1] + end]
@@ -89,7 +81,7 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
         arguments["attention_mask"] = segments.long()
     if arranged.form == "mask" or arranged.mask:
         arguments["attention_mask"] = mask
-    return arguments, Input({}, shape, spans, first)
+    return arguments, owner, first
 
 
 def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Input]:
@@ -110,7 +102,9 @@ def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) 
         examples.append(example)
     batch = dict(autopack.PackingCollator.for_model(model, **options)(examples))
     _, call = placed(pool, arranged)
-    return batch, Input({}, tuple(batch["input_ids"].shape), call.spans, call.first)
+    owner = call.sides.halves[0].owner
+    padding = batch["input_ids"].shape[1] - owner.shape[1]
+    return batch, Input({}, Sides([Side(np.pad(owner, ((0, 0), (0, padding)), constant_values=-1))]), call.first)
 
 
 def ignoring(labels: Labels, seed: int) -> Labels:

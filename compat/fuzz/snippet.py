@@ -39,7 +39,8 @@ def snippet(case: Case, verdict: Verdict) -> str:
         asked = model.call(case.call)
         fields = model.alone(asked.picks[0], 0, case.call, False)[0]
         lines = []
-        for place, (row, first, end) in enumerate(asked.call.spans):
+        for place in range(len(asked.picks)):
+            row, (first, end) = asked.call.sides.halves[0].place_of(place)
             given = model.by_itself(asked.picks[place], case.call.offsets[place], False)
             field = "logits" if "logits" in fields else next(iter(fields))
             arguments = ", ".join(f"{name}={_code(value)}" for name, value in given.items())

@@ -12,7 +12,7 @@ from transformers import Gemma3ForConditionalGeneration
 import autopack
 from autopack import tiny
 from autopack.auditing.auditor import MODES, PADDED_MODES, TRAINED
-from autopack.auditing.compare import TOLERANCE, scales_of
+from autopack.auditing.compare import BOUNDS, scales_of
 from autopack.calls.hooks import EntryHook
 from tests.conftest import LEAK, attributes, llama, same
 from tests.subjects import build
@@ -55,8 +55,8 @@ def test_enabled_llama_is_exact_in_every_mode(enabled_report):
     assert all(_verdicts(enabled_report).values()), enabled_report
     assert enabled_report.exact
     assert enabled_report.enabled
-    assert enabled_report.worst <= TOLERANCE[torch.float32]
-    assert enabled_report.worst_gradient <= 10 * TOLERANCE[torch.float32]
+    assert enabled_report.worst <= BOUNDS[torch.float32].results
+    assert enabled_report.worst_gradient <= 10 * BOUNDS[torch.float32].results
 
 
 def test_influence_says_who_changes_whom(stock_report, enabled_report):
@@ -125,7 +125,7 @@ def test_a_leak_of_gradients_alone_is_found():
     with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=FEW)
         assert autopack.audit(model, modes=FEW, gradients=False).exact
-    assert report.worst <= TOLERANCE[torch.float32]
+    assert report.worst <= BOUNDS[torch.float32].results
     assert not report.exact
     assert "gradients are off by" in report.worst_case
 
@@ -179,7 +179,7 @@ def test_the_tolerance_follows_the_dtype(dtype):
     with autopack.enable(model):
         enabled = autopack.audit(model, modes=FEW, training=(False,))
     assert stock.dtype == enabled.dtype == str(dtype).removeprefix("torch.")
-    assert enabled.tolerance == TOLERANCE[dtype]
+    assert enabled.tolerance == BOUNDS[dtype].results
     assert enabled.exact, enabled
     assert not stock.exact
 

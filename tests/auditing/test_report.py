@@ -106,9 +106,9 @@ def test_plot_draws_one_cell_per_pair_of_documents(results, tmp_path):
     figure = report.plot()
     ax = type(figure)().subplots()
     assert report.plot(ax) is ax.figure
-    assert ax.images
+    assert ax.collections
     heat_map = figure.axes[0]
-    assert heat_map.images[0].get_array().shape == report.influence.shape
+    assert heat_map.collections[0].get_array().shape == report.influence.shape
     assert "TinyModel" in heat_map.get_title(loc="left")
     figure.savefig(tmp_path / "influence.png")
     assert (tmp_path / "influence.png").stat().st_size > 1000

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autopack.watching import replaced
+from autopack.watching import conditions, replaced
 from compat import alarms
 
 
@@ -22,7 +22,7 @@ def test_a_false_one_is_counted(monkeypatch):
     """The control: what nobody touched moves from run to run."""
     how_far = replaced.how_far
     monkeypatch.setattr(replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two)))
-    monkeypatch.setattr(replaced._Replacing, "beside_itself", lambda self, worst: worst)
+    monkeypatch.setattr(conditions.Runs, "beside_itself", lambda self, worst, *_: worst)
     found = alarms.checked("causal-lm", "llama", "float32")
     assert found["alarms"]
     assert "alarms" in alarms.table(
