@@ -65,7 +65,7 @@ class Fingerprint:
             _Part("the types of its tensors", partial(_values, tensors), partial(types_in, tensors)),
             _Part("what stands in the place of torch's functions", process.held, lambda: process.foreign(code.words)),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
-            _Part(_HOOKS, partial(_hooks, modules), partial(_watched_hooks, modules)),
+            _Part(_HOOKS, partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
         ]
 
     def changed(self) -> str | None:
@@ -143,13 +143,13 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 
-def _watched_hooks(modules: list[nn.Module]) -> list[int]:
-    """Return the numbers of third-party hooks, and of those that may read rows and columns.
+def _watched_hooks(modules: list[nn.Module], known: set[int]) -> list[int]:
+    """Return the numbers of hooks that are `known`, third-party, or may read rows and columns.
 
     transformers puts on its own when a user first asks for hidden states.
     """
     hooks = ((number, hook, module) for module in modules for number, hook in hooks_of(module).items())
-    return [number for number, hook, module in hooks if is_foreign_hook(hook) or looks_at_rows(hook, module)]
+    return [n for n, hook, module in hooks if n in known or is_foreign_hook(hook) or looks_at_rows(hook, module)]
 
 
 def only_checkpoints(function: Any) -> bool:

@@ -15,7 +15,9 @@ import autopack
 from autopack import tiny
 from autopack.auditing.auditor import MODES, PADDED_MODES
 from autopack.calls.rows import Unpadded
+from autopack.enabling import by_twin
 from autopack.layout import IGNORED_LABEL
+from autopack.proving.twin import NoTwin
 from tests.conftest import LEAK, alone_loss
 from tests.enabling.test_asking import as_class
 from tests.engine import counted
@@ -187,11 +189,15 @@ def test_a_fault_of_unpadding_is_found(field, monkeypatch):
     assert "WRONG, without padding" in str(report)
 
 
+def no_twin(*_):
+    raise NoTwin("nobody makes one here")
+
+
 @pytest.mark.parametrize("seen_by", ["twin", "check"])
 def test_padded_batches_that_a_twin_or_a_check_finds_wrong_stay_as_they_came(monkeypatch, seen_by):
     stock = tiny.build("llama", attn_implementation="sdpa").train()
     if seen_by == "check":
-        stock.config.model_type = "made_up"  # which has no twin
+        monkeypatch.setattr(by_twin.twins, "of", no_twin)
     put_a_fault_into_unpadding(monkeypatch, "logits")
     model, batch = copy.deepcopy(stock), padded("backbone", mask_of((9, 4)))
     with packs_at_once(model) as handle:

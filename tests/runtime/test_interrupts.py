@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import AutopackError, patching, tiny
@@ -96,6 +97,13 @@ def test_what_an_interrupt_leaves_of_a_mixer_s_call_is_not_of_the_next_one():
     assert operations._ambient.mixing is None
 
 
+class WantsMore(LlamaForCausalLM):
+    """Has no twin: its constructor takes more than a configuration."""
+
+    def __init__(self, config, wanted):
+        super().__init__(config)
+
+
 class TestAtAnyPoint:
     """A KeyboardInterrupt, which passes by every `except Exception`, torch's own among them."""
 
@@ -113,10 +121,9 @@ class TestAtAnyPoint:
 
     @pytest.mark.parametrize(("has_twin", "points"), [(True, 20), (False, 6)])
     def test_of_enabling(self, has_twin, points):
-        """Without a twin the model itself is audited."""
         expected, model = Expected(), build()
         if not has_twin:
-            model.config.model_type = "made_up"
+            model.__class__ = WantsMore
         before = pictures(model)
         events = events_of(lambda: autopack.enable(model))
         autopack.disable(model)
