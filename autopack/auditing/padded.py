@@ -110,7 +110,7 @@ class PaddedRuns:
         except Exception as error:
             raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
         if not expected or not all(map(torch.isfinite, expected.values())):
-            raise NoReference("stock gives no loss for the padded batch, or none that is a number")
+            raise NoReference("stock gives no numbers for the loss of the padded batch")
         if _error(changed, expected) > 1e-6:
             raise NoReference("stock counts padding in it, so that a padded batch says nothing")
         packed = (case.packed(name) for name in ("default", "padding mask"))
