@@ -232,8 +232,9 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
     reads |= read is not None and read.where is not None
     of_columns = call.wants_last_logits or entry.foreign or entry.has_other_head  # of every column of the rows
-    inner_runs = bool(entry.inner) and not call.wants_router_loss
-    if little or reads or call.media or call.wants_weights or call.prefixes or (of_columns and not inner_runs):
+    of_columns = of_columns and (call.wants_router_loss or not entry.inner)  # where no model inside runs the row
+    per_row = entry.reads_one_token_per_row or entry.head is not None or entry.level in call.model.pooling
+    if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None

@@ -160,6 +160,9 @@ class Model:
             of_one = taken(self.parameters(self.stock))
             if not all(bool(gradient.isfinite().all()) for gradient in of_one):
                 raise NoStock("its gradients for a document alone are not finite")
+            for other in self._gradients.values():
+                if [each.shape for each in of_one] != [each.shape for each in other]:  # FSMT, at a longer document
+                    raise NoStock("its forward makes itself other parameters")
             self._gradients[key] = of_one
         return self._gradients[key]
 
