@@ -224,6 +224,8 @@ def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer,
         if (error := relative_error(answer.loss, reference.loss)) > of_loss:
             return f"the loss is {float(answer.loss.detach()):.8g}, and {float(reference.loss.detach()):.8g} by stock"
     if answer.gradients is not None and reference.gradients is not None:
+        if [each.shape for each in answer.gradients] != [each.shape for each in reference.gradients]:
+            raise NoStock("its forward makes itself other parameters")
         error = gradient_error(answer.gradients, reference.gradients)
         if error > of_gradients:
             names = [name for name, p in model.model.named_parameters() if p.requires_grad and p.numel()]
