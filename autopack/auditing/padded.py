@@ -43,20 +43,20 @@ class PaddedRuns:
     """Padded batches of one model in one training mode, with the documents of its packed rows."""
 
     def __init__(self, packed: PackedRuns, labels: Labels | None):
-        assert packed.runner.enabled is not None
-        self.enabled: EnabledModel = packed.runner.enabled
         self.runner, self.case, self.labels, self.report = packed.runner, packed.case, labels, packed.report
 
     def measure(self, name: str, differentiate: bool) -> ModeResult:
         """Run one kind of padded batch, also as stock; raise `NoReference` if stock cannot."""
+        enabled = self.runner.enabled
+        assert enabled is not None, "padded batches of stock are stock's"
         arguments, sides = self._given(PADDED_MODES[name])
-        training, before = self.runner.model.training, self.enabled.tally.batches
+        training, before = self.runner.model.training, enabled.tally.batches
         try:
             found = _answer(self.runner.model(**arguments), sides)
         except Exception as error:
             self._reference(arguments, sides)  # stock may not run it either
             return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
-        unpadded = self.enabled.tally.batches > before
+        unpadded = enabled.tally.batches > before
         expected = self._reference(self._without_dropped(arguments, sides) if unpadded else arguments, sides)
         for field, value in expected.fields.items():
             shape = tuple(found.fields[field].shape) if field in found.fields else None
@@ -64,20 +64,19 @@ class PaddedRuns:
                 said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
                 return ModeResult(name, training, kind="padded", failure=said)
         result = self._compare(name, found, expected, differentiate, unpadded)
-        if not self.report.is_exact(result) and self._reads_padding:
+        if not self.report.is_exact(result) and self._reads_padding(enabled):
             # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
             alone = self._alone(arguments, sides, expected)
             other = alone and self._compare(name, found, alone, differentiate, unpadded)
             return other if other and self.report.is_exact(other) else result
         return result
 
-    @property
-    def _reads_padding(self) -> bool:
-        traits = self.enabled.traits
+    def _reads_padding(self, enabled: EnabledModel) -> bool:
+        traits = enabled.traits
         reads = traits.recurs or traits.reads_padding or traits.counts_columns
         # By flash kernels upstream lets a decoder see the padding of its encoder.
         of_encoder = self.case.is_pair and "flash" in self.report.implementation
-        return reads or of_encoder or self.enabled.anatomy.has_row_dependent_rotary
+        return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
 
     def _without_dropped(self, arguments: dict[str, Any], sides: Sides) -> dict[str, Any]:
         """Return the arguments without labels of tokens behind padding, which autopack leaves out.

@@ -224,7 +224,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 
     It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
     """
-    if layout.is_padding is None or layout.slots is not None or not call.model.options.unpad:
+    fixed = layout.slots is not None or bool(call.anatomy.chunked)
+    if layout.is_padding is None or fixed or not call.model.options.unpad:
         return None
     real, entry = real_tokens(layout), call.entry
     little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
@@ -233,7 +234,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads |= read is not None and read.where is not None
     of_columns = call.wants_last_logits or entry.foreign or entry.has_other_head  # of every column of the rows
     of_columns = of_columns and (call.wants_router_loss or not entry.inner)  # where no model inside runs the row
-    per_row = entry.reads_one_token_per_row or entry.head is not None or entry.level in call.model.pooling
+    has_pooler = getattr(call.anatomy.entries[-1], "pooler", None) is not None
+    per_row = has_pooler or entry.head is not None or entry.level in call.model.pooling
     if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))

@@ -81,6 +81,11 @@ def test_loss_across_boundaries_counts_as_a_leak(stock_report):
     assert by_name["default, eval"].loss > stock_report.loss_tolerance
 
 
+def test_the_loss_of_routers_is_measured_of_a_stock_mixture_too():
+    report = autopack.audit(tiny.build("mixtral"), modes=("default", "router loss"), training=(False,), gradients=False)
+    assert [result.mode for result in report.results] == ["default", "router loss"]
+
+
 def test_labels_of_first_tokens_are_left_to_an_enabled_model():
     model = llama(dtype=torch.float32)
     with autopack.enable(model):
