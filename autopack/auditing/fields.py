@@ -16,7 +16,7 @@ from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
-_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z)_loss")
+_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z|mlm|mep)_loss")
 """Fields that are not compared: caches and masks, absent from packed rows, and images' states.
 
 Losses of labels and routers are measured on their own.

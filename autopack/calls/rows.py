@@ -224,7 +224,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 
     It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
     """
-    fixed = layout.slots is not None or bool(call.anatomy.chunked)
+    chunked = any((vars(module)["chunk_size_feed_forward"] or 1) > 1 for module in call.anatomy.chunked)
+    fixed = layout.slots is not None or chunked
     if layout.is_padding is None or fixed or not call.model.options.unpad:
         return None
     real, entry = real_tokens(layout), call.entry
