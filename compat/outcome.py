@@ -82,12 +82,13 @@ def _call_once(model: Any, handle: Any) -> None:
     read, enabled.padding_read = enabled.padding_read, None
     if enabled.proof.source == "checks":
         options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
-        for trains, side in itertools.product((False, True), ("right", "left")):
+        for trains, side, labelled in itertools.product((False, True), ("right", "left"), (False, True)):
+            batch = case.padded(side).arguments
+            given = options | (_labels_of(batch) if labelled else {})
             with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
-                model.train(trains)(**case.padded(side).arguments, **options)
+                model.train(trains)(**batch, **given)
     packed = case.given(case.packed())
-    labels = {"labels": packed.get("decoder_input_ids", packed.get("input_ids"))}
-    for given in ({}, labels):
+    for given in ({}, _labels_of(packed)):
         try:
             model.train()(**packed, **given)
         except LeakDetected as leak:
@@ -98,6 +99,13 @@ def _call_once(model: Any, handle: Any) -> None:
             continue  # the audit says so
     enabled.padding_read = read
     model.train(trained)
+
+
+def _labels_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The tokens of a call as its labels, but for those of padding."""
+    prefix = "decoder_" if "decoder_input_ids" in arguments else ""
+    ids, mask = arguments[f"{prefix}input_ids"], arguments.get(f"{prefix}attention_mask")
+    return {"labels": ids if mask is None else ids.masked_fill(mask == 0, -100)}
 
 
 def upstream_error(model: Any, handle: Any = None) -> str | None:

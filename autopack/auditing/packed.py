@@ -187,16 +187,17 @@ class PackedRuns:
         counts = [labels.counts[number % len(labels.counts)] for number in numbers]
         if not any(count > 0 for count in counts):
             return {}, None, None  # documents of one token predict nothing
-        given = self.case.given(call) | labels.packed(call)
+        packed = labels.packed(call)
         with torch.no_grad():
             alone = [self._loss_alone(call, labels, number) for number in numbers]
         try:
-            outputs, loss = self._loss(given)
+            outputs, loss = self._loss(self.case.given(call) | packed)
             error = _least_error(loss, alone, counts)
             if in_every_way:
                 with torch.no_grad():
                     for more, wanted, terms in self._further_ways(call, labels, alone, counts):
-                        error = max(error, _least_error(self._loss(given | more)[1], wanted, terms))
+                        _, loss = self._loss(self.case.given(call) | packed | more)  # made anew: some write to it
+                        error = max(error, _least_error(loss, wanted, terms))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run

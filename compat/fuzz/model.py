@@ -80,7 +80,10 @@ class Model:
         self._refuse_what_never_runs()
         self.labels = self._find_labels()
         if enabled:
-            autopack.enable(self.model, backend=spec.backend, unpad=spec.unpad, verify=verify)
+            handle = autopack.enable(self.model, backend=spec.backend, unpad=spec.unpad, verify=verify)
+            if handle.enabled.traits.masks_without_cache:  # stock's default call lets tokens see later ones (FSMT)
+                self.pool.options = {"use_cache": False}
+                self._alone.clear()
 
     def _let_it_write(self) -> None:
         """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds some of them)."""
@@ -126,6 +129,8 @@ class Model:
             fields = fields_of(output)
             if not all(bool(value.isfinite().all()) for value in fields.values()):
                 raise NoStock("its results for a document alone are not finite")
+            if not any(value.numel() for value in fields.values()):  # XLNet's halves of a batch
+                raise NoStock("it gives a document alone nothing")
             self._alone[key] = fields, loss_of(output)
         return self._alone[key]
 
