@@ -18,11 +18,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 236_962,
-    "statements": 20_881,
+    "tokens": 236_980,
+    "statements": 20_883,
     "functions": 2_140,
     "modules": 205,
-    "lines over 110 characters": 1_326,
+    "lines over 110 characters": 1_327,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,

@@ -27,12 +27,13 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
 
     Tokens and media are read on the host only for code that is checked `closely`.
     """
-    kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
+    padded = is_padded(call)
+    kinds: set[Any] = {(padded, name) for name, value in call.arguments.items() if value is not None}
     kinds.add(("mode", call.module.training, torch.is_grad_enabled()))
     inputs = call.inputs
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
-    if is_padded(call):
+    if padded:
         kinds.add(("padding on the right", _is_on_the_right(call)))
     if inputs is not None:
         weight = next(call.module.parameters(), None)

@@ -8,8 +8,10 @@ from itertools import combinations
 import pytest
 import torch
 import torch._dynamo.testing
+from transformers import LlamaForCausalLM
 
 import autopack
+from autopack import tiny
 from autopack.watching.replaced import halves_of
 from tests.conftest import llama, token_ids
 from tests.support.mixing import shift_boundaries
@@ -185,3 +187,28 @@ def test_threads_that_train_one_model_leave_its_dropout_on():
             list(threads.map(train, range(3)))
         assert handle.checked.checks == 24
     assert [m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")] == rates
+
+
+class WrongInRows(LlamaForCausalLM):
+    """Has another loss where positions are given."""
+
+    def forward(self, input_ids, position_ids=None, labels=None, **kwargs):
+        output = super().forward(input_ids, position_ids=position_ids, labels=labels, **kwargs)
+        if labels is not None and position_ids is not None:
+            output.loss = output.loss * 1.2
+        return output
+
+
+def test_labels_of_padded_batches_say_nothing_of_those_of_packed_rows():
+    """The third call is checked for no other reason."""
+    model = WrongInRows(tiny.config("llama")).train()
+    ids = tiny.tokens(model.config, 1, 12)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    packed = {"input_ids": ids, "position_ids": torch.tensor([[*range(5), *range(7)]])}
+    with autopack.enable(model):
+        batch = ids.reshape(2, 6)
+        model(input_ids=batch, attention_mask=mask, labels=batch.masked_fill(mask == 0, -100))
+        model(**packed)
+        with refused("leak-detected"):
+            model(**packed, labels=ids)
