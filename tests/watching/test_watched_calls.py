@@ -190,11 +190,11 @@ def test_threads_that_train_one_model_leave_its_dropout_on():
 
 
 class WrongInRows(LlamaForCausalLM):
-    """Has another loss where positions are given."""
+    """Has another loss where positions begin anew."""
 
     def forward(self, input_ids, position_ids=None, labels=None, **kwargs):
         output = super().forward(input_ids, position_ids=position_ids, labels=labels, **kwargs)
-        if labels is not None and position_ids is not None:
+        if labels is not None and position_ids is not None and int((position_ids == 0).sum()) > 1:
             output.loss = output.loss * 1.2
         return output
 
