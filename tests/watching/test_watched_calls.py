@@ -190,7 +190,10 @@ def test_threads_that_train_one_model_leave_its_dropout_on():
 
 
 class WrongInRows(LlamaForCausalLM):
-    """Has another loss where positions begin anew."""
+    """Has another loss where positions begin anew, and no twin: its constructor takes more than a configuration."""
+
+    def __init__(self, config, wanted):
+        super().__init__(config)
 
     def forward(self, input_ids, position_ids=None, labels=None, **kwargs):
         output = super().forward(input_ids, position_ids=position_ids, labels=labels, **kwargs)
@@ -201,7 +204,7 @@ class WrongInRows(LlamaForCausalLM):
 
 def test_labels_of_padded_batches_say_nothing_of_those_of_packed_rows():
     """The third call is checked for no other reason."""
-    model = WrongInRows(tiny.config("llama")).train()
+    model = WrongInRows(tiny.config("llama"), None).train()
     ids = tiny.tokens(model.config, 1, 12)
     mask = torch.ones(2, 6, dtype=torch.long)
     mask[1, 4:] = 0
