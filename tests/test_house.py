@@ -27,8 +27,8 @@ BOUNDS = {
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
-    "files that a packed call visits": 34,
-    "calls of the package in it": 296,
+    "files that a packed call visits": 35,
+    "calls of the package in it": 301,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
@@ -65,6 +65,7 @@ def size_of(texts):
 def walk_of_a_call():
     """Return how many files of the package a packed call of a Llama on SDPA visits, and how many calls it makes."""
     import torch
+    import transformers.trainer  # noqa: F401  # where it is loaded, calls look for one at work
 
     from autopack import tiny
 

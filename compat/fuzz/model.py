@@ -77,13 +77,12 @@ class Model:
         self._alone: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
         self._scales: dict[Any, dict[str, float]] = {}
+        self._masks_without_cache = False  # stock's call with a cache lets tokens see later ones (FSMT)
         self._refuse_what_never_runs()
         self.labels = self._find_labels()
         if enabled:
             handle = autopack.enable(self.model, backend=spec.backend, unpad=spec.unpad, verify=verify)
-            if handle.enabled.traits.masks_without_cache:  # stock's default call lets tokens see later ones (FSMT)
-                self.pool.options = {"use_cache": False}
-                self._alone.clear()
+            self._masks_without_cache = handle.enabled.traits.masks_without_cache
 
     def _let_it_write(self) -> None:
         """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds some of them)."""
@@ -118,12 +117,13 @@ class Model:
 
     def alone(self, number: int, offset: int, arranged: Arranged, with_labels: bool) -> tuple[Fields, Any]:
         """Fields and loss that stock gives one document by itself; raises `NoStock` where it raises."""
-        key = number, offset, arranged.training, with_labels
+        options = self._options(arranged)
+        key = number, offset, arranged.training, with_labels, *options
         if key not in self._alone:
             self._mode(self.stock, arranged.training, "")
             try:
                 with torch.no_grad():
-                    output = self.runner.stock(self.by_itself(number, offset, with_labels))
+                    output = self.runner.stock(self.by_itself(number, offset, with_labels) | options)
             except Exception as error:
                 raise NoStock(said(error)) from error
             fields = fields_of(output)
@@ -133,6 +133,10 @@ class Model:
                 raise NoStock("it gives a document alone nothing")
             self._alone[key] = fields, loss_of(output)
         return self._alone[key]
+
+    def _options(self, arranged: Arranged) -> dict[str, Any]:
+        """How stock is to run a document alone, where that decides what its tokens see."""
+        return {"use_cache": False} if self._masks_without_cache and arranged.use_cache is False else {}
 
     def by_itself(self, number: int, offset: int, with_labels: bool) -> dict[str, Any]:
         """All arguments of stock for one document."""
@@ -146,12 +150,13 @@ class Model:
 
     def gradients(self, number: int, offset: int, arranged: Arranged, names: frozenset[str] | None) -> Any:
         """Gradients of the loss of one document, or of the weighted sum of the named fields of it; by stock."""
-        key = number, offset, arranged.training, arranged.checkpointing, names
+        options = self._options(arranged)
+        key = number, offset, arranged.training, arranged.checkpointing, names, *options
         if key not in self._gradients:
             self._mode(self.stock, arranged.training, arranged.checkpointing)
             self.stock.zero_grad(set_to_none=True)
             try:
-                output = self.runner.stock(self.by_itself(number, offset, names is None))
+                output = self.runner.stock(self.by_itself(number, offset, names is None) | options)
                 if names is None:
                     total = loss_of(output)
                 else:
