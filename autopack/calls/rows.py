@@ -232,8 +232,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
     read = call.model.padding_read
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
-    reads |= read is not None and read.where is not None
-    of_columns = call.wants_last_logits or entry.foreign or entry.has_other_head  # of every column of the rows
+    reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
+    of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
     of_columns = of_columns and (call.wants_router_loss or not entry.inner)  # where no model inside runs the row
     has_pooler = getattr(call.anatomy.entries[-1], "pooler", None) is not None
     per_row = has_pooler or entry.head is not None or entry.level in call.model.pooling
