@@ -171,7 +171,6 @@ WHOLE_HALF = Family(
     media_types={"image": frozenset({"t5gemma2"})},
     tiny=Tiny(
         configs={
-            "led": {"attention_window": 4},
             "longt5": {"local_radius": 3, "global_block_size": 4},
             "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
             "t5gemma2": {"image_token_index": 120, "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4}},

@@ -276,7 +276,6 @@ LONGFORMER = Family(
     attends=False,
     mixers={"LongformerSelfAttention": _InWindows()},
     numbering={"longformer": AFTER_PAD_TOKEN},
-    tiny=Tiny(configs={"longformer": {"attention_window": [4, 4]}}),
 )
 
 

@@ -90,7 +90,7 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
                 own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
                 given[name] = {n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)}
         elif name in per_layer:
-            given[name] = [value[index] for index in chosen]
+            given[name] = [_sized(name, value[index]) for index in chosen]
         elif name == "id2label":
             if isinstance(value, Mapping) and len(value) != 2:
                 given["num_labels"] = min(len(value), 3)
@@ -108,6 +108,12 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
     if isinstance(vars(config).get("original_max_position_embeddings"), int):
         given["original_max_position_embeddings"] = _SHORT
     return given
+
+
+def _sized(name: str, value: Any) -> Any:
+    """Return the size that a layer of a twin has for one of the whole; any other value as it is."""
+    is_size = type(value) is int and value > 1 and name in rules.FIELDS
+    return rules.FIELDS[name] if is_size else value
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
@@ -137,12 +143,16 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return the lists with one entry for every layer."""
+    """Return the lists with one entry for every layer; one that counts the layers has none for them (`moe_layers`)."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
     lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
-    return {name: value for name, value in lists.items() if len(value) in counts and not name.startswith("_")}
+    return {
+        name: value
+        for name, value in lists.items()
+        if len(value) in counts and not name.startswith("_") and [*value] != [*range(len(value))]
+    }
 
 
 def _layers(config: PretrainedConfig) -> list[Any]:

@@ -13,7 +13,9 @@ HEAD_DIM = 16
 LAYERS = 2
 POSITIONS = 512
 
-_WINDOWS = "sliding_window sliding_window_size attention_window_size window_size local_attention_window_len"
+_WINDOWS = (
+    "sliding_window sliding_window_size attention_window attention_window_size window_size local_attention_window_len"
+)
 _CHUNKS = "attention_chunk_size mamba_chunk_size chunk_size"
 SPANS = f"{_WINDOWS} {_CHUNKS}".split()
 """Fields that count tokens of a document, or of a part of it."""

@@ -305,3 +305,17 @@ def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch)
     with contextlib.suppress(UnsupportedModel), autopack.enable(built()) as handle:
         proof = handle.enabled.proof
     assert proof is None, "its gradients are wrong in float32"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "small"),
+    [("longformer", "attention_window", [4, 4]), ("llama4_text", "no_rope_layers", [1, 1, 1, 0, 1, 0])],
+)
+def test_windows_and_numbers_of_layers_are_no_kinds_of_layers(model_type, field, small):
+    """Documents of twins were padded to windows of 512, and a list that counts the layers kept all of them."""
+    config = AutoConfig.for_model(model_type)
+    if model_type == "longformer":
+        config.attention_window = [512] * config.num_hidden_layers
+    found = next(alike.alike(config))
+    assert getattr(found, field) == small
+    assert found.num_hidden_layers == len(small) < config.num_hidden_layers
