@@ -11,7 +11,7 @@ import torch
 
 import autopack
 from autopack.attention import choose
-from autopack.bench.batches import GROUPED, PADDED, ROW, Arm, Batch, calls_of
+from autopack.bench.contest import GROUPED, PADDED, ROW, Arm, Batch, calls_of
 from benchmarks.gpu import by_hand
 from compat.standins import set_implementation
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopack import tiny
-from autopack.bench.batches import Batch
+from autopack.bench.contest import Batch
 from benchmarks.gpu.arms import ARMS, calls, on
 from benchmarks.gpu.job import Job
 

@@ -18,7 +18,7 @@ from autopack.demo import (
 )
 from tests.support.refusals import refused
 
-SMALL = DemoSettings(steps=4, batch_size=6, longest=96, size="small")
+SMALL = DemoSettings(steps=4, batch_size=6, longest=96)
 
 
 @pytest.fixture(scope="module")
