@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -61,24 +60,11 @@ def _run(arguments: list[str]) -> int:
         raise
     except (AutopackError, OSError, ValueError, ImportError, MemoryError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        print(f"autopack {args.command}: {in_flags(said, args)}", file=sys.stderr)
+        print(f"autopack {args.command}: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"autopack {args.command}: interrupted", file=sys.stderr)
         return 130
-
-
-def in_flags(message: str, args: argparse.Namespace) -> str:
-    """Return a message with arguments of Python (`max_length=7`) as the options that stand for them here."""
-
-    def flag(found: re.Match[str]) -> str:
-        name, equals, value = found.groups()
-        if name not in args or not (equals or "_" in name):
-            return found[0]
-        option = f"--{name.replace('_', '-')}"
-        return f"{option} {value.strip(chr(39))}" if value else option
-
-    return re.sub(r"(?<![\w.'/-])(\w+)(=)?((?<==)(?:'[^']*'|[\w.]+))?(?!['\w])", flag, message)
 
 
 def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:

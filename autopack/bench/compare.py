@@ -82,7 +82,7 @@ class Comparison(Report):
 
     def _row(self, outcome: Outcome) -> list[str]:
         """Return the cells of the table; an arm that was not timed has its name, and why."""
-        if not outcome.timed:
+        if outcome.speed is None:
             return [outcome.arm.name, outcome.failed or "not timed"]
         ratio = outcome.over(self.outcomes[0])
         said = "1" if outcome.arm == BASELINE else "-" if ratio is None else verdict(ratio)

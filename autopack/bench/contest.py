@@ -122,18 +122,15 @@ class Outcome:
     note: str | None = None
 
     @property
-    def timed(self) -> bool:
-        """True if there are times, of every round."""
-        return self.failed is None and bool(self.seconds)
-
-    @property
     def speed(self) -> Spread | None:
-        """Real tokens per second; None of an arm that was not timed."""
-        return Spread.of([self.tokens / seconds for seconds in self.seconds]) if self.timed else None
+        """Real tokens per second; None of an arm that was not timed in every round."""
+        if self.failed is not None or not self.seconds:
+            return None
+        return Spread.of([self.tokens / seconds for seconds in self.seconds])
 
     def over(self, other: Outcome) -> Spread | None:
         """Return how many times as fast as another arm this one is, round by round; None where one was not timed."""
-        if not (self.timed and other.timed):
+        if self.speed is None or other.speed is None:
             return None
         return Spread.of([a / b for a, b in zip(other.seconds, self.seconds, strict=True)])
 

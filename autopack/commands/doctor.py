@@ -7,7 +7,6 @@ import json
 import platform
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -29,22 +28,12 @@ IMPORTED = {
 """Distributions that are tried, FlashAttention's among them, with the module that is imported from each."""
 
 
-@dataclass
-class Diagnosis:
-    """Everything that the doctor found, as plain data.
-
-    `packages` holds the installed version of every package that matters, or None, and `devices` what each is, by
-    torch's name. An entry of `backends`, by name, has `available` and `reason`; a row of `choices` those that `enable`
-    may choose: `attn_implementation`, `device`, `backend`. `problems` says what is broken, with the way out.
-    """
-
-    python: str
-    autopack: str
-    packages: dict[str, str | None] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)
-    backends: dict[str, dict[str, bool | str]] = field(default_factory=dict)
-    choices: list[dict[str, str]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+SECTIONS = {
+    "packages": "Installed",
+    "devices": "Devices",
+    "backends": "Attention backends",
+    "choices": "What autopack.enable(model) computes packed rows with, as a call needs it",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,41 +46,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the diagnosis and return 0 if nothing is broken, else 1."""
-    diagnosis = examine()
-    print(json.dumps(asdict(diagnosis), indent=2) if args.json else write_text(diagnosis))
-    return 1 if diagnosis.problems else 0
+    found = examine()
+    print(json.dumps(found, indent=2) if args.json else write_text(found))
+    return 1 if found["problems"] else 0
 
 
-def examine() -> Diagnosis:
-    """Look at the packages, devices and backends of this process; never raises for what it finds broken."""
-    found = Diagnosis(f"{platform.python_version()} ({platform.system()} {platform.machine()})", __version__)
-    found.packages = dict.fromkeys((*MINIMUM, *OPTIONAL, *IMPORTED))
-    for name in found.packages:
+def examine() -> dict[str, Any]:
+    """Look at the packages, devices and backends of this process; never raises for what it finds broken.
+
+    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is broken, with the way
+    out.
+    """
+    versions: dict[str, str | None] = dict.fromkeys((*MINIMUM, *OPTIONAL, *IMPORTED))
+    for name in versions:
         with suppress(PackageNotFoundError):
-            found.packages[name] = version(name)
-    found.problems += filter(None, (problem(name, found.packages[name]) for name in MINIMUM))
-    torch, transformers = found.packages["torch"], found.packages["transformers"]
+            versions[name] = version(name)
+    problems = [*filter(None, (problem(name, versions[name]) for name in MINIMUM))]
+    torch, transformers = versions["torch"], versions["transformers"]
     if torch is not None and transformers is not None:
-        found.problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
-    is_ready, is_torch_broken = not found.problems, torch is None
+        problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
+    is_ready, is_torch_broken = not problems, torch is None
     for name, module in IMPORTED.items():
-        if found.packages[name] is None or not (said := _failure(partial(import_module, module))):
+        if versions[name] is None or not (said := _failure(partial(import_module, module))):
             continue
         way = "with what it needs" if name in MINIMUM else "to match the installed torch, or uninstall it"
-        found.problems.append(
-            f"{name} {found.packages[name]} is installed, but `import {module}` fails: {said.rstrip('.')}. "
+        problems.append(
+            f"{name} {versions[name]} is installed, but `import {module}` fails: {said.rstrip('.')}. "
             f"Reinstall it {way}."
         )
         is_ready, is_torch_broken = is_ready and name not in MINIMUM, is_torch_broken or name == "torch"
+    python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    found: dict[str, Any] = {name: {} for name in SECTIONS}
+    found["packages"] = {"python": python, "autopack": __version__}
+    found["packages"] |= {name: installed or "not installed" for name, installed in versions.items()}
     if not is_torch_broken:
-        found.devices = _devices()
+        found["devices"] = _devices()
     for what, attempt in _trials(found).items() if is_ready else ():
         if said := _failure(attempt):
-            found.problems.append(
+            problems.append(
                 f"autopack was tried, and {what} fails with {said}. Please report this with the output of "
                 f"`autopack doctor --json`."
             )
-    return found
+    return found | {"problems": problems}
 
 
 def _failure(attempt: Callable[[], Any]) -> str:
@@ -121,7 +117,7 @@ def _devices() -> dict[str, str]:
     return found
 
 
-def _trials(found: Diagnosis) -> dict[str, Callable[[], None]]:
+def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
     """Return what is asked of autopack, in words; what is learned of its backends is added to `found`."""
     return {
         "looking for backends": partial(_examine_backends, found),
@@ -131,16 +127,15 @@ def _trials(found: Diagnosis) -> dict[str, Callable[[], None]]:
     }
 
 
-def _examine_backends(found: Diagnosis) -> None:
+def _examine_backends(found: dict[str, Any]) -> None:
     from autopack.attention.choose import BACKENDS, availability, taken_by_auto
 
-    found.backends = {name: {"available": yes, "reason": why} for name, (yes, why) in availability().items()}
-    kinds = sorted({name.split(":")[0] for name in found.devices if name != "cuda"})  # those of CUDA have numbers
+    found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in availability().items()}
+    kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})  # those of CUDA have numbers
     for backend, kind in product(BACKENDS.values(), kinds):
         for implementation in backend.implementations():
             if kind == "cuda" or not implementation.startswith("flash"):
-                taken = " or ".join(taken_by_auto(implementation, kind))
-                found.choices.append({"attn_implementation": implementation, "device": kind, "backend": taken})
+                found["choices"][f"{implementation} on {kind}"] = " or ".join(taken_by_auto(implementation, kind))
 
 
 def _import_all() -> None:
@@ -166,20 +161,10 @@ def _try_model(implementation: str) -> None:
         raise ArithmeticError(str(report.packed or report.labels or report.padded))
 
 
-def write_text(found: Diagnosis) -> str:
+def write_text(found: dict[str, Any]) -> str:
     """The diagnosis for people."""
-    packages = {"python": found.python, "autopack": found.autopack, **found.packages}
-    blocks = {
-        "Installed": [[name, installed or "not installed"] for name, installed in packages.items()],
-        "Devices": [*map(list, found.devices.items())],
-        "Attention backends": [
-            [name, "yes" if row["available"] else "no", str(row["reason"])] for name, row in found.backends.items()
-        ],
-        "What autopack.enable(model) computes packed rows with, as a call needs it": [
-            *map(list, found.choices[:1]),
-            *([*row.values()] for row in found.choices),
-        ],
-    }
-    said = ["\n  ".join([title, *text_table(rows, "<" * len(rows[0]))]) for title, rows in blocks.items() if rows]
-    said.append("\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.")
+    blocks = {title: [*map(list, found[name].items())] for name, title in SECTIONS.items()}
+    said = ["\n  ".join([title, *text_table(rows, "<<")]) for title, rows in blocks.items() if rows]
+    problems = found["problems"]
+    said.append("\n  - ".join(["BROKEN:", *problems]) if problems else "Nothing is broken.")
     return "\n\n".join(said)

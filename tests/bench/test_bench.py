@@ -186,7 +186,7 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     result = compare(model, np.array([30, 12, 14, 9]), batch_size=4, seconds=0, name="a llama", source="some")
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
     for name in NAMES[:3]:
-        assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
+        assert (outcomes[name].failed, outcomes[name].speed) == ("out of memory", None)
     for name in NAMES[3:]:
         assert (outcomes[name].failed, len(outcomes[name].seconds)) == (None, 6)
         assert outcomes[name].over(result.outcomes[0]) is None
