@@ -21,7 +21,7 @@ COMMANDS = {
     "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
     "families": ("autopack.commands.families", "list the architectures that are served, and how"),
     "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
-    "bench": ("autopack.commands.bench", "time a model on your lengths, padded and packed, stock and enabled"),
+    "bench": ("autopack.commands.bench", "time a model on your lengths, padded and enabled"),
     "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
     "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
 }

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.contest import ARMS, BASELINE, STOCK_ROW, Arm, Batch, Contest, Outcome
+from autopack.bench.contest import PADDED, ROW, Arm, Batch, Contest, Outcome
 from autopack.bench.race import CONFIDENCE, LEAST, mebibytes, verdict
 from autopack.enabling.enable import enable
 from autopack.errors import AutopackError
@@ -24,9 +24,12 @@ from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
-from autopack.pages.figure import LEAKS, PACKED, PADDED, Bar, Bars, Pieces, Report, Table
+from autopack.pages import figure
+from autopack.pages.figure import LEAKS, PACKED, Bar, Bars, Pieces, Report, Table
 
-FEWEST, MOST, RUNS = 2, 16, 40
+BASELINE = Arm("padded", PADDED, False)
+ARMS = (BASELINE, Arm("enabled, padded batches", PADDED, True), Arm("enabled, packed rows", ROW, True))
+FEWEST, MOST, RUNS = 2, 16, 25
 """The fewest and the most batches, and how often each is run in the time: rounds of all arms, and what precedes."""
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
 """How far losses may be apart, relative to padded's, and still count as equal: rounding, over thousands of tokens. A
@@ -37,12 +40,12 @@ random model's loss moves by a few thousandths where documents see each other.""
 class Comparison(Report):
     """Outcomes of `compare`, in the order of the arms; `about` says what was timed, and on what.
 
-    `documents` are the lengths in every padded batch, `padding` its share as they are drawn and grouped by length.
+    `documents` are the lengths in every batch, and `padding` is its share in padded ones.
     """
 
     about: dict[str, Any]
     documents: list[list[int]]
-    padding: tuple[float, float]
+    padding: float
     outcomes: list[Outcome]
 
     @property
@@ -52,8 +55,8 @@ class Comparison(Report):
 
     @property
     def wrong(self) -> list[Outcome]:
-        """Arms that compute something else than padded, those that are known to left out."""
-        return [each for each in self.outcomes if each.same_loss is False and each.arm != STOCK_ROW]
+        """Arms that compute something else than padded."""
+        return [each for each in self.outcomes if each.same_loss is False]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data; losses may be what JSON has no number for."""
@@ -70,14 +73,13 @@ class Comparison(Report):
     def _head(self) -> list[str]:
         """Return what was timed, on what, and of what documents: a line each."""
         about, lengths = self.about, [length for batch in self.documents for length in batch]
-        drawn, by_length = (f"{share:.0%}" for share in self.padding)
         return [
             f"{about['name']}, {about['parameters'] / 1e6:,.1f} M parameters, {about['dtype']}, {about['attention']}; "
             f"{about['work']}",
             f"{about['device']}, threads: {about['threads']}; torch {about['torch']}, transformers "
             f"{about['transformers']}",
             f"{len(self.documents)} x {len(self.documents[0])} documents of {min(lengths):,} to {max(lengths):,} "
-            f"tokens ({about['source']}), {sum(lengths):,} tokens; padding {drawn}, grouped by length {by_length}",
+            f"tokens ({about['source']}), {sum(lengths):,} tokens; padding {self.padding:.0%}",
         ]
 
     def _row(self, outcome: Outcome) -> list[str]:
@@ -90,32 +92,25 @@ class Comparison(Report):
 
     def _bar(self, outcome: Outcome, row: list[str]) -> Bar:
         """Return the speed of an arm with its interval, and its ratio to padded; or why it has none."""
-        speed, leaks = outcome.speed, outcome.same_loss is False
+        speed = outcome.speed
         if speed is None:
             return Bar(row[0], 0.0, textwrap.shorten(row[1], 50, placeholder=" ..."))
-        color = LEAKS if leaks else PACKED if outcome.arm.enabled else PADDED
-        said = row[2] + ("  OTHER LOSS" if leaks else "")
-        return Bar(row[0], speed.median, said, color, (speed.low, speed.high))
+        color = LEAKS if outcome in self.wrong else PACKED if outcome.arm.enabled else figure.PADDED
+        return Bar(row[0], speed.median, row[2], color, (speed.low, speed.high))
 
     def _notes(self) -> Iterator[str]:
         """Yield what has to be said of the numbers, and how they came about."""
         first, tolerance = self.outcomes[0], TOLERANCES[self.about["dtype"]]
         for outcome in self.outcomes:
-            if outcome.same_loss is False:
-                leaks = "LEAKS, as documents in a row see each other" if outcome.arm == STOCK_ROW else ""
+            if outcome in self.wrong:
                 yield (
-                    f'"{outcome.arm.name}" {leaks or "is WRONG; please report it"}: its loss is {outcome.loss:.4f}, '
-                    f"and padded's {first.loss:.4f}."
+                    f'"{outcome.arm.name}" is WRONG; please report it: its loss is {outcome.loss:.4f}, and padded\'s '
+                    f"{first.loss:.4f}."
                 )
-            elif outcome.arm == STOCK_ROW and outcome.same_loss:
-                yield f'"{STOCK_ROW.name}": no leak shows in the loss of this call; `autopack audit` tries others.'
             if outcome.note is not None:
                 yield f'"{outcome.arm.name}": {outcome.note}.'
         if not self.wrong and first.loss is not None:
-            yield (
-                f'All arms that ran beside "{STOCK_ROW.name}" have padded\'s loss on the same documents: '
-                f"{first.loss:.4f}, within {tolerance:g} of it."
-            )
+            yield f"All that ran has padded's loss on the same documents: {first.loss:.4f}, within {tolerance:g} of it."
         yield (
             f"Rounds in turns: {self.rounds}. Shown are their median and an interval that holds it with "
             f"{CONFIDENCE:.0%} confidence; a ratio is too noisy to tell where 1 lies in it. Peak memory is torch's, of "
@@ -133,7 +128,7 @@ def compare(
     tell: Callable[[str], Any] = lambda stage: None,
     **about: str,
 ) -> Comparison:
-    """Time padded batches and packed rows of documents of these lengths, stock and enabled, on this model.
+    """Time padded batches, stock and enabled, and packed rows of documents of these lengths on this model.
 
     The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every round runs every
     arm once over all batches, beginning with another arm, for about so many `seconds`. What fails in an arm, for lack
@@ -202,11 +197,9 @@ def compare(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    columns = [sum(call["input_ids"].numel() for call in whole.calls[arm.name]) for arm in ARMS[:2]]
-    tokens = whole.outcomes[0].tokens
-    drawn, by_length = (1 - tokens / each for each in columns)
-    documents = [batch.lengths for batch in chosen]
-    return Comparison({**about, **found}, documents, (drawn, by_length), whole.outcomes)
+    columns = sum(call["input_ids"].numel() for call in whole.calls[BASELINE.name])
+    padding, documents = 1 - whole.outcomes[0].tokens / columns, [batch.lengths for batch in chosen]
+    return Comparison({**about, **found}, documents, padding, whole.outcomes)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -17,10 +16,9 @@ from autopack.errors import in_a_line
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import POSITIONS
 from autopack.packing.collator import PackingCollator
 
-PADDED, GROUPED, ROW = "padded", "grouped", "row"
+PADDED, ROW = "padded", "row"
 """Forms of batches."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -54,12 +52,6 @@ class Batch:
         return {name: value.to(self.documents[0].device) for name, value in made.items()}
 
 
-def grouped(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the same documents in as many batches, by length, as a trainer's `group_by_length` makes them."""
-    documents, size = sorted((each for batch in batches for each in batch.documents), key=len), len(batches[0].lengths)
-    return [Batch(documents[first : first + size]) for first in range(0, len(documents), size)]
-
-
 @dataclass(frozen=True)
 class Arm:
     """One way to run documents: the form of their batches, and whether autopack is on.
@@ -72,37 +64,14 @@ class Arm:
     enabled: bool
     implementation: str | None = None
 
-    @property
-    def packed(self) -> bool:
-        """True if its batches are packed rows."""
-        return self.form not in (PADDED, GROUPED)
-
-
-BASELINE = Arm("padded", PADDED, False)
-STOCK_ROW = Arm("packed, stock", ROW, False)
-ARMS = (
-    BASELINE,
-    Arm("padded, grouped by length", GROUPED, False),
-    STOCK_ROW,
-    Arm("enabled, padded batches", PADDED, True),
-    Arm("enabled, packed rows", ROW, True),
-)
-
 
 def calls_of(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Return the arguments of a call for each batch, in the form of an arm; rows are those of `PackingCollator`.
-
-    A stock forward that has no `position_ids` is not given them: its packed rows declare no documents.
-    """
-    if not arm.packed:
+    """Return the arguments of a call for each batch, in the form of an arm; rows are those of `PackingCollator`."""
+    if arm.form == PADDED:
         padding = getattr(text_config(model.config), "pad_token_id", None) or 0
-        return [batch.padded(padding) for batch in (grouped(batches) if arm.form == GROUPED else batches)]
+        return [batch.padded(padding) for batch in batches]
     needs = replace(PackingCollator.for_model(model))  # a copy, which does not warn of a stock model
-    calls = [batch.row(needs) for batch in batches]
-    if not arm.enabled and POSITIONS not in inspect.signature(type(model).forward).parameters:
-        for call in calls:
-            del call[POSITIONS]
-    return calls
+    return [batch.row(needs) for batch in batches]
 
 
 @dataclass

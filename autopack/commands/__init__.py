@@ -10,7 +10,6 @@ import ctypes
 import json
 import platform
 import shlex
-import sys
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -78,8 +77,7 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
     """
     print(json.dumps(_finite(data), indent=1) if args.json else found)
     if args.html is not None:
-        packages = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-        versions = [f"{name} {version(name)}" for name in packages]
+        versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
             "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),

@@ -1,4 +1,4 @@
-"""``autopack bench``: time a model of yours on lengths of yours, padded and packed, stock and enabled."""
+"""``autopack bench``: time a model of yours on lengths of yours, padded and enabled."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DRAWN, LONGEST = 4096, 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Time a model on documents of your lengths: padded batches, padded and grouped by length, stock packed rows, "
-        "and both padded batches and packed rows with autopack enabled. Prints real tokens per second, peak memory, "
-        "and the ratio to padded. First the losses of all are compared: exit status 1 if an arm computes something "
-        "else than padded. Rounds are interleaved, and a ratio that noise could have made is too noisy to tell."
+        "Time a model on documents of your lengths: padded batches as they are, and both padded batches and packed "
+        "rows with autopack enabled. Prints real tokens per second, peak memory, and the ratio to padded. First the "
+        "losses of all are compared: exit status 1 if one computes something else than padded. Rounds are "
+        "interleaved, and a ratio that noise could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
     model.add_argument(

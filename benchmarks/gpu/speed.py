@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from autopack.bench import subjects
-from autopack.bench.contest import GROUPED, Arm, Batch, Contest, Outcome
+from autopack.bench.contest import Arm, Batch, Contest, Outcome
 from benchmarks import workload
-from benchmarks.gpu.arms import ARMS, FLASH, FLEX, backend_of, by_document, calls, on
+from benchmarks.gpu.arms import ARMS, FLASH, FLEX, GROUPED, backend_of, by_document, calls, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
 from benchmarks.gpu.job import Job, LeftOut
 

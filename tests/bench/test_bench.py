@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.bench.compare import Comparison, compare
-from autopack.bench.contest import ARMS, BASELINE, Outcome
+from autopack.bench.compare import ARMS, BASELINE, Comparison, compare
+from autopack.bench.contest import Outcome
 from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.cli import main
 from tests.support.refusals import refused
@@ -126,10 +126,8 @@ def test_every_arm_is_timed_and_written(capsys):
     assert about["source"].endswith(" cut to 40 tokens")
     assert len(documents) >= 2
     assert {len(batch) for batch in documents} == {3}
-    drawn, grouped = data["padding"]
-    assert (
-        0 < grouped <= drawn == pytest.approx(1 - sum(map(sum, documents)) / sum(3 * max(each) for each in documents))
-    )
+    columns = sum(3 * max(each) for each in documents)
+    assert 0 < data["padding"] == pytest.approx(1 - sum(map(sum, documents)) / columns)
     assert list(data["arms"]) == NAMES
     for name, arm in data["arms"].items():
         assert (arm["failed"], arm["same_loss"]) == (None, True), (name, arm)
@@ -185,13 +183,13 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     model = tiny.build("llama", attn_implementation=one_by_one(most=30))
     result = compare(model, np.array([30, 12, 14, 9]), batch_size=4, seconds=0, name="a llama", source="some")
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
-    for name in NAMES[:3]:
+    for name in NAMES[:1]:
         assert (outcomes[name].failed, outcomes[name].speed) == ("out of memory", None)
-    for name in NAMES[3:]:
+    for name in NAMES[1:]:
         assert (outcomes[name].failed, len(outcomes[name].seconds)) == (None, 6)
         assert outcomes[name].over(result.outcomes[0]) is None
     rows = [line for line in str(result).splitlines() if line.startswith(tuple(NAMES))]
-    assert [line.endswith("out of memory") for line in rows] == [True, True, True, False, False]
+    assert [line.endswith("out of memory") for line in rows] == [True, False, False]
     assert json.dumps(result.as_dict(), default=str)
 
 
@@ -200,19 +198,17 @@ def bare_result(name="a llama"):
     outcomes = [Outcome(arm, 7, 4.0, True, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
     about = {"name": name, "dtype": "float32", "source": "some", "parameters": 1e6, "attention": "sdpa"}
     about |= {"work": "steps", "device": "A CPU", "threads": 1, "torch": "2", "transformers": "5"}
-    return Comparison(about, [[3, 4]], (0.125, 0.125), outcomes)
+    return Comparison(about, [[3, 4]], 0.125, outcomes)
 
 
 def test_an_arm_with_another_loss_is_wrong():
     result = bare_result()
-    assert "have padded's loss on the same documents: 4.0000, within 0.0001 of it" in " ".join(str(result).split())
-    for outcome in (result.outcomes[-1], result.outcomes[2]):
-        outcome.loss, outcome.same_loss = 4.4, False
-    assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"], "stock's rows are known to leak"
+    assert "has padded's loss on the same documents: 4.0000, within 0.0001 of it" in " ".join(str(result).split())
+    result.outcomes[-1].loss, result.outcomes[-1].same_loss = 4.4, False
+    assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(str(result).split())
     assert '"enabled, packed rows" is WRONG; please report it: its loss is 4.4000, and padded\'s 4.0000.' in said
-    assert '"packed, stock" LEAKS, as documents in a row see each other: its loss is 4.4000' in said
-    assert "have padded's loss" not in said
+    assert "has padded's loss" not in said
     assert "A CPU, threads: 1; torch 2, transformers 5" in said
 
 
