@@ -1,4 +1,4 @@
-"""The command ``autopack``: finds the subcommand, imports only that one, and turns errors into exit statuses.
+"""The command ``autopack``: finds the subcommand, and turns errors into exit statuses.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch nor
 transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out; 130 and 141
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from autopack.errors import AutopackError
@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    called = next((argument for argument in arguments if not argument.startswith("-")), None)
-    whole = parser([] if called is None else [called])
+    whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:
         whole.print_help()
@@ -55,7 +54,7 @@ def _run(arguments: list[str]) -> int:
     try:
         if args.command != "doctor":  # which says all that is wrong
             refuse_old()
-        return import_module(COMMANDS[args.command][0]).run(args)
+        return args.run(args)
     except BrokenPipeError:
         raise
     except (AutopackError, OSError, ValueError, ImportError, MemoryError) as error:
@@ -67,8 +66,8 @@ def _run(arguments: list[str]) -> int:
         return 130
 
 
-def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser with all subcommands; those that are `known` have their options, and only they are imported."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
         description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
@@ -76,7 +75,7 @@ def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary)
-        if name in known:
-            import_module(module).add_arguments(subparser)
+        command, subparser = import_module(module), subparsers.add_parser(name, help=summary)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return whole

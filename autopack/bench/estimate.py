@@ -135,7 +135,7 @@ class Estimate(Report):
         bars = [Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order]) for arm in self._compared]
         caption = f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})"
         return [
-            Histogram(caption, self.lengths, ("tokens", "documents")),
+            Histogram(caption, self.lengths),
             Bars(f"Expected speed, rows of {self.max_length:,}, batches of {self.baseline.batch_size}", bars),
         ]
 
@@ -176,7 +176,6 @@ def estimate(
     column: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     groups: str | bool = False,
-    seed: int = 0,
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
 
@@ -200,7 +199,6 @@ def estimate(
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
         groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
-        seed: of the random orders.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
     for options out of range.
@@ -208,13 +206,13 @@ def estimate(
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
     cost = cost or CostModel()
-    plan([1], max_length, overflow=overflow, seed=seed)  # checks the options
+    plan([1], max_length, overflow=overflow)  # checks the options
     documents = documents_of(data) if groups else None
     given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)
     if not len(lengths := pieces.lengths):
         raise nothing_left(counts)
-    real, shuffled = int(lengths.sum()), np.random.default_rng(seed).permutation(lengths)
+    real, shuffled = int(lengths.sum()), np.random.default_rng(0).permutation(lengths)
     base_tokens, base_pairs = _padded(shuffled, batch_size)
 
     def price(tokens: int, pairs: int) -> float:
@@ -236,11 +234,11 @@ def estimate(
     ]
     rows = -(-len(lengths) // batch_size)
     packed = [arm("mini-batch", rows, real, int((lengths * lengths).sum()), size=batch_size)]
-    plans = [plan(lengths, max_length, name, seed=seed) for name in strategies]
+    plans = [plan(lengths, max_length, name) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
         found["prefixes"] = np.minimum(found["prefixes"], max_length)
-        plans.append(plan(lengths, max_length, seed=seed, **found))
+        plans.append(plan(lengths, max_length, **found))
     for made in plans:
         name = made.strategy if made.shared is None else f"{made.strategy}, groups"
         columns, pairs = made.columns_per_row, int(made.costs(CostModel(0, 1)).sum())

@@ -93,20 +93,19 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values lie where, from 0 on, and a dashed line at their mean."""
+    """How many documents have how many tokens, and a dashed line at the mean."""
 
     caption: str
-    values: Any
-    labels: tuple[str, str]
+    lengths: Any
     height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
-        most = np.max(self.values)
-        axes.hist(self.values, bins=60, range=(0, most), color=PACKED, edgecolor=PAPER, linewidth=0.4)
-        axes.axvline(np.mean(self.values), color=INK, lw=1, ls="--")
+        most = np.max(self.lengths)
+        axes.hist(self.lengths, bins=60, range=(0, most), color=PACKED, edgecolor=PAPER, linewidth=0.4)
+        axes.axvline(np.mean(self.lengths), color=INK, lw=1, ls="--")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set(xlim=(0, most), xlabel=self.labels[0], ylabel=self.labels[1])
+        axes.set(xlim=(0, most), xlabel="tokens", ylabel="documents")
 
 
 @dataclass(frozen=True)
