@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,7 @@ from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
 from autopack.pages import figure
-from autopack.pages.figure import LEAKS, PACKED, Bar, Bars, Pieces, Report, Table
+from autopack.pages.figure import PACKED, Bar, Bars, Pieces, Report, Table
 
 BASELINE = Arm("padded", PADDED, False)
 ARMS = (BASELINE, Arm("enabled, padded batches", PADDED, True), Arm("enabled, packed rows", ROW, True))
@@ -94,8 +93,8 @@ class Comparison(Report):
         """Return the speed of an arm with its interval, and its ratio to padded; or why it has none."""
         speed = outcome.speed
         if speed is None:
-            return Bar(row[0], 0.0, textwrap.shorten(row[1], 50, placeholder=" ..."))
-        color = LEAKS if outcome in self.wrong else PACKED if outcome.arm.enabled else figure.PADDED
+            return Bar(row[0], 0.0, row[1][:50])
+        color = PACKED if outcome.arm.enabled else figure.PADDED
         return Bar(row[0], speed.median, row[2], color, (speed.low, speed.high))
 
     def _notes(self) -> Iterator[str]:
@@ -187,7 +186,6 @@ def compare(
     tell(f"timing every arm on {len(chosen)} x {batch_size} documents")
     whole.race(until=until, least=LEAST)
     found = {
-        "class": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": dtype,
         "attention": model.config._attn_implementation,

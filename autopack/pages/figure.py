@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, LINE, PAPER = "#22303c", "#dde2e7", "#ffffff"
-PADDED, GROUPED, PACKED, LEAKS = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d9822b"
+PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
@@ -239,10 +239,7 @@ class Report:
 
 def formats() -> list[str]:
     """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
-    _matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    return sorted(FigureCanvasAgg.get_supported_filetypes())
+    return sorted(_matplotlib().figure.Figure().canvas.get_supported_filetypes())
 
 
 def _matplotlib() -> Any:
