@@ -1,4 +1,4 @@
-"""The command ``autopack``: finds the subcommand, imports only that one, and turns errors into exit statuses.
+"""The command ``autopack``: finds the subcommand, and turns errors into exit statuses.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch nor
 transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out; 130 and 141
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
 
-from autopack.errors import AutopackError, did_you_mean
+from autopack.errors import AutopackError
 from autopack.version import __version__, refuse_old
 
 COMMANDS = {
@@ -23,7 +21,7 @@ COMMANDS = {
     "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
     "families": ("autopack.commands.families", "list the architectures that are served, and how"),
     "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
-    "bench": ("autopack.commands.bench", "time a model on your lengths, padded and packed, stock and enabled"),
+    "bench": ("autopack.commands.bench", "time a model on your lengths, padded and enabled"),
     "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
     "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
 }
@@ -47,72 +45,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    called = next((argument for argument in arguments if not argument.startswith("-")), None)
-    whole = parser([] if called is None else [called])
-    args, unknown = whole.parse_known_args(arguments)
+    whole = parser()
+    args = whole.parse_args(arguments)
     if args.command is None:
         whole.print_help()
         return 0
-    own = next(of.choices[args.command] for of in _subparsers(whole))
-    if unknown:
-        own.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.argv = arguments
     try:
         if args.command != "doctor":  # which says all that is wrong
             refuse_old()
-        return import_module(COMMANDS[args.command][0]).run(args)
+        return args.run(args)
     except BrokenPipeError:
         raise
     except (AutopackError, OSError, ValueError, ImportError, MemoryError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        print(f"{own.prog}: {in_flags(said, own)}", file=sys.stderr)
+        print(f"autopack {args.command}: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{own.prog}: interrupted", file=sys.stderr)
+        print(f"autopack {args.command}: interrupted", file=sys.stderr)
         return 130
 
 
-def in_flags(message: str, parser: argparse.ArgumentParser) -> str:
-    """Return a message with arguments of Python (`max_length=7`) as the options that stand for them here."""
-    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
-
-    def flag(found: re.Match[str]) -> str:
-        name, equals, value = found.groups()
-        if name not in flags or not (equals or "_" in name):
-            return found[0]
-        return f"{flags[name]} {value.strip(chr(39))}" if value else flags[name]
-
-    return re.sub(r"(?<![\w.'/-])(\w+)(=)?((?<==)(?:'[^']*'|[\w.]+))?(?!['\w])", flag, message)
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, which names what was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
-        option = re.search(r"unrecognized arguments: (-[\w-]+)", message)
-        hint = ""
-        if choice is not None:
-            hint = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
-        elif option is not None:
-            hint = did_you_mean(option[1], list(self._option_string_actions))
-        self.exit(2, f"{self.prog}: {message}{hint}\nSee: {self.prog} --help\n")
-
-
-def _subparsers(whole: argparse.ArgumentParser) -> Iterator[Any]:
-    return (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-
-
-def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser with all subcommands; those that are `known` have their options, and only they are imported."""
-    whole = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser with all subcommands."""
+    whole = argparse.ArgumentParser(
         prog="autopack",
         description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary)
-        if name in known:
-            import_module(module).add_arguments(subparser)
+        command, subparser = import_module(module), subparsers.add_parser(name, help=summary)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return whole

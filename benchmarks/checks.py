@@ -17,7 +17,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack.bench.batches import Batch
+from autopack.bench.contest import Batch
 from autopack.bench.race import Entrant
 from benchmarks import interleave, workload
 

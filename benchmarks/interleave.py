@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.bench import machine
 from autopack.bench.race import Entrant, Lap, race
 from autopack.commands import keep_freed_memory
 
@@ -98,7 +100,28 @@ def resident() -> int:
 
 def origin() -> dict[str, Any]:
     """Return when, where and with what: to be taken at the start, so that the load is not one's own."""
-    return {**machine.origin(), "command": " ".join(["python", *sys.orig_argv[1:]])}
+    import torch
+
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "load at start": os.getloadavg()[0],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers")},
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 import autopack
-from autopack.bench.machine import kept_by, peak_memory, wait_for
-from autopack.bench.race import Entrant, race
+from autopack.bench.race import Entrant, kept_by, peak_memory, race, wait_for
 from benchmarks import workload
 from benchmarks.paper_arms import ARMS, IGNORED, Arm, Corpus, Shape, padded, whole
 

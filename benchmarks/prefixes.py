@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from autopack.bench.batches import Batch
-from autopack.bench.machine import kept_by, peak_memory
+from autopack.bench.contest import Batch
+from autopack.bench.race import kept_by, peak_memory
 from benchmarks import interleave, workload
 
 GOALS = {

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.batches import Batch
+from autopack.bench.contest import Batch
 from autopack.bench.subjects import SHORTEST, Lengths
 from benchmarks import interleave, workload
 

@@ -25,9 +25,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autopack.bench.batches import PADDED, ROW, Arm, Batch, calls_of
-from autopack.bench.contest import Contest
-from autopack.bench.report import mebibytes
+from autopack.bench.contest import PADDED, ROW, Arm, Batch, Contest, calls_of
+from autopack.bench.race import mebibytes
 from autopack.bench.subjects import Lengths, draw
 from benchmarks import interleave, workload
 
@@ -102,9 +101,9 @@ def main() -> None:
     for outcome in contest.outcomes:
         with contest.state(outcome.arm):
             contest.measure_peak(outcome)
-    contest.race(options.rounds, report=lambda number: print(f"round {number} of {options.rounds}", flush=True))
+    contest.race(options.rounds, report=lambda number, _: print(f"round {number} of {options.rounds}", flush=True))
     found: dict[str, Any] = {"documents": documents, "losses": losses, "largest gradient error": error}
-    found["arms"] = {outcome.arm.name: outcome.as_dict() for outcome in contest.outcomes}
+    found["arms"] = {outcome.arm.name: outcome.as_dict(contest.outcomes[0]) for outcome in contest.outcomes}
     padded = len(documents) * max(documents)
     lines = [
         f"One training step, Llama, {options.layers} layers x {options.hidden}, {options.heads} heads, "
@@ -117,7 +116,8 @@ def main() -> None:
         f"{'arm':<12}{'real tokens/s':>24}{'speed of stock':>20}{'peak MiB':>11}",
     ]
     for outcome in contest.outcomes:
-        said = f"{outcome.speed!s:>24}{outcome.ratio!s:>20}{mebibytes(outcome.peak):>11}"
+        ratio = outcome.over(contest.outcomes[0])
+        said = f"{outcome.speed!s:>24}{ratio!s:>20}{mebibytes(outcome.peak_bytes):>11}"
         lines.append(f"{outcome.arm.name:<12}{outcome.failed or said}")
     goal = "stock at 8192 tokens at least 3.0, and at least 0.97 of by hand"
     if options.padded:

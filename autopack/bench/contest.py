@@ -2,117 +2,118 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from autopack.bench.batches import BASELINE, STOCK_ROW, Arm, Batch, calls_of
-from autopack.bench.machine import kept_by, peak_memory, wait_for
-from autopack.bench.race import Entrant, Lap, Spread, race, verdict
-from autopack.errors import AutopackError, in_a_line
+from autopack.bench.race import Entrant, Lap, Spread, kept_by, peak_memory, race, wait_for
+from autopack.errors import in_a_line
+from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of
+from autopack.layout import IGNORED_LABEL
+from autopack.packing.collator import PackingCollator
 
+PADDED, ROW = "padded", "row"
+"""Forms of batches."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-State = Callable[[Arm], AbstractContextManager[Any]]
-CallsOf = Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]]
+
+
+@dataclass
+class Batch:
+    """Documents that are run at once, on a device: the tokens of each, (length,) int64."""
+
+    documents: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device) -> Batch:
+        """Return documents of these lengths, of tokens drawn from those given."""
+        drawn = torch.randint(len(tokens), (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+        return cls(tokens[drawn].to(device).split(list(lengths)))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each document."""
+        return [len(document) for document in self.documents]
+
+    def padded(self, pad_token_id: int = 0) -> dict[str, Any]:
+        """Return a call with a document per row, padded on the right; all tokens are labels."""
+        ids = pad_sequence(list(self.documents), batch_first=True, padding_value=pad_token_id)
+        mask = pad_sequence([torch.ones_like(each) for each in self.documents], batch_first=True)
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED_LABEL)}
+
+    def row(self, collate: PackingCollator) -> dict[str, Any]:
+        """Return a call with all documents in one row, as a collator makes it."""
+        made = collate([dict.fromkeys(("input_ids", "labels"), document.cpu()) for document in self.documents])
+        return {name: value.to(self.documents[0].device) for name, value in made.items()}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run documents: the form of their batches, and whether autopack is on.
+
+    `implementation` is the attention function of the model; None leaves the model its own.
+    """
+
+    name: str
+    form: str
+    enabled: bool
+    implementation: str | None = None
+
+
+def calls_of(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    """Return the arguments of a call for each batch, in the form of an arm; rows are those of `PackingCollator`."""
+    if arm.form == PADDED:
+        padding = getattr(text_config(model.config), "pad_token_id", None) or 0
+        return [batch.padded(padding) for batch in batches]
+    needs = replace(PackingCollator.for_model(model))  # a copy, which does not warn of a stock model
+    return [batch.row(needs) for batch in batches]
 
 
 @dataclass
 class Outcome:
     """Results of one arm: its loss, bytes, and seconds of every pass over so many real tokens.
 
-    It is compared with the outcome of the `baseline`, whose is None: losses count as equal within the relative
-    `tolerance`.
+    `same_loss` is True if the loss is padded's, within rounding, and None if either has none.
     """
 
     arm: Arm
     tokens: int
-    baseline: Outcome | None = None
-    tolerance: float = 0.0
     loss: float | None = None
-    peak: int | None = None
+    same_loss: bool | None = None
+    peak_bytes: int | None = None
     seconds: list[float] = field(default_factory=list)
     failed: str | None = None
     note: str | None = None
 
     @property
-    def timed(self) -> bool:
-        """True if there are times, of every round."""
-        return self.failed is None and bool(self.seconds)
-
-    @property
-    def speed(self) -> Spread:
-        """Real tokens per second of an arm that was timed."""
+    def speed(self) -> Spread | None:
+        """Real tokens per second; None of an arm that was not timed in every round."""
+        if self.failed is not None or not self.seconds:
+            return None
         return Spread.of([self.tokens / seconds for seconds in self.seconds])
 
     def over(self, other: Outcome) -> Spread | None:
         """Return how many times as fast as another arm this one is, round by round; None where one was not timed."""
-        if not (self.timed and other.timed):
+        if self.speed is None or other.speed is None:
             return None
         return Spread.of([a / b for a, b in zip(other.seconds, self.seconds, strict=True)])
 
-    @property
-    def ratio(self) -> Spread | None:
-        """Its speed as a multiple of the baseline's."""
-        return self.over(self.baseline or self)
-
-    @property
-    def difference(self) -> float | None:
-        """The relative difference of its loss from the baseline's; None where either has none."""
-        wanted = (self.baseline or self).loss
-        return abs(self.loss / wanted - 1) if self.loss is not None and wanted else None
-
-    @property
-    def same_loss(self) -> bool | None:
-        """True if it has the baseline's loss within rounding; None if either has none."""
-        off = self.difference
-        return None if off is None else math.isfinite(off) and off <= self.tolerance
-
-    @property
-    def leaks(self) -> bool:
-        """True if it has another loss than the baseline, as packed rows of stock are known to have."""
-        return self.same_loss is False and self.arm == STOCK_ROW
-
-    @property
-    def wrong(self) -> bool:
-        """True if it has another loss than the baseline for no known reason."""
-        return self.same_loss is False and self.arm != STOCK_ROW
-
-    @property
-    def says(self) -> str:
-        """The ratio in words."""
-        if self.arm == BASELINE:
-            return "what the others are compared with"
-        return "nothing to compare with" if self.ratio is None else verdict(self.ratio)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; losses may be what JSON has no number for."""
-        return {
-            "enabled": self.arm.enabled,
-            "packed": self.arm.packed,
-            "loss": self.loss,
-            "loss, relative difference": self.difference,
-            "same loss": self.same_loss,
-            "peak bytes": self.peak,
-            "seconds": self.seconds,
-            "tokens per second": asdict(self.speed) if self.timed else None,
-            "speed of padded": None if self.ratio is None else asdict(self.ratio),
-            "verdict": self.says if self.timed else None,
-            "failed": self.failed,
-            "note": self.note,
-        }
+    def as_dict(self, first: Outcome) -> dict[str, Any]:
+        """Return all of it as plain data, with the ratio to the first arm; losses may be no numbers."""
+        spreads = {"tokens_per_second": self.speed, "speed_of_padded": self.over(first)}
+        return asdict(self) | {name: spread and asdict(spread) for name, spread in spreads.items()}
 
 
 class Contest:
     """The arms on one model: their calls, which lie on its device, and one optimizer, or none for forward passes.
 
     `state` puts the model into the state of an arm while the arm runs; `calls` are those of each arm for batches, as
-    `calls_of` makes them. The first arm is what the others are compared with.
+    `calls_of` makes them.
     """
 
     def __init__(
@@ -120,18 +121,14 @@ class Contest:
         model: Any,
         arms: Sequence[Arm],
         batches: Sequence[Batch],
-        state: State,
+        state: Callable[[Arm], AbstractContextManager[Any]],
         optimizer: torch.optim.Optimizer | None = None,
-        tolerance: float = 0.0,
-        calls: CallsOf = calls_of,
+        calls: Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]] = calls_of,
     ) -> None:
         self.model, self.state, self.optimizer, self.device = model, state, optimizer, device_of(model)
         self.calls = {arm.name: calls(arm, model, batches) for arm in arms}
-        few = [Batch([document[:length] for document, length in zip(batches[0].documents, (2, 3), strict=False)])]
-        self._few = {arm.name: calls(arm, model, few)[0] for arm in arms}
         tokens = sum(sum(batch.lengths) for batch in batches)
-        first = Outcome(arms[0], tokens, tolerance=tolerance)
-        self.outcomes = [first, *(Outcome(arm, tokens, first, tolerance) for arm in arms[1:])]
+        self.outcomes = [Outcome(arm, tokens) for arm in arms]
 
     def update(self, call: dict[str, Any]) -> None:
         """Take a training step, or a forward pass where there is no optimizer."""
@@ -154,18 +151,13 @@ class Contest:
         self.update(largest)
         if self.device.type in ("cpu", "cuda"):
             kept = kept_by(self.model, self.optimizer, largest)
-            outcome.peak = peak_memory(lambda: self.update(largest), kept, str(self.device))
+            outcome.peak_bytes = peak_memory(lambda: self.update(largest), kept, str(self.device))
 
-    def race(
-        self,
-        rounds: int | None,
-        until: float = math.inf,
-        least: int = 1,
-        report: Callable[[int], Any] = lambda number: None,
-    ) -> None:
-        """Time the arms that have not failed, as `autopack.bench.race.race` does; `report` gets the round's number."""
+    def race(self, rounds: int | None = None, **options: Any) -> None:
+        """Time the arms that have not failed, as `autopack.bench.race.race` does with the same arguments."""
+        self.model.train(self.optimizer is not None)
         racing = {outcome.arm.name: partial(self._lap, outcome) for outcome in self.outcomes if outcome.failed is None}
-        race(racing, rounds, until=until, least=least, report=lambda number, _: report(number))
+        race(racing, rounds, **options)
 
     def _lap(self, outcome: Outcome) -> Lap | None:
         """Time a lap of an arm; return None where it fails."""
@@ -179,14 +171,12 @@ class Contest:
     @torch.no_grad()
     def _get_ready(self, arm: Arm) -> None:
         """Do what a first call does that has just been given to a model in the state of an arm."""
-        self.model(**self._few[arm.name])
+        self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
         """Return what an act of an arm gives; where it fails, note why, leave room for others, and return None."""
         try:
             return act()
-        except AutopackError as raised:
-            outcome.failed = f"refused: {in_a_line(raised)}"
         except Exception as raised:  # whatever a model may raise in one form of the batch and not in another
             full = isinstance(raised, MemoryError) or any(said in str(raised) for said in _NO_MEMORY)
             outcome.failed = "out of memory" if full else in_a_line(raised)[:300]

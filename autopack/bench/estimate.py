@@ -5,8 +5,8 @@ Nothing is trained and nothing is timed: costs are those of a `CostModel`, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from autopack.packing.checks import check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Report, Table
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Pieces, Report, Table
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -51,14 +51,14 @@ class EstimatedArm:
     padding: float
     pairs: int
     cost: float
-    speedup: float = 1.0
-    tokens_saved: float = 0.0
-    attention_saved: float = 0.0
+    speedup: float
+    tokens_saved: float
+    attention_saved: float
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate:
-    """The estimated gain; `str()` is a table, and `found[name]` the packed arm of that name.
+class Estimate(Report):
+    """The estimated gain; `str()` is a table, `plot()` a picture, and `found[name]` the packed arm of that name.
 
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
@@ -91,44 +91,27 @@ class Estimate:
         spread = {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())}
         return asdict(self) | {"lengths": spread}
 
-    def __repr__(self) -> str:
-        best = max(self.packed, key=lambda arm: arm.speedup)
-        return (
-            f"Estimate({len(self.lengths):,} documents, padding {self.baseline.padding:.0%} in batches "
-            f"of {self.baseline.batch_size}, {best.speedup:.2f} x by {best.name})"
-        )
-
-    def __str__(self) -> str:
-        return self._report().text()
-
-    def _repr_html_(self) -> str:
-        return self._report().html()
-
-    def plot(self) -> Any:
-        """Draw lengths and speed; return the figure of matplotlib.
-
-        Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
-        """
-        return self._report().picture()
-
-    def _report(self) -> Report:
-        return Report(self._head(), [*self._tables()], self._charts(), [*self._notes()])
-
-    def _head(self) -> list[str]:
-        """Return the data in words: a line, and one more if documents are longer than a row."""
-        counts = self.counts
+    def _pieces(self) -> Pieces:
+        counts, cost = self.counts, self.cost
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
-        over = ", ".join(f"{value:,} {name}" for name, value in counts.overflow.items())
-        longer = [f"longer than {self.max_length:,} tokens: {over}"] if over else []
-        return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
+        head = [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}"]
+        if over := ", ".join(f"{value:,} {name}" for name, value in counts.overflow.items()):
+            head.append(f"longer than {self.max_length:,} tokens: {over}")
+        pair = f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
+        notes = [
+            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; attention "
+            f"stays inside documents. Speed-up: cost of the padded batches over cost of the rows, where a column costs "
+            f"{cost.linear:g} and a pair of columns {pair}. Nothing was timed."
+        ]
+        if any("groups" in arm.name for arm in self.packed):
+            notes.append("In rows of groups, what documents of one group begin with is computed once.")
+        return Pieces(head, self._tables(), self._charts(), notes)
 
-    def _tables(self) -> Iterator[Table]:
-        """Of padded batches, and of packed rows with grouped batches above them."""
+    def _tables(self) -> list[Table]:
+        """Return the tables of padded batches, and of packed rows with grouped batches above them."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
-        rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
-        head = ["documents per batch", "random", "grouped by length"]
-        yield Table([head, *rows], "<>>", "padded batches: share of padding")
-        rows = [
+        padded = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
+        packed = [
             [
                 _name(arm) + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
                 f"{arm.rows:,}",
@@ -139,29 +122,20 @@ class Estimate:
             ]
             for arm in self._compared[1:]
         ]
-        head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
+        of_packed = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
         caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
-        yield Table([head, *rows], "<>>>>>", caption)
-
-    def _notes(self) -> Iterator[str]:
-        """Yield what was counted."""
-        cost = self.cost
-        pair = f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
-        yield (
-            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; attention "
-            f"stays inside documents. Speed-up: cost of the padded batches over cost of the rows, where a column costs "
-            f"{cost.linear:g} and a pair of columns {pair}. Nothing was timed."
-        )
-        if any("groups" in arm.name for arm in self.packed):
-            yield "In rows of groups, what documents of one group begin with is computed once."
+        of_padded = ["documents per batch", "random", "grouped by length"]
+        return [
+            Table([of_padded, *padded], "<>>", "padded batches: share of padding"),
+            Table([of_packed, *packed], "<>>>>>", caption),
+        ]
 
     def _charts(self) -> list[Chart]:
-        counts, edges = np.histogram(self.lengths, 60, (0, self.lengths.max()))
-        colors, mean = {"random": PADDED, "grouped": GROUPED, None: PACKED}, float(self.lengths.mean())
+        colors = {"random": PADDED, "grouped": GROUPED, None: PACKED}
         bars = [Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order]) for arm in self._compared]
-        caption, axes = f"Tokens of documents (dashed: mean {mean:,.0f})", ("tokens", "documents")
+        caption = f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})"
         return [
-            Histogram(caption, counts.tolist(), edges.tolist(), axes, mean),
+            Histogram(caption, self.lengths),
             Bars(f"Expected speed, rows of {self.max_length:,}, batches of {self.baseline.batch_size}", bars),
         ]
 
@@ -183,6 +157,13 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
     return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
 
 
+def _padded(ordered: np.ndarray, batch_size: int) -> tuple[int, int]:
+    """Return the columns of padded batches in this order, and the pairs of columns that attention computes."""
+    starts = np.arange(0, len(ordered), batch_size)
+    widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(ordered)))
+    return int(widths.sum()), int((widths * widths).sum())
+
+
 def estimate(
     data: Any,
     max_length: int = 4096,
@@ -192,11 +173,9 @@ def estimate(
     strategies: Sequence[Strategy] = get_args(Strategy),
     overflow: Overflow = "truncate",
     cost: CostModel | None = None,
-    ranks: int = 1,
     column: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     groups: str | bool = False,
-    seed: int = 0,
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
 
@@ -211,7 +190,7 @@ def estimate(
             `save_to_disk` wrote.
         max_length: the most tokens of a packed row, and of a document.
         batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
-        strategies, ranks: see `autopack.packing.plan`.
+        strategies: see `autopack.packing.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see there.
         cost: what tokens and attention cost; by default those of a hidden size of 4096.
         column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go through the
@@ -220,7 +199,6 @@ def estimate(
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
         groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
-        seed: of the random orders.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
     for options out of range.
@@ -228,43 +206,42 @@ def estimate(
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
     cost = cost or CostModel()
-    plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
+    plan([1], max_length, overflow=overflow)  # checks the options
     documents = documents_of(data) if groups else None
     given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)
     if not len(lengths := pieces.lengths):
         raise nothing_left(counts)
-    real, arms = int(lengths.sum()), []
+    real, shuffled = int(lengths.sum()), np.random.default_rng(0).permutation(lengths)
+    base_tokens, base_pairs = _padded(shuffled, batch_size)
 
-    def count(name: str, size: int | None, order: Order | None, rows: int, tokens: int, used: int, pairs: int) -> None:
-        price = cost.linear * tokens + cost.quadratic * pairs
-        arms.append(EstimatedArm(name, size, order, rows, tokens, 1 - used / tokens, pairs, price))
+    def price(tokens: int, pairs: int) -> float:
+        return cost.linear * tokens + cost.quadratic * pairs
 
-    shuffled = np.random.default_rng(seed).permutation(lengths)
-    for size in sorted({*batch_sizes, batch_size}):
-        orders: dict[Order, np.ndarray] = {"random": shuffled, "grouped": _grouped(shuffled, size)}
-        for order, ordered in orders.items():
-            starts = np.arange(0, len(lengths), size)
-            widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(lengths)))
-            count("padded", size, order, len(lengths), int(widths.sum()), real, int((widths * widths).sum()))
+    def arm(
+        name: str, rows: int, tokens: int, pairs: int, used: int = real, size: int | None = None, order: Any = None
+    ) -> EstimatedArm:
+        saved = 1 - tokens / base_tokens, 1 - pairs / base_pairs
+        own = price(tokens, pairs)
+        return EstimatedArm(
+            name, size, order, rows, tokens, 1 - used / tokens, pairs, own, price(base_tokens, base_pairs) / own, *saved
+        )
+
+    padded = [
+        arm("padded", len(lengths), *_padded(ordered, size), size=size, order=order)
+        for size in sorted({*batch_sizes, batch_size})
+        for order, ordered in (("random", shuffled), ("grouped", _grouped(shuffled, size)))
+    ]
     rows = -(-len(lengths) // batch_size)
-    count("mini-batch", batch_size, None, rows, real, real, int((lengths * lengths).sum()))
-    plans = [plan(lengths, max_length, name, seed=seed, ranks=ranks) for name in strategies]
+    packed = [arm("mini-batch", rows, real, int((lengths * lengths).sum()), size=batch_size)]
+    plans = [plan(lengths, max_length, name) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
         found["prefixes"] = np.minimum(found["prefixes"], max_length)
-        plans.append(plan(lengths, max_length, seed=seed, ranks=ranks, **found))
+        plans.append(plan(lengths, max_length, **found))
     for made in plans:
         name = made.strategy if made.shared is None else f"{made.strategy}, groups"
         columns, pairs = made.columns_per_row, int(made.costs(CostModel(0, 1)).sum())
-        count(name, None, None, len(made), len(made) * int(columns.max()), int(columns.sum()), pairs)
-    baseline = next(arm for arm in arms if (arm.batch_size, arm.order) == (batch_size, "random"))
-    for number, arm in enumerate(arms):
-        arms[number] = replace(
-            arm,
-            speedup=baseline.cost / arm.cost,
-            tokens_saved=1 - arm.tokens / baseline.tokens,
-            attention_saved=1 - arm.pairs / baseline.pairs,
-        )
-    padded, packed = (tuple(arm for arm in arms if (arm.name == "padded") == is_padded) for is_padded in (True, False))
-    return Estimate(lengths, counts, max_length, cost, baseline, padded, packed)
+        packed.append(arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum())))
+    baseline = next(each for each in padded if (each.batch_size, each.order) == (batch_size, "random"))
+    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))

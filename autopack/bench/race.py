@@ -1,6 +1,7 @@
-"""The one loop that times: arms against each other, in turns, and what may be said of their ratios.
+"""The one loop that times: arms against each other, in turns, what may be said of their ratios, and their memory.
 
 Only ratios of arms that ran interleaved in one process mean anything: on a shared machine everything else drifts.
+Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 Lap = dict[str, float]
@@ -18,9 +20,6 @@ Lap = dict[str, float]
 CONFIDENCE = 0.95
 LEAST = 6
 """Fewer values than these have no interval of that confidence: the least and the greatest of five have 94 %."""
-MOST_DIGITS = 3
-FASTER, SLOWER, NOISY, TOO_FEW = "faster", "slower", "too noisy to tell", "too few rounds"
-"""What is said of a ratio of speeds."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,11 @@ def race(
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and an interval that holds it; `count` numbers were measured."""
+    """A median, and an interval that holds it."""
 
     median: float
     low: float
     high: float
-    count: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -92,52 +90,61 @@ class Spread:
         have none of that confidence: then it is from the least to the greatest.
         """
         ordered, count = sorted(values), len(values)
-        outside, cut = 0.0, 0
-        while cut < count // 2:
-            outside += 2 * math.comb(count, cut) / 2**count
-            if outside > 1 - CONFIDENCE:
-                break
-            cut += 1
-        inner = max(cut - 1, 0)
-        return cls(statistics.median(ordered), ordered[inner], ordered[count - 1 - inner], count)
-
-    @property
-    def unit(self) -> float:
-        """The last decimal place that noise leaves: three digits at most, and one or two of half the interval.
-
-        Two where they are below 25, as the Particle Data Group rounds: one digit of 1.4 would hide a third of it.
-        """
-        half = (self.high - self.low) / 2
-        finest = _place(abs(self.median)) / 10 ** (MOST_DIGITS - 1)
-        return max(_place(half / 2.5), finest)
-
-    @property
-    def rounded(self) -> Spread:
-        """Return the same as it is shown: to the unit, the interval outward."""
-        unit = self.unit
-        if unit == 0:
-            return self
-        # A hair inward first: 0.3 / 0.1 is below 3, and 0.7 / 0.1 is above 7.
-        low, high = math.floor(self.low / unit + 1e-9), math.ceil(self.high / unit - 1e-9)
-        return Spread(round(self.median / unit) * unit, low * unit, high * unit, self.count)
+        outside = accumulate(2 * math.comb(count, cut) / 2**count for cut in range(count // 2))
+        inner = max(sum(share <= 1 - CONFIDENCE for share in outside) - 1, 0)
+        return cls(statistics.median(ordered), ordered[inner], ordered[count - 1 - inner])
 
     def __str__(self) -> str:
-        decimals = max(0, -math.floor(math.log10(self.unit) + 0.5)) if self.unit else 0
-        shown = self.rounded
-        median, low, high = (f"{value:,.{decimals}f}" for value in (shown.median, shown.low, shown.high))
+        decimals = max(0, 3 - len(str(int(self.median))))
+        median, low, high = (f"{value:,.{decimals}f}" for value in (self.median, self.low, self.high))
         return f"{median} ({low}..{high})"
 
 
-def _place(value: float) -> float:
-    """The value of the first digit's place: 100 for 271; 0 for 0."""
-    return 10.0 ** math.floor(math.log10(value)) if value else 0.0
-
-
 def verdict(ratio: Spread) -> str:
-    """Return a ratio of speeds in words, as it is shown: 1 in the interval after rounding is 1 in the interval."""
-    if ratio.count < LEAST:
-        return TOO_FEW
-    shown = ratio.rounded
-    if shown.low <= 1 <= shown.high:
-        return NOISY
-    return FASTER if shown.low > 1 else SLOWER
+    """Return what may be said of a ratio of speeds; what is 1 to two decimals, as ratios are shown, is 1."""
+    noisy = round(ratio.low, 2) <= 1 <= round(ratio.high, 2)
+    return "too noisy to tell" if noisy else str(ratio)
+
+
+def wait_for(device: Any) -> None:
+    """Wait until a device, as torch names it, has done all that it was given."""
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    elif kind != "cpu":
+        getattr(torch, kind).synchronize()
+
+
+def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
+    """Return the tensors that stay from step to step; `optimizer` may be None."""
+    states = [] if optimizer is None else [value for of in optimizer.state.values() for value in of.values()]
+    found = [*model.parameters(), *model.buffers(), *states, *call.values()]
+    return [value for value in found if hasattr(value, "element_size")]
+
+
+def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
+    """Return the most bytes that torch's allocator has handed out at a time during a step, with tensors that stay.
+
+    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the allocations and releases
+    that the profiler records; resident memory is more, by what Python, torch and the heap hold.
+    """
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return int(torch.cuda.max_memory_allocated(device))
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    recorded = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(recorded, key=lambda event: event.start_ns())]
+    return sum(each.numel() * each.element_size() for each in kept) + max(accumulate(changes, initial=0))
+
+
+def mebibytes(count: int | None) -> str:
+    """Return a number of bytes in MiB; "-" for None."""
+    return "-" if count is None else f"{count / 2**20:,.1f}"

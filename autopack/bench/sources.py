@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 BATCH = 1000
 """Examples of a data set that are read at a time, and texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
+_TEXT, _SAID = ("string", "large_string"), ("role", "content")
+"""Types of text in arrow, and what a message of a chat has."""
 
 
 def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None) -> np.ndarray:
@@ -136,20 +139,18 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
     An int is their number. Lists of ints are counted; text is tokenized, and so are messages of a
     chat as their template writes them.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind, inner = values.type, getattr(values.type, "value_type", None)
-    of_lists = isinstance(inner, pa.DataType)
-    absent = values.null_count or (of_lists and pc.list_flatten(values).null_count)
-    if absent:
+    kind = str(values.type)
+    is_list = kind.startswith(("list<", "large_list<", "fixed_size_list<"))
+    is_chat = re.match(r"(large_)?list<\w+: struct<", kind) is not None
+    if absent := values.null_count or (is_list and pc.list_flatten(values).null_count):
         raise unusable(f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples out")
-    if pa.types.is_integer(kind):
+    if re.fullmatch(r"u?int\d+", kind):
         return values.to_numpy()
-    if of_lists and pa.types.is_integer(inner):
+    if re.match(r"(large_|fixed_size_)?list<\w+: u?int\d+\b", kind):
         return pc.list_value_length(values).to_numpy()
-    is_chat = of_lists and _holds_messages(inner)
-    if not (is_chat or _is_text(kind)):
+    if kind not in _TEXT and not (is_chat and all(re.search(rf"\b{key}: (large_)?string\b", kind) for key in _SAID)):
         raise unusable(
             f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
             f"content, found {kind}"
@@ -171,16 +172,3 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
                 code="tokenizer",
             ) from error
     return np.array([len(ids) for ids in tokenizer(texts, **options)["input_ids"]])
-
-
-def _holds_messages(kind: Any) -> bool:
-    import pyarrow as pa
-
-    fields = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
-    return "role" in fields and "content" in fields and _is_text(fields["content"])
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

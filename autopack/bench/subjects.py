@@ -66,7 +66,15 @@ def draw(
 
 
 def build(
-    model_type: str, size: str, task: str, longest: int, *, attn: str | None, dtype: torch.dtype, device: str, seed: int
+    model_type: str,
+    size: str,
+    task: str,
+    longest: int,
+    *,
+    attn: str | None,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
 

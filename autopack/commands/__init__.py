@@ -1,4 +1,4 @@
-"""The subcommands of ``autopack``, one module each, and what several of their options have in common.
+"""The subcommands of ``autopack``, one module each, and what several of them have in common.
 
 Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit status.
 """
@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import platform
 import shlex
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -20,52 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from autopack.errors import AutopackError
-from autopack.packing.checks import LONGEST
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__
 
 
-def number(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number between these."""
-
-    def whole_number(text: str) -> int:
-        found = int(text)
-        if found < least:
-            raise argparse.ArgumentTypeError(f"wanted a number of at least {least}, found {found}")
-        if found > most:
-            raise argparse.ArgumentTypeError(f"wanted at most {most:,}, found {found}")
-        return found
-
-    return whole_number
-
-
-whole_number, positive = number(0), number(1)
-tokens = number(1, LONGEST)
-"""The type of an option that takes the tokens of a row."""
-
-
-def above_0(text: str) -> float:
-    """Return what an option takes that is a number above 0."""
-    found = float(text)
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {text}")
-    return found
-
-
 def _names(text: str) -> list[str]:
     return text.split(",")
-
-
-def check_directory(option: str, path: Path | None) -> None:
-    """Raise `AutopackError` if an option names a file in a directory that is not there, or a directory."""
-    if path is None:
-        return
-    wrong = "wanted a file, found a directory; name a file in it" if path.is_dir() else ""
-    if not path.parent.is_dir():
-        wrong = f"there is no directory {path.parent}; create it or name another one"
-    if wrong:
-        raise AutopackError(f"{option} {path}: {wrong}", code="cannot-write")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
@@ -80,38 +38,46 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="a tokenizer of transformers, for text and for messages of a chat"
     )
-    parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="documents of a padded batch (%(default)s)")
 
 
-def add_outputs(parser: argparse._ActionsContainer) -> None:
-    """The options --html and --plot, for `check_outputs` and `write_outputs`."""
-    parser.add_argument(
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """The options --json, --html and --plot, for `check_outputs` and `show`."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print everything as JSON")
+    group.add_argument(
         "--html",
         type=Path,
         metavar="FILE",
         help="also write it as a page that needs nothing but itself (figures need matplotlib)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)")
+    group.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
-    check_directory("--html", args.html)
-    check_directory("--plot", args.plot)
-    if args.plot is not None and args.plot.suffix.lstrip(".").lower() not in (known := formats()):
-        raise AutopackError(
-            f"--plot {args.plot}: wanted a file name that ends with one of {', '.join(known)}", code="cannot-write"
-        )
+    for option, path in (("--html", args.html), ("--plot", args.plot)):
+        wrong = ""
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            wrong = f"there is no directory {path.parent}; create it or name another one"
+        elif path.is_dir():
+            wrong = "wanted a file, found a directory; name a file in it"
+        elif path is args.plot and path.suffix.lstrip(".").lower() not in (known := formats()):
+            wrong = f"wanted a file name that ends with one of {', '.join(known)}"
+        if wrong:
+            raise AutopackError(f"{option} {path}: {wrong}", code="cannot-write")
 
 
-def write_outputs(args: argparse.Namespace, title: str, body: Callable[[], str], draw: Callable[[], Any]) -> None:
-    """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
+def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any]) -> None:
+    """Print what was found, or its data as JSON; write the page and the picture that --html and --plot ask for.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
+    print(json.dumps(_finite(data), indent=1) if args.json else found)
     if args.html is not None:
-        packages = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-        versions = [f"{name} {version(name)}" for name in packages]
+        versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
             "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
@@ -119,21 +85,16 @@ def write_outputs(args: argparse.Namespace, title: str, body: Callable[[], str],
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
         }
         # A path may hold bytes that are no text, which print escapes too.
-        page = parts.whole(title, made.items(), body())
+        page = parts.whole(title, made.items(), found._repr_html_())
         args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
-        print_path(args, "Page", args.html)
     if args.plot is not None:
-        draw().savefig(args.plot)
-        print_path(args, "Picture", args.plot)
+        found.plot().savefig(args.plot)
+    for name, path in (("Page", args.html), ("Picture", args.plot)):
+        if path is not None and not args.json:
+            print(f"\n{name}: {path}")
 
 
-def print_path(args: argparse.Namespace, name: str, path: Path) -> None:
-    """Print where something was written, unless JSON is printed."""
-    if args.json is not True:
-        print(f"\n{name}: {path}")
-
-
-def finite(data: Any) -> Any:
+def _finite(data: Any) -> Any:
     """Return the data with None for what JSON has no number for."""
     return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
-from autopack.commands import add_outputs, check_outputs, finite, write_outputs
+from autopack.commands import add_outputs, check_outputs, show
 from autopack.commands.models import add_model_options, is_saved, obtain, task_for
 from autopack.errors import AutopackError
-from autopack.options import TASKS
-
-if TYPE_CHECKING:
-    from autopack.auditing.report import LeakReport
+from autopack.options import CHOICES, TASKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 "
         "(built tiny)",
     )
-    parser.add_argument(
+    enabled = parser.add_mutually_exclusive_group()
+    enabled.add_argument(
         "--stock", action="store_true", help="audit the model as transformers runs it, without autopack"
+    )
+    enabled.add_argument(
+        "--backend",
+        choices=CHOICES["backend"],
+        default="auto",
+        help="what autopack computes attention with (%(default)s)",
     )
     parser.add_argument(
         "--task",
@@ -37,17 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
         f": {', '.join(TASKS)}",
     )
-    add_model_options(parser, "what autopack computes attention with", dtype="float32", device="cpu")
+    add_model_options(parser, dtype="float32", device="cpu")
     add_outputs(parser)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit one model, print the report, and return 0 if it is exact, else 1."""
-    if args.stock and args.backend is not None:
-        raise AutopackError(
-            "--backend chooses what autopack uses, and --stock asks for none of it; leave one out", code="bad-option"
-        )
     check_outputs(args)
     if args.task is not None and is_saved(args.model):
         raise AutopackError(
@@ -60,15 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.stock:
         # The report says what leaks; `verify` would only say that something does.
-        autopack.enable(model, backend=args.backend or "auto", verify=False)
+        autopack.enable(model, backend=args.backend, verify=False)
     report = autopack.audit(model)
-    print(json.dumps(_as_data(report), indent=2) if args.json else report)
-    write_outputs(args, f"autopack audit: {report.model}", report.to_html, report.plot)
-    return 0 if report.exact else 1
-
-
-def _as_data(report: LeakReport) -> dict[str, Any]:
-    data = asdict(report) | {name: getattr(report, name) for name in "exact worst packed labels padded".split()}
+    data = asdict(report) | {name: getattr(report, name) for name in ("exact", "worst", "packed", "labels", "padded")}
     for row, result in zip(data["results"], report.results, strict=True):
         row["exact"] = report.is_exact(result)
-    return finite(data)
+    show(args, f"autopack audit: {report.model}", report, data)
+    return 0 if report.exact else 1

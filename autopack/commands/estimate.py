@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import get_args
 
-from autopack.commands import (
-    add_data_options,
-    add_outputs,
-    check_outputs,
-    positive,
-    tokens,
-    whole_number,
-    write_outputs,
-)
+from autopack.commands import add_data_options, add_outputs, check_outputs, show
+from autopack.packing.checks import check_ints
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Strategy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,18 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote",
     )
     add_data_options(parser)
-    parser.add_argument("--max-length", type=tokens, default=4096, help="tokens of a packed row (%(default)s)")
+    parser.add_argument("--max-length", type=int, default=4096, help="tokens of a packed row (%(default)s)")
     parser.add_argument(
         "--overflow",
         choices=get_args(Overflow),
         default="truncate",
         help="what becomes of documents longer than a row (%(default)s)",
-    )
-    parser.add_argument(
-        "--strategy",
-        action="append",
-        choices=get_args(Strategy),
-        help="only these ways of filling rows; may be given several times (all)",
     )
     parser.add_argument(
         "--groups",
@@ -54,14 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hidden-size",
-        type=positive,
+        type=int,
         default=4096,
         help="of the model, which says what attention costs beside the rest (%(default)s)",
     )
-    parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
-    parser.add_argument("--seed", type=whole_number, default=0, help="of the random orders (%(default)s)")
     add_outputs(parser)
-    parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.balance import CostModel
 
     check_outputs(args)
-    same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer groups seed".split()}
-    cost = CostModel(1.0, 1 / (12 * args.hidden_size))
-    found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
-    print(json.dumps(found.as_dict(), indent=1) if args.json else found)
-    write_outputs(args, f"autopack estimate: {args.data}", found._repr_html_, found.plot)
+    check_ints(hidden_size=args.hidden_size)
+    same = {name: getattr(args, name) for name in ("batch_size", "overflow", "column", "tokenizer", "groups")}
+    found = estimate(args.data, args.max_length, cost=CostModel(1.0, 1 / (12 * args.hidden_size)), **same)
+    show(args, f"autopack estimate: {args.data}", found, found.as_dict())
     return 0

@@ -33,22 +33,21 @@ def run(args: argparse.Namespace) -> int:
     """Print the families, or what is known of the model types that were named; 0, or 1 if one is not served."""
     from autopack.registry import families
 
-    found = [describe(family) for family in families()]
-    rows = [of_type(name, found) for name in args.types]
+    found, rows = families(), [of_type(name) for name in args.types]
     if args.json:
-        print(json.dumps(rows if rows else {"families": found}, indent=1))
+        print(json.dumps(rows or {"families": [describe(family) for family in found]}, indent=1))
     elif rows:
         for row in rows:
             by = f" (family {row['family']})" if row["family"] else ""
             _print(row["type"], f"{row['path']}{by}" if row["served"] else f"refused: {row['refused']}")
     else:
         for family in found:
-            print(f"{family['name']}: {family['path']}")
-            _print("", " ".join(family["model_types"]), indent=2)
+            print(f"{family.name}: {family.how}")
+            _print("", " ".join(sorted(family.model_types)), indent=2)
         print("refused")
-        for name, reason in sorted((name, reason) for family in found for name, reason in family["refused"].items()):
+        for name, reason in sorted(pair for family in found for pair in family.refused_types.items()):
             _print(f"  {name}", reason)
-        served = sum(len(family["model_types"]) for family in found)
+        served = sum(len(family.model_types) for family in found)
         print(f"{served} model types. What was measured of each: docs/reliability.md")
     return 0 if all(row["served"] for row in rows) else 1
 
@@ -74,19 +73,24 @@ def describe(family: Family) -> dict[str, Any]:
     }
 
 
-def of_type(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+def of_type(name: str) -> dict[str, Any]:
     """Return facts on one model type: its family and path, or the reason why it is refused."""
-    row = {"type": name, "served": False, "family": None, "path": None, "refused": None}
-    for family in found:
-        if name in family["model_types"]:
-            return row | {"served": True, "family": family["name"], "path": family["path"]}
-        if name in family["refused"]:
-            return row | {"refused": family["refused"][name]}
-    return row | _asked_of_a_tiny_model(name)
+    from autopack.registry import families
+
+    for family in families():
+        if name in family.model_types:
+            return _row(name, family.how, None, family.name)
+        if name in family.refused_types:
+            return _row(name, None, family.refused_types[name])
+    return _row(name, *_asked_of_a_tiny_model(name))
 
 
-def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
-    """Return the registry's answer for a type that no family lists, from the structure of transformers' model."""
+def _row(name: str, path: str | None, refused: str | None, family: str | None = None) -> dict[str, Any]:
+    return {"type": name, "served": refused is None, "family": family, "path": path, "refused": refused}
+
+
+def _asked_of_a_tiny_model(name: str) -> tuple[str | None, str | None]:
+    """Return the path of a type that no family lists, or why it is refused, by the structure of transformers' model."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -95,14 +99,13 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     if name not in CONFIG_MAPPING:
         hint = "remote code of this type is served where its structure allows"
         meant = did_you_mean(name, list(CONFIG_MAPPING), f"; {hint}")
-        return {"refused": f"transformers {transformers.__version__} has no such type{meant}"}
+        return None, f"transformers {transformers.__version__} has no such type{meant}"
     task = task_for(name)
     if task is None:
-        return {"refused": "transformers has no language model of this type"}
+        return None, "transformers has no language model of this type"
     try:
         model = tiny.build(name, task=task)
     except tiny.CannotBuild as error:
-        return {"refused": f"no family lists it, and its structure could not be looked at: {error.reason}"}
+        return None, f"no family lists it, and its structure could not be looked at: {error.reason}"
     family, reason = registry.look_up(model)
-    served = {"served": True, "path": f"{family.how}, by its structure"}
-    return served if reason is None else {"refused": reason}
+    return None if reason else f"{family.how}, by its structure", reason

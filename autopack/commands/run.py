@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autopack.commands import whole_number
 from autopack.errors import AutopackError
 from autopack.launch import settings
 
 USAGE = """autopack run [options] SCRIPT.py ARGS...
-       autopack run [options] -m MODULE ARGS...   (or -c CODE, or - for the code on stdin, as of python)
+       autopack run [options] -m MODULE ARGS...
        autopack run [options] torchrun ARGS...   (or any other program)"""
 _LAUNCHERS = {"accelerate", "deepspeed", "torch", "torchrun"}
 """Programs and packages that train only in processes that they start."""
@@ -42,13 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if option.choices:
             form = {"choices": option.choices}
         elif option.metavar is not None:
-            form = {"type": whole_number, "metavar": option.metavar}
+            form = {"type": int, "metavar": option.metavar}
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
-    kinds.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
         "command_line",
@@ -63,13 +60,9 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
-    as_code = script == "-" and not args.is_module
-    if args.is_code or as_code:
-        command, launches = [*_interpreter(), *(["-"] if as_code else ["-c", script])], False
-    else:
-        command, launches = _command(script, args.is_module)
+    command = [*_command(script, args.is_module), *arguments]
+    launches = (script.partition(".")[0] if args.is_module else Path(script).name) in _LAUNCHERS
     environment = _environment(args, script if launches else "")
-    command += arguments
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name != "posix":
@@ -82,19 +75,17 @@ def run(args: argparse.Namespace) -> int:
         raise AutopackError(f"cannot start {command[0]}: {error.strerror}", code="cannot-run") from error
 
 
-def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
-    """Return the command to start, and True if it only launches the processes that train."""
-    if is_module:
-        return [*_interpreter(), "-m", script], script.partition(".")[0] in _LAUNCHERS
+def _command(script: str, is_module: bool) -> list[str]:
+    """Return the command to start."""
     path = Path(script)
-    launches = path.name in _LAUNCHERS
+    if is_module:
+        return [*_interpreter(), "-m", script]
     if _runs_by_itself(path):
-        return [str(path.absolute())], launches
+        return [str(path.absolute())]
     if path.is_file() or (path / "__main__.py").is_file():
-        return [*_interpreter(), script], False
-    program = shutil.which(script)
-    if program is not None:
-        return [program], launches
+        return [*_interpreter(), script]
+    if (program := shutil.which(script)) is not None:
+        return [program]
     if path.is_dir():
         raise AutopackError(
             f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"

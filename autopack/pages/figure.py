@@ -1,8 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
-A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, or figures of a page:
-SVG of its width, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture are
-made.
+A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of a file or of a
+page: there it is SVG, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture
+are made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE, PAPER = "#22303c", "#5b6773", "#dde2e7", "#ffffff"
-PADDED, GROUPED, PACKED, STOCK, LEAKS = "#b8bec7", "#8fc1cf", "#1f6f8b", "#d3c4a3", "#d9822b"
+INK, LINE, PAPER = "#22303c", "#dde2e7", "#ffffff"
+PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
@@ -53,10 +53,10 @@ class NeedsMatplotlib(AutopackError, ImportError):
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `Bars`: a value and the interval it lies in, or, in its place, the reason why there is none."""
+    """A row of `Bars`: a value, what is said of it, and the interval it lies in; 0 where there is none."""
 
     name: str
-    value: float | None
+    value: float
     said: str
     color: str = PACKED
     interval: tuple[float, float] | None = None
@@ -74,7 +74,7 @@ class Bars:
         return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
-        places, values = range(len(self.rows)), np.array([row.value or 0.0 for row in self.rows])
+        places, values = range(len(self.rows)), np.array([row.value for row in self.rows])
         form: dict[str, Any] = {"color": [row.color for row in self.rows]}
         if any(row.interval for row in self.rows):
             ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
@@ -93,22 +93,19 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of things between edges: counts (bins,) and edges (bins + 1,), and a dashed line at the mean."""
+    """How many documents have how many tokens, and a dashed line at the mean."""
 
     caption: str
-    counts: Sequence[float]
-    edges: Sequence[float]
-    labels: tuple[str, str]
-    mean: float
+    lengths: Any
     height: float = 3.0
 
     def draw(self, axes: Axes) -> None:
-        edges = list(self.edges)
-        axes.hist(edges[:-1], edges, weights=self.counts, color=PACKED, edgecolor=PAPER, linewidth=0.4)
-        axes.axvline(self.mean, color=INK, lw=1, ls="--")
+        most = np.max(self.lengths)
+        axes.hist(self.lengths, bins=60, range=(0, most), color=PACKED, edgecolor=PAPER, linewidth=0.4)
+        axes.axvline(np.mean(self.lengths), color=INK, lw=1, ls="--")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set(xlim=(edges[0], edges[-1]), xlabel=self.labels[0], ylabel=self.labels[1])
+        axes.set(xlim=(0, most), xlabel="tokens", ylabel="documents")
 
 
 @dataclass(frozen=True)
@@ -157,34 +154,43 @@ def on_axes(chart: Chart, axes: Axes) -> Any:
     return axes.figure
 
 
-def picture(charts: Sequence[Chart], title: str = "", below: str = "") -> Figure:
-    """Draw charts as one picture, in two rows where they are more than three: a title, and a text below.
+def picture(charts: Sequence[Chart], title: str = "") -> Figure:
+    """Draw charts below a title as one picture, in rows of three.
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
     columns = min(len(charts), 3)
-    rows = math.ceil(len(charts) / columns)
-    title, below = _filled(title, 9 * WIDTH * columns), _filled(below, 14 * WIDTH * columns)
-    height = rows * (0.3 + max(chart.height for chart in charts))
-    height += 0.3 * len(title.splitlines()) + 0.17 * len(below.splitlines())
+    rows, title = math.ceil(len(charts) / columns), _filled(title.splitlines(), 10 * WIDTH * columns)
+    height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
     with library.rc_context(STYLE):
         figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
-        figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-        figure.supxlabel(below, fontsize=9, x=0.01, ha="left", color=FAINT)
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
             chart.draw(axes)
-            axes.set_title(_filled(chart.caption, 8 * WIDTH))
+            axes.set_title(_filled(chart.caption.splitlines(), 8 * WIDTH))
         return readable(figure)
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return charts as figures of a page; a line says so if there are none."""
+    """Return charts as a figure of a page, as wide as there is room; a line says so if there is none.
+
+    It is SVG in HTML, and names nothing outside.
+    """
+    buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     try:
-        return parts.figures([(chart.caption, svg(chart)) for chart in charts])
+        drawn = picture(charts)
     except NeedsMatplotlib:
         return parts.lines([NO_FIGURES])
+    # Several figures share a page: what one names must not be another's.
+    with _matplotlib().rc_context(STYLE | {"svg.hashsalt": repr(charts)}):
+        drawn.savefig(buffer, format="svg", metadata=nothing)
+    svg = buffer.getvalue()
+    head, end, body = svg[svg.index("<svg") :].partition(">")
+    head = re.sub(r' (xmlns|xmlns:xlink|width|height)="[^"]*"', "", head)
+    body = body.replace("xlink:href", "href").replace("<g id=", "<g class=")
+    return parts.figure(f'{head} role="img"{end}{body}', 40 * min(len(charts), 3))
 
 
 class Table(NamedTuple):
@@ -195,60 +201,45 @@ class Table(NamedTuple):
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Report:
-    """Lines at the head, tables, figures, and notes."""
+class Pieces(NamedTuple):
+    """A finding: lines at its head, tables, figures, and notes."""
 
     head: Sequence[str]
     tables: Sequence[Table]
     charts: Sequence[Chart]
     notes: Sequence[str]
 
-    def text(self, width: int = 100) -> str:
-        """Return the report as text, with head and notes wrapped at `width`."""
 
-        def wrapped(line: str, hang: str = "") -> str:
-            return textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
+class Report:
+    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its pieces."""
 
-        tables = ("\n".join([*filter(None, [t.caption]), *parts.text_table(t.rows, t.sides)]) for t in self.tables)
-        notes = "\n".join(wrapped(note, "  ") for note in self.notes)
-        return "\n\n".join(["\n".join(map(wrapped, self.head)), *tables, notes])
+    def _pieces(self) -> Pieces:
+        raise NotImplementedError
 
-    def html(self) -> str:
-        """Return the report as HTML without scripts or outside references."""
-        return parts.joined(
-            parts.lines(self.head),
-            *(parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in self.tables),
-            figures(self.charts),
-            parts.lines(self.notes),
-        )
+    def __str__(self) -> str:
+        head, tables, _, notes = self._pieces()
+        shown = ("\n".join([*filter(None, [each.caption]), *parts.text_table(*each[:2])]) for each in tables)
+        return "\n\n".join([_filled(head, 100), *shown, _filled(notes, 100, "  ")])
 
-    def picture(self) -> Figure:
-        """Return the charts below the first line of the head, and above the others, as a figure of matplotlib."""
-        return picture(self.charts, self.head[0], "\n".join(self.head[1:]))
+    __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        head, tables, charts, notes = self._pieces()
+        shown = (parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in tables)
+        return parts.joined(parts.lines(head), *shown, figures(charts), parts.lines(notes))
 
-def svg(chart: Chart) -> str:
-    """Return a chart as SVG in HTML, without its caption and as wide as there is room; it names nothing outside."""
-    buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # Several figures share a page: what one names must not be another's.
-    library = _matplotlib()
-    with library.rc_context(STYLE | {"svg.hashsalt": repr(chart)}):
-        figure = library.figure.Figure(figsize=(WIDTH, chart.height), layout="constrained")
-        chart.draw(figure.subplots())
-        readable(figure).savefig(buffer, format="svg", metadata=nothing)
-    drawn = buffer.getvalue()
-    head, end, body = drawn[drawn.index("<svg") :].partition(">")
-    head = re.sub(r' (xmlns|xmlns:xlink|width|height)="[^"]*"', "", head)
-    return f'{head} role="img"{end}' + body.replace("xlink:href", "href").replace("<g id=", "<g class=")
+    def plot(self) -> Figure:
+        """Return the charts below the head, as a figure of matplotlib.
+
+        Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
+        """
+        head, _, charts, _ = self._pieces()
+        return picture(charts, "\n".join(head))
 
 
 def formats() -> list[str]:
     """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
-    _matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    return sorted(FigureCanvasAgg.get_supported_filetypes())
+    return sorted(_matplotlib().figure.Figure().canvas.get_supported_filetypes())
 
 
 def _matplotlib() -> Any:
@@ -263,9 +254,10 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _filled(text: str, width: int) -> str:
-    """Return a text whose lines are no longer than so many characters."""
-    return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
+def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
+    """Return lines as a text whose lines are no longer than so many characters."""
+    form: dict[str, Any] = {"subsequent_indent": hang, "break_on_hyphens": False, "break_long_words": False}
+    return "\n".join(textwrap.fill(line, width, **form) for line in lines)
 
 
 def readable(figure: Figure) -> Figure:

@@ -31,8 +31,8 @@ lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
 named = partial(_part, "named")
 """Pieces of HTML, each under its name."""
-figures = partial(_part, "figures")
-"""Figures beside each other, or below where there is no room: the caption of each, and its SVG or table."""
+figure = partial(_part, "figure")
+"""A figure, of its SVG and its largest width in em."""
 
 
 def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 
 import autopack
 from autopack.attention import choose
-from autopack.bench.batches import GROUPED, PADDED, ROW, Arm, Batch, calls_of
+from autopack.bench.contest import PADDED, ROW, Arm, Batch, calls_of
 from benchmarks.gpu import by_hand
 from compat.standins import set_implementation
 
-BOUNDS = "row with bounds"
+GROUPED, BOUNDS = "grouped", "row with bounds"
 FLASH = Arm("stock packed flash", BOUNDS, False, "flash_attention_2")
 ARMS = (
     Arm("padded", PADDED, False),
@@ -37,6 +38,8 @@ FLEX = (Arm("stock packed flex", ROW, False, "flex_attention"), Arm("enabled, fl
 
 def calls(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     """Return the arguments of a call for each batch, in the form of an arm, on the device."""
+    if arm.form == GROUPED:
+        return calls_of(replace(arm, form=PADDED), model, grouped(batches))
     found = calls_of(arm, model, batches)
     for call, batch in zip(found, batches, strict=True) if arm.form == BOUNDS else ():
         bounds = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32).to(call["input_ids"].device)
@@ -45,9 +48,20 @@ def calls(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]
     return found
 
 
+def grouped(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the same documents in as many batches, by length, as a trainer's `group_by_length` makes them."""
+    documents, size = sorted((each for batch in batches for each in batch.documents), key=len), len(batches[0].lengths)
+    return [Batch(documents[first : first + size]) for first in range(0, len(documents), size)]
+
+
+def is_packed(arm: Arm) -> bool:
+    """Return True if the batches of an arm are packed rows."""
+    return arm.form not in (PADDED, GROUPED)
+
+
 def by_document(batch: Batch, arm: Arm, output: torch.Tensor) -> list[torch.Tensor]:
     """Return what an output (rows, columns, ...) of an arm says of each document."""
-    if arm.packed:
+    if is_packed(arm):
         return list(output[0].split(batch.lengths))
     return [row[:length] for row, length in zip(output, batch.lengths, strict=True)]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autopack.bench.race import Spread
-from autopack.bench.report import mebibytes
+from autopack.bench.race import Spread, mebibytes
 from autopack.pages.figure import PACKED, PADDED, Bar, Bars, picture
 from benchmarks.gpu.job import FAILED
 
@@ -122,14 +121,16 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         f", {found['optimizer']}{', checkpointing' if found['checkpointing'] else ''}" if "optimizer" in found else ""
     )
     yield f"{title}{more}, {found['rounds']} interleaved rounds"
-    others = ("speed of padded", "speed of stock packed flash")
-    yield f"{'arm':<32}{'real tokens/s':>28}{'peak MiB':>11}" + "".join(f"{other:>30}" for other in others)
+    others = ("speed_of_padded", "speed of stock packed flash")
+    yield f"{'arm':<32}{'real tokens/s':>28}{'peak MiB':>11}" + "".join(
+        f"{other.replace('_', ' '):>30}" for other in others
+    )
     for arm, cell in found["arms"].items():
-        if cell["tokens per second"] is None:
+        if cell["tokens_per_second"] is None:
             yield f"{arm:<32}  {_cut(cell['failed'] or 'not timed')}"
             continue
         ratios = ("-" if cell[other] is None else Spread(**cell[other]) for other in others)
-        speed = f"{Spread(**cell['tokens per second'])!s:>28}{mebibytes(cell['peak bytes']):>11}"
+        speed = f"{Spread(**cell['tokens_per_second'])!s:>28}{mebibytes(cell['peak_bytes']):>11}"
         yield f"{arm:<32}{speed}" + "".join(f"{ratio!s:>30}" for ratio in ratios)
 
 
@@ -139,7 +140,7 @@ def draw(result: dict[str, Any], path: Path) -> str:
         (f"{name.removeprefix('speed, ')}, {kind}", outcome["result"][kind]["arms"])
         for name, outcome in result["parts"].items()
         for kind in KINDS
-        if any(cell["tokens per second"] for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
+        if any(cell["tokens_per_second"] for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
     ]
     if not races:
         return "none, because nothing was timed"
@@ -156,12 +157,12 @@ def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path:
         bars = []
         for name, cell in arms.items():
             color = PACKED if name.startswith("enabled") else PADDED
-            if cell["tokens per second"]:
-                speed = Spread(**cell["tokens per second"])
+            if cell["tokens_per_second"]:
+                speed = Spread(**cell["tokens_per_second"])
                 form = {"color": color, "interval": (speed.low, speed.high)}
                 bars.append(Bar(name, speed.median, f"{speed.median:,.0f}", **form))
             else:
-                bars.append(Bar(name, None, _cut(cell["failed"] or "not timed")))
+                bars.append(Bar(name, 0.0, _cut(cell["failed"] or "not timed")))
         charts.append(Bars(f"{title}: real tokens per second", bars))
     found = result["parts"].get("environment", {}).get("result", {})
     picture(charts, found.get("name", result["settings"]["device"])).savefig(path)

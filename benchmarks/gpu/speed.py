@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from autopack.bench import subjects
-from autopack.bench.batches import GROUPED, Arm, Batch
-from autopack.bench.contest import Contest, Outcome
+from autopack.bench.contest import Arm, Batch, Contest, Outcome
 from benchmarks import workload
-from benchmarks.gpu.arms import ARMS, FLASH, FLEX, backend_of, by_document, calls, on
+from benchmarks.gpu.arms import ARMS, FLASH, FLEX, GROUPED, backend_of, by_document, calls, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
 from benchmarks.gpu.job import Job, LeftOut
 
@@ -191,8 +190,8 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
             if handle is not None:
                 outcome.note = f"{backend_of(outcome.arm)}; {handle.tally}"
 
-    def report(number: int) -> None:
-        arms = {outcome.arm.name: outcome.as_dict() for outcome in contest.outcomes}
+    def report(number: int, laps: Any = None) -> None:
+        arms = {outcome.arm.name: outcome.as_dict(contest.outcomes[0]) for outcome in contest.outcomes}
         for outcome in contest.outcomes:
             ratio = outcome.over(flash)
             arms[outcome.arm.name]["speed of stock packed flash"] = None if ratio is None else asdict(ratio)
@@ -202,7 +201,7 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
         contest.attempt(outcome, partial(warm_up, outcome))
         _note(job, outcome)
         report(0)
-    contest.race(size.rounds, until, report=report)
+    contest.race(size.rounds, until=until, report=report)
     for outcome in contest.outcomes:
         if outcome.seconds:  # those that failed before are noted
             _note(job, outcome)

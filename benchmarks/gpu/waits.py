@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autopack import tiny
-from autopack.bench.batches import Batch
-from benchmarks.gpu.arms import ARMS, calls, on
+from autopack.bench.contest import Batch
+from benchmarks.gpu.arms import ARMS, calls, is_packed, on
 from benchmarks.gpu.job import Job
 
 LAYERS = (2, 6)
@@ -33,7 +33,7 @@ def count_waits(job: Job) -> None:
                     totals = [sum(lines.values()) for lines in by_depth.values()]
                     if len(set(totals)) > 1:
                         job.problem(f"{arm.name}, {kind}: {totals} waits with {LAYERS} layers")
-                    if totals[0] > 1 and kind == "forward" and arm.packed:
+                    if totals[0] > 1 and kind == "forward" and is_packed(arm):
                         job.problem(f"{arm.name}, {kind}: {totals[0]} waits, and one was to be enough")
             job.record()
 

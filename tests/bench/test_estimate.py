@@ -17,13 +17,13 @@ from tests.support.refusals import refused
 LENGTHS = [3, 9, 1, 4, 4, 7]
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9))
 @settings(max_examples=40)
-def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, batch_size, seed):
+def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, batch_size):
     options = {"batch_sizes": (), "strategies": ("sequential",), "cost": autopack.packing.CostModel(1.0, 0.5)}
-    found = autopack.estimate(lengths, 30, batch_size=batch_size, seed=seed, **options)
+    found = autopack.estimate(lengths, 30, batch_size=batch_size, **options)
     random, grouped = found.padded
-    order = np.random.default_rng(seed).permutation(lengths).tolist()
+    order = np.random.default_rng(0).permutation(lengths).tolist()
     megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))  # as transformers' group_by_length
     regrouped = [n for i in range(0, len(order), megabatch) for n in sorted(order[i : i + megabatch], reverse=True)]
     for arm, documents in ((random, order), (grouped, regrouped)):
@@ -33,7 +33,7 @@ def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, 
         assert arm.padding == pytest.approx(1 - sum(lengths) / arm.tokens)
     assert found.baseline == random
     assert (found["mini-batch"].tokens, found["mini-batch"].padding) == (sum(lengths), 0)
-    rows = autopack.packing.plan(lengths, 30, "sequential", seed=seed).tokens_per_row
+    rows = autopack.packing.plan(lengths, 30, "sequential").tokens_per_row
     assert (found["sequential"].rows, found["sequential"].tokens) == (len(rows), len(rows) * max(rows)), (
         "padded to the longest"
     )

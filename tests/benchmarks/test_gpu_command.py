@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autopack import tiny
-from autopack.bench.batches import ROW, Arm
+from autopack.bench.contest import ROW, Arm
 from autopack.inspection import releases, torches
 from benchmarks.gpu import exactness, parts, report, speed
 from benchmarks.gpu import run as run_module
@@ -70,9 +70,9 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
         for timed in (measured["forward"], measured["step"]):
             assert timed["rounds"] >= 1
             for cell in timed["arms"].values():
-                assert cell["tokens per second"]["median"] > 0
+                assert cell["tokens_per_second"]["median"] > 0
                 assert cell["speed of stock packed flash"]["median"] > 0
-                assert cell["peak bytes"] > 0
+                assert cell["peak_bytes"] > 0
             assert f"{batches} padded batches packed inside" in timed["arms"]["enabled, padded batch"]["note"]
         errors = measured["checked"]
         assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
@@ -137,7 +137,7 @@ def test_what_there_was_no_time_for_is_left_out_named_and_comes_next(tmp_path, c
 
 def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    race = {"arms": {"padded": {"tokens per second": {"median": 5.0, "low": 4.0, "high": 6.0, "count": 6}}}}
+    race = {"arms": {"padded": {"tokens_per_second": {"median": 5.0, "low": 4.0, "high": 6.0}}}}
     result = {"parts": {"speed, 1B": {"result": {"step": race}}}, "settings": {"device": "cpu"}}
     assert "matplotlib" in report.draw(result, tmp_path / "gpu.png")
     assert not list(tmp_path.iterdir())
@@ -189,8 +189,8 @@ def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch):
     assert outcome["status"] == "ok", outcome
     for kind in ("forward", "step"):
         race = outcome["result"][kind]["arms"]
-        assert (race["greedy"]["failed"], race["greedy"]["tokens per second"]) == ("out of memory", None)
-        assert all(race[arm.name]["tokens per second"] for arm in (arms[0], arms[3]))
+        assert (race["greedy"]["failed"], race["greedy"]["tokens_per_second"]) == ("out of memory", None)
+        assert all(race[arm.name]["tokens_per_second"] for arm in (arms[0], arms[3]))
     said = [line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")]
     assert len(said) == 2
     assert all("out of memory" in line for line in said)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from autopack.bench.machine import peak_memory
+from autopack.bench.race import peak_memory
 from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import paper, paper_arms, paper_table, paper_training
 from benchmarks.paper_arms import (

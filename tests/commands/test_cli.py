@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import __version__
-from autopack.cli import COMMANDS, _subparsers, in_flags, main, parser
+from autopack.cli import COMMANDS, main
 from tests.conftest import LENGTHS, llama, positions, token_ids
 from tests.support.processes import ROOT, python
 
@@ -44,20 +44,18 @@ def test_module_runs():
         (["audit", "/no/such/directory"], "'/no/such/directory' is neither a directory"),
         (["audit", __file__], "is neither a directory with a saved model"),
         (["audit", "llama", "--attn", "no_such_attention"], "no_such_attention"),
-        (["audit", "llama", "--stock", "--backend", "sdpa"], "leave one out"),
+        (["audit", "llama", "--stock", "--backend", "sdpa"], "--backend: not allowed with argument --stock"),
         (["audit", "llama", "--plot", "/no/such/directory/report.png"], "there is no directory /no/such/directory"),
         (["bench", "llamma"], "did you mean llama"),
         (["bench", "no/such-model"], "nothing is downloaded here"),
         (["bench", "--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (["bench", "--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for drawn lengths"),
-        (["bench", "--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
         (["bench", "--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
         (["bench", "--plot", "a.xyz"], "wanted a file name that ends with"),
         (["bench", "llama", "--attn", "no_such_attention"], "no_such_attention"),
         (["bench", "no/such-model", "--size", "7M"], "--size is for models that are built"),
         (["audit", str(ROOT), "--task", "seq2seq"], "--task says what a type is built for"),
         # A refusal of `enable` itself: UnsupportedModel.
-        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "--backend flash cannot serve LlamaForCausalLM"),
+        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "backend='flash' cannot serve LlamaForCausalLM"),
         (["audit", str(ROOT)], f"cannot load {ROOT}"),
         (["audit", "llama", "--html", "."], "--html .: wanted a file, found a directory"),
         (["bench", "llama", "--html", "/no/such/directory/a.html"], "there is no directory /no/such/directory"),
@@ -65,19 +63,18 @@ def test_module_runs():
         (["estimate", "lengths.npy", "--html", "/no/such/directory/a.html"], "there is no directory"),
         (["estimate", ""], "an empty path: no such file or folder"),
         # What the parser refuses.
-        (["estimate", "lengths.npy", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,647"),
-        (["bench", "llama", "--max-length", "1099511627776"], "--max-length: wanted at most 2,147,483,647"),
-        (["estimat"], "did you mean estimate?"),
-        (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc; did you mean --stock?"),
-        (["audit", "llama", "--backend", "spda"], "did you mean sdpa?"),
-        (["run", "--unpda", "x.py"], "did you mean --unpad or --no-unpad?"),
+        (["estimate", "lengths.npy", "--max-length", "1099511627776"], "max_length=1099511627776: wanted at most"),
+        (["bench", "llama", "--max-length", "1099511627776"], "max_length=1099511627776: wanted at most"),
+        (["estimate", "lengths.npy", "--hidden-size", "0"], "hidden_size=0: wanted an int of at least 1"),
+        (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc"),
+        (["audit", "llama", "--backend", "spda"], "invalid choice: 'spda' (choose from "),
+        (["run", "--unpda", "x.py"], "unrecognized arguments: --unpda"),
         (["doctor", "more"], "unrecognized arguments: more"),
         (["no-such-command"], "invalid choice"),
-        (["demo", "--steps", "0"], "argument --steps: wanted a number of at least 1, found 0"),
+        (["demo", "--steps", "0"], "steps=0: wanted an int of at least 1"),
         (["demo", "--steps", "few"], "argument --steps: invalid"),
-        (["bench", "--mean", "0"], "argument --mean: wanted a number above 0, found 0"),
+        (["bench", "--batch-size", "0"], "batch_size=0: wanted an int of at least 1"),
         (["audit"], "the following arguments are required: MODEL"),
-        (["run", "-m", "-c", "pass"], "argument -c: not allowed with argument -m"),
     ],
 )
 def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
@@ -87,7 +84,7 @@ def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys
         status = end.code
     printed = capsys.readouterr()
     assert (status, printed.out) == (2, "")
-    assert printed.err.startswith("autopack")
+    assert printed.err.removeprefix("usage: ").startswith("autopack")
     assert said in printed.err
     assert "Traceback" not in printed.err
 
@@ -96,20 +93,6 @@ def test_no_command_prints_the_help_which_names_every_subcommand(capsys):
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("max_length=7 and overflow='drop' leave none", "--max-length 7 and --overflow drop leave none"),
-        ("raise max_length, or leave groups= out", "raise --max-length, or leave --groups out"),
-        ("no file data/max_length=7.json, nor 'max_length'", "no file data/max_length=7.json, nor 'max_length'"),
-        ("cannot read data: overflow of a seed", "cannot read data: overflow of a seed"),
-    ],
-)
-def test_errors_name_the_options(message, said):
-    action = next(iter(_subparsers(parser(["estimate"]))))
-    assert in_flags(message, action.choices["estimate"]) == said
 
 
 @pytest.mark.parametrize("arguments", [["families"], ["--help"], ["audit", "--help"], ["families", "--json"]])

@@ -63,5 +63,5 @@ def test_generate(stock):
 @pytest.mark.exhaustive
 def test_demo():
     """The demo: packed rows with autopack have the losses of padded training."""
-    result = compare(DemoSettings(steps=3, batch_size=6, longest=96, size="small"))
+    result = compare(DemoSettings(steps=3, batch_size=6, longest=96))
     assert result.same(ENABLED)

@@ -85,7 +85,7 @@ assert len(list(rows)) == 1
 for arguments in (
     ["families"], ["audit", "gpt2"], ["doctor"], ["estimate", "lengths.npy"],
     ["demo", "--steps", "1"],
-    ["bench", "--size", "tiny", "--lengths", "lengths.npy", "--rounds", "1", "--batches", "1"],
+    ["bench", "--size", "tiny", "--lengths", "lengths.npy", "--seconds", "1"],
 ):
     sys.argv = ["autopack", *arguments]
     try:

@@ -59,7 +59,7 @@ def directory():
 
 
 @functools.cache
-def start(*arguments, stdin=None, cwd=None, **variables):
+def start(*arguments, cwd=None, **variables):
     """Run a command of this Python in the directory of the scripts; the same command runs once."""
     foreign = ("AUTOPACK_", "HF_", "TRANSFORMERS_")
     kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith(foreign)}
@@ -67,7 +67,6 @@ def start(*arguments, stdin=None, cwd=None, **variables):
         [sys.executable, *arguments],
         cwd=cwd or directory(),
         env={**kept, "OMP_NUM_THREADS": "1", **variables},
-        input=stdin,
         capture_output=True,
         text=True,
         timeout=600,
@@ -136,18 +135,6 @@ def test_a_twin_of_a_model_is_none_of_the_script():
     assert "by a twin" in found.told[0]["verified"]
     assert found.lines == [line_of(found.told[0]).replace("LlamaForCausalLM", "Mine")], found.err
     assert not found.untrained
-
-
-@pytest.mark.parametrize("how", ["-c", "-"])
-def test_code_that_is_no_file_runs_as_python_runs_it(how):
-    """By `-c`, or from stdin: it is enabled as a script is, and has its own arguments."""
-    code = "import sys; from autopack.launch.session import current; print(sys.argv, __name__, file=sys.stderr); "
-    code += "print(current is not None)"
-    given, stdin = ([how, code], None) if how == "-c" else ([how], code)
-    stock, packed = both(*given, "one", "--two", stdin=stdin)
-    assert (stock.status, packed.status) == (0, 0), packed.err
-    assert [stock.out.strip(), packed.out.strip()] == ["False", "True"]
-    assert stock.err.splitlines()[0] == packed.err.splitlines()[0]
 
 
 def free_port():
