@@ -98,9 +98,9 @@ def enable(
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
             DeepSpeed shares out (ALST) need no word of it.
-        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those of
-            batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses and
-            gradients are those of the step as it was (docs/steps.md). None leaves batches as they come.
+        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those
+            of batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses
+            and gradients are those of the step as it was (docs/steps.md). None leaves batches as they come.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block

@@ -155,4 +155,3 @@ def check_most(max_tokens: Any) -> None:
     """Raise `ValueError` unless `max_tokens` is a number of tokens."""
     if type(max_tokens) is not int or max_tokens < 1:
         raise ValueError(f"max_tokens must be a number of tokens, at least 1; found {max_tokens!r}")
-

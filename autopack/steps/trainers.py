@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from autopack.errors import UnsupportedModel
+from autopack import registry
+from autopack.errors import AutopackError, UnsupportedModel
+from autopack.inspection.positions import rotates
 from autopack.inspection.randomness import drawing_nothing
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.packing.balance import CostModel
@@ -23,6 +26,7 @@ from autopack.runtime.model import EnabledModel
 from autopack.steps.examples import Columns, Example, Per, cut, head_of, join, length_of
 from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 
+logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # losses are computed in float32
 _COARSE = 3e-2
@@ -34,14 +38,17 @@ _COUNTS = ("_metrics", "_total_train_tokens")
 class StepCutter:
     """Cuts each optimizer step of one trainer anew; `steps`, `micro_batches` and `slowest` say how.
 
-    `slowest` is the mean of the slowest rank's cost over the mean of all.
+    `slowest` is the mean of the slowest rank's cost over the mean of all. A `lenient` one leaves
+    steps that it cannot cut as they are, with a warning.
     """
 
-    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int):
+    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False):
         check_most(max_tokens)
         self.max_tokens, self.steps, self.micro_batches, self.tokens, self.slowest = max_tokens, 0, 0, 0, 0.0
-        self._trainer, self._traits, self._dynamic = trainer, enabled.traits, enabled.anatomy.has_row_dependent_rotary
-        self._refuse_kind()
+        self._trainer, self._first_position = trainer, enabled.traits.first_position
+        self._numbers_from_the_first = _numbers_from_the_first(enabled)
+        self._lenient = lenient
+        self._refuse_kind(enabled.anatomy.has_row_dependent_rotary)
         self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
         self._batches: Sequence[Any] = ()
         self._adds_up: bool | None = None
@@ -80,7 +87,15 @@ class StepCutter:
         if inputs is not self._batches[-1]:
             return total
         batches, self._batches = self._batches, ()
-        cut_anew = self._step(model, batches, num_items_in_batch)
+        try:
+            cut_anew = self._step(model, batches, num_items_in_batch)
+        except AutopackError as error:
+            if not self._lenient:
+                raise
+            logger.warning("autopack leaves the steps of this run as they are: %s", error)
+            self.remove()
+            self._per_batch = None
+            cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
         for number, each in enumerate(cut_anew.micro_batches):
             last = number == len(cut_anew.micro_batches) - 1
             with contextlib.nullcontext() if last else self._trainer.accelerator.no_sync(model):
@@ -104,26 +119,35 @@ class StepCutter:
     # --- The step
 
     def _step(self, model: Any, batches: Sequence[Any], items: Any) -> Step:
-        trainer, config = self._trainer, self._trainer.model.config
-        columns, found = cut(
-            [trainer._prepare_inputs(batch) for batch in batches],
-            self._rows_each,
-            bool(getattr(config, "is_encoder_decoder", False)),
-            getattr(config, "pad_token_id", None),
-            self._traits.first_position,
-        )
-        self._refuse_padding(columns)
-        examples, ranks = [example for each in found for example in each], Ranks()
+        """Return this rank's part of a step. Raises `AutopackError` on all ranks if one cannot cut its batches."""
+        trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
+        problem: AutopackError | None = None
+        columns, found = Columns({}), list[list[Example]]()
+        try:
+            columns, found = cut(
+                [trainer._prepare_inputs(batch) for batch in batches],
+                self._rows_each,
+                bool(getattr(config, "is_encoder_decoder", False)),
+                getattr(config, "pad_token_id", None),
+                self._first_position,
+            )
+            self._refuse_padding(columns)
+        except AutopackError as error:
+            problem = error
+        of_ranks = ranks.gathered((problem and problem.message, {len(each) for each in found}))
+        if problem is not None:
+            raise problem
+        elsewhere = next((text for text, _ in of_ranks if text is not None), None)
+        if elsewhere is not None:
+            raise _not_cut(trainer, f"another rank says: {elsewhere}")
+        examples = [example for each in found for example in each]
         if self._adds_up is None:
             self._adds_up = self._rule(model, columns, examples, items, ranks)
-        sizes = {len(each) for each in found}
-        if not self._adds_up:
-            sizes = set().union(*ranks.gathered(sizes))
+        sizes = set().union(*(each for _, each in of_ranks))
         self._per_batch = sizes.pop() if len(sizes) == 1 else None
         if self._per_batch is None and not self._adds_up:
             # Of batches of several sizes, an epoch's last ones, documents have several weights.
-            as_they_came = [MicroBatch(join(each, columns), len(each), _tokens(each, columns)) for each in found]
-            return Step(as_they_came, 1.0)
+            return Step([MicroBatch(join(each, columns), len(each), _tokens(each, columns)) for each in found], 1.0)
         moves = not self._adds_up or bool(getattr(trainer.args, "average_tokens_across_devices", False))
         return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
 
@@ -133,9 +157,7 @@ class StepCutter:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
-    def _rule(
-        self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks
-    ) -> bool:
+    def _rule(self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks) -> bool:
         """Return True if the losses of two documents add up, False if the loss is their mean.
 
         Raises `UnsupportedModel` where neither holds on every rank.
@@ -143,24 +165,24 @@ class StepCutter:
         longest = max(examples, key=lambda each: length_of(each, columns))
         shortest = min(examples, key=lambda each: length_of(each, columns))
         shortest = head_of(longest, columns) if shortest is longest else shortest
-        of_tokens = columns.per.get("labels") in (Per.TOKEN, Per.TARGET)
         with self._unnoticed(model):
-            one, two, both = (
-                self._loss(model, join(part, columns), items)
-                for part in ([longest], [shortest], [longest, shortest])
-            )
-        adds_up = items is not None
-        wanted = (one + two) * (1.0 if adds_up else 0.5)
-        error = abs(both - wanted) / max(abs(wanted), 1e-12) if both != wanted else 0.0
-        holds = error <= self._tolerance(model) and (adds_up or not of_tokens)
-        if not all(ranks.gathered(holds)):
-            mean = "a mean over the targets of each batch" if of_tokens and not adds_up else "no sum over documents"
-            raise _not_cut(
-                self._trainer,
-                f"its loss is {mean} (two documents give {both:.6g} together, {one:.6g} and {two:.6g} alone), so it "
-                f"depends on which documents share a batch",
-            )
-        return adds_up
+            parts = ([longest], [shortest], [longest, shortest])
+            one, two, both = (self._loss(model, join(part, columns), items) for part in parts)
+        tolerance, of_tokens = self._tolerance(model), columns.per.get("labels") in (Per.TOKEN, Per.TARGET)
+        sums = items is not None and _is_close(both, one + two, tolerance)
+        # Of losses of all tokens a mean over documents cannot be told from one over their targets.
+        means = not of_tokens and _is_close(both, (one + two) / 2, tolerance)
+        found = ranks.gathered((sums, means))
+        if all(sums for sums, _ in found):
+            return True
+        if all(means for _, means in found):
+            return False
+        kind = "a mean over the targets of each batch, or" if of_tokens else ""
+        raise _not_cut(
+            self._trainer,
+            f"its loss is {kind} no sum over documents: two give {both:.6g} together, {one:.6g} and {two:.6g} alone, "
+            f"so it matters which documents share a batch",
+        )
 
     def _loss(self, model: Any, batch: dict[str, Any], items: Any) -> float:
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
@@ -185,7 +207,7 @@ class StepCutter:
 
     # --- Refusals
 
-    def _refuse_kind(self) -> None:
+    def _refuse_kind(self, looks_at_rows: bool) -> None:
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
         adapter = adapter_of(trainer) or TRANSFORMERS
         own = getattr(type(trainer)._prepare_inputs, "__module__", "")
@@ -201,25 +223,24 @@ class StepCutter:
             why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
             why = "ranks of it share rows or layers"
-        elif self._dynamic:
+        elif looks_at_rows:
             why = "rotary frequencies of its model depend on the longest row of a batch"
         if why is not None:
             raise _not_cut(trainer, why)
 
     def _refuse_padding(self, columns: Columns) -> None:
-        traits = self._traits
-        if columns.on_the_left and (traits.recurs or traits.reads_padding or traits.counts_columns):
+        if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
             raise _not_cut(
                 self._trainer,
-                "its batches are padded on the left, and its model counts columns of padding. Pad on the right",
+                "its batches are padded on the left, and its model numbers tokens by columns. Pad on the right",
             )
 
 
-def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int) -> StepCutter | None:
+def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False) -> StepCutter | None:
     """Cut the steps of a trainer anew; return None if that is so already. Raises `ValueError` for another number."""
     found = cutter_of(trainer)
     if found is None:
-        return StepCutter(trainer, enabled, max_tokens)
+        return StepCutter(trainer, enabled, max_tokens, lenient)
     if found.max_tokens != max_tokens:
         raise ValueError(
             f"the trainer is enabled with max_tokens={found.max_tokens}; call autopack.disable(trainer) before "
@@ -232,6 +253,19 @@ def cutter_of(trainer: Any) -> StepCutter | None:
     """Return what cuts the steps of a trainer; None if nothing does."""
     found = getattr(vars(trainer).get("training_step"), "__self__", None)
     return found if isinstance(found, StepCutter) else None
+
+
+def _numbers_from_the_first(enabled: EnabledModel) -> bool:
+    """Return True if padding on the left changes nothing: positions skip it, or only their differences count."""
+    traits, model = enabled.traits, enabled.anatomy.entries[0]
+    if traits.recurs or traits.reads_padding or traits.counts_columns:
+        return False
+    numbering = registry.numbering_of(model.config)
+    return numbering.along_mask or numbering.after_pad_token or numbering.relative or rotates(model)
+
+
+def _is_close(found: float, wanted: float, tolerance: float) -> bool:
+    return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
 
 
 def _tokens(examples: Sequence[Example], columns: Columns) -> int:
