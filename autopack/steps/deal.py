@@ -31,7 +31,8 @@ def deal(
     if moves and ranks > 1:
         at = _near(_balanced(cost(sizes), longest_first, ranks), at, sizes, ranks)
     of_rank = [[number for number in longest_first if at[number] == rank] for rank in range(ranks)]
-    fewest = max(1, *(-(-int(sizes[numbers].sum()) // most) for numbers in of_rank))
+    # A document of more tokens takes one micro-batch, however long it is.
+    fewest = max(1, *(-(-int(np.minimum(sizes[numbers], most).sum()) // most) for numbers in of_rank))
     for rows in count(fewest):
         found = [_rows(sizes, numbers, rows, most) for numbers in of_rank]
         dealt = [each for each in found if each is not None]

@@ -24,6 +24,7 @@ def test_every_document_is_dealt_once_within_the_budget(step, most, moves):
     assert sorted(n for rows in dealt for row in rows for n in row) == list(range(len(lengths)))
     assert [len(rows) for rows in dealt] == ranks * [len(dealt[0])]
     assert all(sum(lengths[n] for n in row) <= most for rows in dealt for row in rows if len(row) > 1)
+    assert len(dealt[0]) <= len(lengths)
     assert moves or all(homes[n] == rank for rank, rows in enumerate(dealt) for row in rows for n in row)
 
 
