@@ -96,9 +96,11 @@ class StepCutter:
             self.remove()
             self._per_batch = None
             cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
-        for number, each in enumerate(cut_anew.micro_batches):
-            last = number == len(cut_anew.micro_batches) - 1
-            with contextlib.nullcontext() if last else self._trainer.accelerator.no_sync(model):
+        accelerator = self._trainer.accelerator
+        always = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        for number, each in enumerate(cut_anew.micro_batches, 1):
+            syncs = always or number == len(cut_anew.micro_batches)
+            with contextlib.nullcontext() if syncs else accelerator.no_sync(model):
                 self._share = self._share_of(each)
                 try:
                     total += self._original["training_step"](model, each.batch, num_items_in_batch)
