@@ -26,6 +26,7 @@ _PUBLIC = {
     "enable": "autopack.enabling.enable",
     "estimate": "autopack.bench.estimate",
     "is_enabled": "autopack.enabling.enable",
+    "micro_batches": "autopack.steps.step",
     "pack": "autopack.packing.dataset",
 }
 _ROOMS = ("errors", "packing", "registry")
@@ -67,3 +68,4 @@ if TYPE_CHECKING:
     from autopack.packing import PackingCollator as PackingCollator
     from autopack.packing.dataset import pack as pack
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
+    from autopack.steps.step import micro_batches as micro_batches

@@ -10,7 +10,7 @@ KINDS = property | cached_property | staticmethod | classmethod
 NAMES = {
     "autopack": """
         AutopackError Handle InvalidPacking LeakDetected PackedBatchSampler PackingCollator UnsupportedModel
-        __version__ audit disable enable estimate is_enabled pack
+        __version__ audit disable enable estimate is_enabled micro_batches pack
     """,
     "autopack.packing": """
         CostModel HostBatch PackedBatchSampler PackedLayout PackingCollator Plan pack pack_shards

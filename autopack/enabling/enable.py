@@ -41,6 +41,7 @@ class _Keywords(TypedDict, total=False):
     verify: bool | Literal["strict"]
     check_every: int | None
     sequence_parallel: Any
+    max_tokens: int | None
 
 
 @overload
@@ -64,6 +65,7 @@ def enable(
     verify: bool | Literal["strict"] = True,
     check_every: int | None = None,
     sequence_parallel: Any = None,
+    max_tokens: int | None = None,
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -96,6 +98,9 @@ def enable(
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
             DeepSpeed shares out (ALST) need no word of it.
+        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those
+            of batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses
+            and gradients are those of the step as it was (docs/steps.md). None leaves batches as they come.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -114,15 +119,22 @@ def enable(
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
     given = Options(backend, unpad, share, verify, check_every, rows)
     with ExitStack() as undo:
-        handle = _enable(model, given, undo)
+        handle = _enable(model, given, undo, max_tokens)
         undo.pop_all()
     return handle
 
 
-def _enable(model: Any, given: Options, undo: ExitStack) -> Handle | TrainerHandle | Handles:
+def _enable(
+    model: Any, given: Options, undo: ExitStack, max_tokens: int | None = None
+) -> Handle | TrainerHandle | Handles:
     """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
     if adapter_of(model) is not None:
-        return _enable_trainer(model, given, undo)
+        return _enable_trainer(model, given, undo, max_tokens)
+    if max_tokens is not None:
+        raise ValueError(
+            f"max_tokens={max_tokens!r} cuts the steps of a transformers Trainer, and this is a "
+            f"{type(model).__name__}. Pass the trainer, or call autopack.micro_batches in a loop of your own."
+        )
     parts = parts_of(model)
     if parts is not None:
         return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
@@ -245,8 +257,9 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: Options, undo: ExitStack) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | None) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+    from autopack.steps.trainers import cut_steps
 
     needed, others = models_of_trainer(trainer)
     handles, left_alone = {}, {}
@@ -264,6 +277,8 @@ def _enable_trainer(trainer: Any, given: Options, undo: ExitStack) -> TrainerHan
     if lost is not None:
         raise InvalidPacking(lost, code="trainer-loses-documents")
     cut = boundaries.say_what_is_cut(trainer, handles["model"].enabled.logged)
+    if max_tokens is not None and (cutter := cut_steps(trainer, handles["model"].enabled, max_tokens)) is not None:
+        undo.callback(cutter.remove)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
     trainer_logs.add_logs(trainer, handles["model"].tally)

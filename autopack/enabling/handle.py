@@ -19,6 +19,7 @@ from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
 from autopack.runtime.tally import Checked, Tally, number_of
+from autopack.steps.trainers import cutter_of
 from autopack.watching.live import Live
 
 if TYPE_CHECKING:
@@ -243,6 +244,8 @@ class TrainerHandle(Handles):
     @property
     def _of_data(self) -> list[tuple[str, str]]:
         kept = [("data keep", ", ".join(self.kept))] if self.kept else []
+        if (cutter := cutter_of(self._trainer)) is not None:
+            kept.append(("steps:", repr(cutter)))
         return kept + ([] if self.cut is None else [("data:", self.cut)])
 
     def __repr__(self) -> str:
@@ -258,8 +261,10 @@ class TrainerHandle(Handles):
 
 
 def take_back(trainer: Any) -> None:
-    """Take back what `enable` has done to a trainer itself: the columns that it keeps, and what it logs."""
+    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs, its steps."""
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
+    if (cutter := cutter_of(trainer)) is not None:
+        cutter.remove()
     give_columns_back(trainer)
     trainer_logs.take_logs(trainer)

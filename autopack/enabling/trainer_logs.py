@@ -9,6 +9,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.runtime.tally import Tally, Volume
+from autopack.steps.trainers import cutter_of
 
 _PREFIX = "autopack/"
 
@@ -21,8 +22,8 @@ class PackingLogs(TrainerCallback):
     as an objective may be the sum of all that is returned.
     """
 
-    def __init__(self, tally: Tally):
-        self._tally = tally
+    def __init__(self, trainer: Any, tally: Tally):
+        self._trainer, self._tally = trainer, tally
         self._trained = self._trained_before = tally.training
         self._evaluated = tally.evaluation
         self._clock = _Clock()
@@ -63,6 +64,9 @@ class PackingLogs(TrainerCallback):
         if "loss" in logs and "learning_rate" in logs:
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
             added = numbers(ran, self._clock.lap(), shares=self._tally.training.shared > 0)
+            if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
+                added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
+                added[f"{_PREFIX}slowest_rank"] = round(cutter.slowest, 4)
             self._add(logs, added)
             last = state.log_history[-1] if state.log_history else {}
             if last.get("step") == state.global_step and "loss" in last:
@@ -137,7 +141,7 @@ def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False)
 def add_logs(trainer: Any, tally: Tally) -> None:
     """Have a trainer log what its model's calls hold; one that does already goes on with this tally."""
     take_logs(trainer)
-    _callbacks(trainer).insert(0, PackingLogs(tally))
+    _callbacks(trainer).insert(0, PackingLogs(trainer, tally))
 
 
 def take_logs(trainer: Any) -> None:

@@ -52,10 +52,7 @@ class Numbering:
         first = self.first_position(config)
         if self.relative or not first:
             return 0
-        tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-        rotates = any("inv_freq" in module._buffers for module in model.modules())
-        known = getattr(text_config(config), "max_position_embeddings", None)
-        return 0 if rotates and known not in tables else first
+        return 0 if rotates(model, config) else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
         """Return True if `in_padded_batch` holds for padding that is not on the right.
@@ -92,6 +89,13 @@ class Numbering:
         if starts is not None:
             number = number - (number - counted).gather(1, starts)
         return number * counted + skipped
+
+
+def rotates(model: Any, config: Any = None) -> bool:
+    """Return True if positions rotate queries and keys, and no table of positions is added to tokens."""
+    tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    known = getattr(text_config(config or model.config), "max_position_embeddings", None)
+    return known not in tables and any("inv_freq" in module._buffers for module in model.modules())
 
 
 AFTER_PAD_TOKEN = Numbering(after_pad_token=True)

@@ -29,6 +29,10 @@ class TrainerAdapter:
     cuts: str | None = None
     """Value of `args.packing_strategy` that cuts documents at row ends and declares no
     boundaries."""
+    rows_each: int = 1
+    """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected ones."""
+    losses: tuple[str, ...] | None = None
+    """Values of `args.loss_type` by which the loss is a mean over examples; None if none is asked about."""
 
     def drops_columns(self, trainer: Any) -> bool:
         """Return True if a trainer drops columns that its model's forward does not name."""
@@ -47,6 +51,15 @@ class TrainerAdapter:
             f"and does not say where they begin. Each row counts as one document, and its documents see each other. "
             f'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
         )
+
+    def why_not_cut(self, trainer: Any) -> str | None:
+        """Return why the loss of a step depends on how it is cut into batches; None if nothing is known of it."""
+        if self.losses is None:
+            return None
+        given = getattr(trainer.args, "loss_type", None)
+        found = given if isinstance(given, list) else [given]
+        others = [each for each in found if each not in self.losses]
+        return f"its loss ({others[0]}) may compare examples of a batch" if others else None
 
     def found_columns(self, trainer: Any) -> list[str]:
         """Let a trainer that drops columns find those that it keeps, and return them."""
@@ -74,12 +87,17 @@ class TrainerAdapter:
         return [dataset for dataset in found if dataset is not None]
 
 
+_OF_PAIRS = tuple(
+    "sigmoid hinge ipo exo_pair nca_pair robust sppo_hard apo_zero apo_down discopop sigmoid_norm".split()
+)
+"""Losses of DPO that are a mean over pairs (trl 1.16); others have a mean over tokens, or sort the pairs."""
 TRANSFORMERS = TrainerAdapter("Trainer", "transformers.trainer")
 ADAPTERS = [
-    TrainerAdapter("DPOTrainer", adds_up_rows=True, reference="ref_model"),
-    TrainerAdapter("KTOTrainer", adds_up_rows=True, reference="ref_model"),
-    TrainerAdapter("ORPOTrainer", adds_up_rows=True),
-    TrainerAdapter("CPOTrainer", adds_up_rows=True),
+    TrainerAdapter("DPOTrainer", adds_up_rows=True, reference="ref_model", rows_each=2, losses=_OF_PAIRS),
+    TrainerAdapter("KTOTrainer", adds_up_rows=True, reference="ref_model", losses=()),
+    TrainerAdapter("ORPOTrainer", adds_up_rows=True, losses=()),
+    TrainerAdapter("CPOTrainer", adds_up_rows=True, losses=()),
+    TrainerAdapter("RewardTrainer", rows_each=2),
     TrainerAdapter("SFTTrainer", cuts="wrapped"),
     TRANSFORMERS,
 ]

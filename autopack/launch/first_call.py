@@ -8,6 +8,7 @@ stands on the model.
 from __future__ import annotations
 
 import functools
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ from autopack.runtime.scope import handle_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from autopack.enabling.handle import Handle
+
+logger = logging.getLogger(__name__)
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -173,11 +178,27 @@ def _enable(here: Session, module: Any) -> bool:
         else:
             handle.enabled.lenient = not here.settings.strict
             here.enabled(model, handle)
+            _cut_steps(here, handle)
             reference = _reference()
             if reference is not None and reference is not module and _hook(reference) is not None:
                 _enable(here, reference)
             return True
     return False
+
+
+def _cut_steps(here: Session, handle: Handle) -> None:
+    """Have the running trainer cut its next steps, if the command asks for that."""
+    most, trainer = here.settings.max_tokens, next((found for found, _ in trainers.at_work()), None)
+    if most is None or trainer is None:
+        return
+    from autopack.steps.trainers import cut_steps
+
+    try:
+        cut_steps(trainer, handle.enabled, most, lenient=not here.settings.strict)
+    except (UnsupportedModel, ValueError) as error:
+        if here.settings.strict:
+            raise
+        logger.warning("autopack leaves the steps of this run as they are: %s", error)
 
 
 def _reference() -> PreTrainedModel | None:

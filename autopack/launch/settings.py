@@ -29,6 +29,9 @@ class RunSettings(Options):
         False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
     )
     quiet: bool = option(False, "print nothing at exit; a model that cannot be enabled is still named")
+    max_tokens: int | None = option(
+        None, "cut the optimizer steps of a Trainer into micro-batches of at most N real tokens", (), "N"
+    )
     subprocesses: bool = option(True, "enable models in processes that the script starts too")
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 import traceback
 from functools import partial
 from importlib import import_module
@@ -45,4 +46,8 @@ def _rank(rank, work, folder, world, timeout):
     meeting, patience = f"file://{folder}/meeting", datetime.timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=patience)
     torch.save(work(rank, folder), folder / f"{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    # After a Trainer of stock transformers gloo's threads may end a process by a signal, or never, as Python ends.
+    os._exit(0)

@@ -1,0 +1,223 @@
+"""Cut batches into the documents in them, and join documents of several batches to one.
+
+Shapes: R rows, C columns of a batch; n tokens of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.errors import InvalidPacking
+from autopack.inspection import media
+from autopack.layout import IGNORED_LABEL, declarations
+from autopack.layout.ways import LAYOUT_KWARGS
+
+Batch = Mapping[str, Any]
+Example = tuple[dict[str, Any], ...]
+"""The columns of a document, (n, ...) where they are per token; of a pair, of both its rows."""
+
+_MASK = "attention_mask"
+
+
+class Per(Enum):
+    """The thing that a column has an entry for."""
+
+    TOKEN = auto()
+    TARGET = auto()
+    """Each token of the decoder of an encoder-decoder."""
+    ROW = auto()
+    EXAMPLE = auto()
+    """Each pair of rows."""
+    CALL = auto()
+
+
+@dataclass
+class Columns:
+    """The columns of all batches of a step, and what stands in them at padding.
+
+    `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
+    """
+
+    per: dict[str, Per]
+    rows_each: int = 1
+    on_the_left: bool = False
+    fill: dict[str, Any] = field(default_factory=dict)
+
+
+def cut(
+    batches: Sequence[Batch], rows_each: int = 1, is_pair: bool = False, pad_token: int | None = None, first: int = 0
+) -> tuple[Columns, list[list[Example]]]:
+    """Return the columns of some batches, and the documents in each. Raises `InvalidPacking`.
+
+    A batch is padded, with an `attention_mask` (R, C), or holds packed rows in any form that
+    autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
+    both sides (`is_pair`).
+    """
+    parts, spans = zip(*(_declared(batch, first) for batch in batches), strict=True)
+    shapes = [_shape(part) for part in parts]
+    names = dict.fromkeys(name for part in parts for name in part)
+    per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
+    if rows_each > 1 and any(len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)):
+        raise _not_cut("its rows are pairs, and hold several documents each")
+    columns = Columns(per, rows_each, any(start > 0 for each in spans for _, start, _ in each[0]))
+    for part, (_, padding) in zip(parts, spans, strict=True):
+        for name in names:
+            if per[name] is Per.TOKEN and padding is not None and name not in columns.fill:
+                columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
+    usual = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, _MASK: 0}
+    columns.fill = {**usual, **columns.fill, _MASK: 0}
+    return columns, [_examples(part, each[0], columns) for part, each in zip(parts, spans, strict=True)]
+
+
+def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
+    """Return the batch of some documents, padded on the side on which theirs were."""
+    rows = [example[number] for number in range(columns.rows_each) for example in examples]
+    found: dict[str, Any] = {}
+    for name, per in columns.per.items():
+        values = [row[name] for row in (rows if per is not Per.EXAMPLE else rows[: len(examples)])]
+        if per in (Per.TOKEN, Per.TARGET):
+            fill = columns.fill.get(name, IGNORED_LABEL if name == "labels" else 0)
+            padded = _padded(values, fill, columns.on_the_left and per is Per.TOKEN)
+            found[name] = padded.movedim(-1, 0) if name.endswith("position_ids") and padded.dim() == 3 else padded
+        elif per is Per.CALL:
+            found[name] = values[0]
+        else:
+            found[name] = torch.stack(values) if isinstance(values[0], torch.Tensor) else values
+    return found
+
+
+def length_of(example: Example, columns: Columns) -> int:
+    """Return the number of tokens of a document, on both sides of an encoder-decoder."""
+    of_side = {per: name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)}
+    return sum(len(row[name]) for row in example for name in of_side.values())
+
+
+def head_of(example: Example, columns: Columns) -> Example:
+    """Return the first half of a document, at least two tokens of it."""
+    ragged = [name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)]
+    return tuple({n: v[: max(2, len(v) // 2)] if n in ragged else v for n, v in row.items()} for row in example)
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    tokens = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
+        found = ", ".join(batch) or "nothing"
+        raise _not_cut(f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}")
+    return tokens.shape[0], tokens.shape[1]
+
+
+def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
+    """Return a batch with a mask of its tokens, the row, start and end of each document, and which are padding."""
+    if not isinstance(batch, Mapping):
+        raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
+    if media.given(batch):
+        raise _not_cut(f"nothing says which of {', '.join(media.given(batch))} belongs to which row")
+    shape = rows, columns = _shape(batch)
+    found = {name: value for name, value in batch.items() if value is not None}
+    tokens = found.get("input_ids", found.get("inputs_embeds"))
+    assert tokens is not None
+    declared = declarations.read(found, shape, tokens.device, first)
+    layout, real = declared.layout, declared.real_of(shape)
+    for name, value in found.items():
+        if name.endswith("position_ids") and isinstance(value, torch.Tensor):
+            value = value.movedim(0, -1) if value.dim() == 3 else value
+            found[name] = value.expand(rows, *value.shape[1:])
+    kind = found[_MASK] if isinstance(found.get(_MASK), torch.Tensor) else tokens
+    if layout is None:
+        if found.get(_MASK) is None or found[_MASK].dim() != 2:
+            found[_MASK] = torch.from_numpy(real).to(kind.device).long()
+        starts, ends = real.argmax(1), columns - real[:, ::-1].argmax(1)
+        lies = [(row, int(starts[row]), int(ends[row])) for row in range(rows)]
+        return found, (lies, None if real.all() else ~real)
+    found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
+    found[_MASK] = torch.ones(shape, dtype=torch.long, device=kind.device)
+    kept = np.ones(len(layout.sizes), bool) if layout.is_padding is None else ~layout.is_padding
+    begins = layout.bounds[:-1][kept]
+    lies = [
+        (int(at // columns), int(at % columns), int(at % columns + size))
+        for at, size in zip(begins, layout.sizes[kept], strict=True)
+    ]
+    return found, (lies, None)
+
+
+def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool) -> Per:
+    """Return what a column has an entry for, which has to be the same in all batches."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(tensors) == len(values):
+        grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
+        if is_pair and (name == "labels" or name.startswith("decoder_")) and all(each.dim() > 1 for each in tensors):
+            return Per.TARGET
+        if all(grids) and not (name == "labels" and tensors[0].is_floating_point()):
+            return Per.TOKEN
+    for per, each in ((Per.ROW, 1), (Per.EXAMPLE, rows_each)):
+        counts = [rows // each for rows, _ in shapes]
+        if [_count(value) for value in values] == counts and len({tuple(each.shape[1:]) for each in tensors}) < 2:
+            return per
+    if not tensors and all(value == values[0] for value in values):
+        return Per.CALL
+    found = " and ".join(sorted({str(tuple(each.shape)) for each in tensors})) or "values that differ"
+    raise _not_cut(f"nothing says what of {name} belongs to which row: found {found}")
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, torch.Tensor):
+        return len(value) if value.dim() else None
+    return len(value) if isinstance(value, list | tuple) else None
+
+
+def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) -> list[Example]:
+    ends = _ends_of_targets(batch, columns)
+    count = len(lies) // columns.rows_each
+
+    def row_of(number: int, row: int, start: int, stop: int) -> dict[str, Any]:
+        found = {}
+        for name, per in columns.per.items():
+            value = batch[name]
+            if per is Per.TOKEN:
+                value = value[row, start:stop]
+            elif per is Per.TARGET:
+                value = value[row, : ends[row]]
+            elif per is not Per.CALL:
+                value = value[row if per is Per.ROW else number % count]
+            found[name] = value
+        return found
+
+    found = [row_of(number, *place) for number, place in enumerate(lies)]
+    return [tuple(found[number::count]) for number in range(count)]
+
+
+def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
+    """Return the number of columns of each row that the decoder's side takes; of another model an empty list."""
+    if Per.TARGET not in columns.per.values():
+        return []
+    mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
+    real = mask != 0 if mask is not None else labels != IGNORED_LABEL if labels is not None else None
+    if real is None:
+        name = next(name for name, per in columns.per.items() if per is Per.TARGET)
+        return [batch[name].shape[1]] * len(batch[name])
+    last = real.long() * torch.arange(1, real.shape[1] + 1, device=real.device)
+    return last.amax(1).clamp(min=1).tolist()
+
+
+def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.Tensor:
+    """Return (rows, most, ...) from values (n, ...)."""
+    most = max(map(len, values))
+    found = values[0].new_empty((len(values), most, *values[0].shape[1:]))
+    found[:] = fill
+    for row, value in zip(found, values, strict=True):
+        row[most - len(value) if on_the_left else 0 :][: len(value)] = value
+    return found
+
+
+def _not_cut(why: str) -> InvalidPacking:
+    return InvalidPacking(
+        f"max_tokens cuts the batches of a step into their documents, and cannot cut this one: {why}. Leave out "
+        f"max_tokens, or have the collator return what each row needs in columns of one entry a row or a token.",
+        code="batch-not-cut",
+    )

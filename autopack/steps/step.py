@@ -1,0 +1,157 @@
+"""One optimizer step as micro-batches of at most so many tokens, dealt to the ranks by cost."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopack.errors import InvalidPacking
+from autopack.packing.balance import CostModel
+from autopack.steps.deal import deal
+from autopack.steps.examples import Batch, Columns, Example, cut, join, length_of
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A part of a step for one rank; `documents` is their number, 0 for one that only keeps step with other ranks."""
+
+    batch: dict[str, Any]
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """The micro-batches of one rank in one optimizer step.
+
+    `slowest` is the cost of the rank with the most to do, over the mean of all ranks.
+    """
+
+    micro_batches: list[MicroBatch]
+    slowest: float
+
+
+class Ranks:
+    """The processes that share a step: those of a group, all where it is None, or this one alone."""
+
+    def __init__(self, group: Any = None):
+        self.group = group
+        running = dist.is_available() and dist.is_initialized()
+        self.count = dist.get_world_size(group) if running else 1
+        self.own = dist.get_rank(group) if running else 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Return a value of every rank, in order."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+
+def step_of(
+    examples: Sequence[Example],
+    columns: Columns,
+    max_tokens: int,
+    cost: CostModel,
+    ranks: Ranks,
+    moves: bool = True,
+) -> Step:
+    """Return this rank's part of a step of which every rank has cut its own batches.
+
+    Ranks send their lengths, and the documents that another one runs; `moves` says whether any may
+    be sent. All have the same number of micro-batches.
+    """
+    lengths = [length_of(example, columns) for example in examples]
+    of_ranks = ranks.gathered((lengths, {name: per.name for name, per in columns.per.items()}))
+    if any(per != of_ranks[0][1] for _, per in of_ranks):
+        raise InvalidPacking(
+            "the ranks of a step have batches of other columns than one another, so their documents cannot be dealt "
+            "anew. Have the collator return the same columns on every rank, or leave out max_tokens.",
+            code="batch-not-cut",
+        )
+    every = [length for found, _ in of_ranks for length in found]
+    homes = [rank for rank, (found, _) in enumerate(of_ranks) for _ in found]
+    dealt = deal(every, homes, ranks.count, max_tokens, cost, moves)
+    first = homes.index(ranks.own)
+    held = dict(enumerate(examples, first))
+    if moves and ranks.count > 1:
+        held |= _exchanged(held, dealt, homes, ranks, examples)
+    # What only keeps step with others is the shortest document at hand.
+    least = min(examples, key=lambda example: length_of(example, columns))
+    micro_batches = []
+    for numbers in dealt[ranks.own]:
+        joined = join([held[number] for number in numbers] or [least], columns)
+        micro_batches.append(MicroBatch(joined, len(numbers), sum(every[number] for number in numbers)))
+    costs = [float(cost([every[number] for row in rows for number in row]).sum()) for rows in dealt]
+    return Step(micro_batches, max(costs) * len(costs) / sum(costs))
+
+
+def _exchanged(
+    held: dict[int, Example], dealt: list[list[list[int]]], homes: list[int], ranks: Ranks, like: Sequence[Example]
+) -> dict[int, Example]:
+    """Return the documents that other ranks held and this one runs."""
+    away = {n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank}
+    sent = {number: _on_host(held[number]) for number in away if number in held}
+    device = next(value.device for value in like[0][0].values() if isinstance(value, torch.Tensor))
+    found = {}
+    # Pickled here, so that a rank unpacks nothing that is not its own.
+    for part in ranks.gathered({number: pickle.dumps(example) for number, example in sent.items()}):
+        for number, packed in part.items():
+            if away[number] == ranks.own:
+                found[number] = _moved(pickle.loads(packed), device)
+    return found
+
+
+def _on_host(example: Example) -> Example:
+    # A slice would bring the whole batch that it is a view of.
+    return tuple({n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
+
+
+def _moved(example: Example, device: torch.device) -> Example:
+    return tuple({n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
+
+
+def micro_batches(
+    batches: Iterable[Batch], max_tokens: int, *, model: Any = None, group: Any = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real tokens.
+
+    Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
+    `num_items_in_batch` does, and the gradients are those of `batches` themselves. A document of
+    more tokens than `max_tokens` is alone in its micro-batch.
+
+    Args:
+        batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or packed.
+        max_tokens: The most real tokens of a micro-batch.
+        model: The model that is trained, of which the token of padding and the cost of long documents are read.
+        group: The process group that shares the step. Documents move between its ranks, each of which gets equally
+            many micro-batches. A rank without a document for one gets labels that are all ignored.
+
+    Raises:
+        InvalidPacking: Nothing says what in a batch belongs to which document.
+    """
+    config = getattr(model, "config", None)
+    check_most(max_tokens)
+    columns, found = cut(
+        list(batches),
+        is_pair=bool(getattr(config, "is_encoder_decoder", False)),
+        pad_token=getattr(config, "pad_token_id", None),
+    )
+    cost = CostModel() if config is None else CostModel.for_model(config)
+    examples = [example for each in found for example in each]
+    for each in step_of(examples, columns, max_tokens, cost, Ranks(group)).micro_batches:
+        if not each.documents and "labels" in each.batch:
+            each.batch["labels"] = torch.full_like(each.batch["labels"], -100)
+        yield each.batch
+
+
+def check_most(max_tokens: Any) -> None:
+    """Raise `ValueError` unless `max_tokens` is a number of tokens."""
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise ValueError(f"max_tokens must be a number of tokens, at least 1; found {max_tokens!r}")

@@ -1,0 +1,282 @@
+"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many tokens.
+
+`Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
+before any of them runs. They go on through the trainer's loop, which counts them as ever; the last
+of them runs the whole step. Losses are added up by one of two rules, and the first step tries
+whether it holds before anything is learned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from autopack import registry
+from autopack.errors import AutopackError, UnsupportedModel
+from autopack.inspection.positions import rotates
+from autopack.inspection.randomness import drawing_nothing
+from autopack.integrations.trainers import TRANSFORMERS, adapter_of
+from autopack.packing.balance import CostModel
+from autopack.runtime.model import EnabledModel
+from autopack.steps.examples import Columns, Example, Per, cut, head_of, join, length_of
+from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
+
+logger = logging.getLogger(__name__)
+_SEAMS = ("get_batch_samples", "training_step", "compute_loss")
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # losses are computed in float32
+_COARSE = 3e-2
+"""Relative difference of losses in half precision that may be rounding."""
+_COUNTS = ("_metrics", "_total_train_tokens")
+"""Attributes in which trainers of TRL count what their losses see."""
+
+
+class StepCutter:
+    """Cuts each optimizer step of one trainer anew; `steps`, `micro_batches` and `slowest` say how.
+
+    `slowest` is the mean of the slowest rank's cost over the mean of all. A `lenient` one leaves
+    steps that it cannot cut as they are, with a warning.
+    """
+
+    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False):
+        check_most(max_tokens)
+        self.max_tokens, self.steps, self.micro_batches, self.tokens, self.slowest = max_tokens, 0, 0, 0, 0.0
+        self._trainer, self._first_position = trainer, enabled.traits.first_position
+        self._numbers_from_the_first = _numbers_from_the_first(enabled)
+        self._lenient = lenient
+        self._refuse_kind(enabled.anatomy.has_row_dependent_rotary)
+        self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
+        self._batches: Sequence[Any] = ()
+        self._adds_up: bool | None = None
+        self._per_batch: int | None = None
+        self._share = 1.0
+        self._before = {name: vars(trainer)[name] for name in _SEAMS if name in vars(trainer)}
+        self._original = {name: getattr(trainer, name) for name in _SEAMS}
+        vars(trainer).update({name: getattr(self, f"_{name}") for name in _SEAMS})
+
+    def remove(self) -> None:
+        """Give the trainer back what stood at its steps."""
+        for name in _SEAMS:
+            if vars(self._trainer).get(name) == getattr(self, f"_{name}"):
+                vars(self._trainer).pop(name)
+                vars(self._trainer).update({n: value for n, value in self._before.items() if n == name})
+
+    def __repr__(self) -> str:
+        if not self.steps:
+            return f"max_tokens={self.max_tokens}, no step so far"
+        return (
+            f"max_tokens={self.max_tokens}: {self.micro_batches / self.steps:.1f} micro-batches of "
+            f"{self.tokens / self.micro_batches:.0f} tokens a step, slowest rank {self.slowest:.3f} x the mean"
+        )
+
+    # --- What stands at the trainer
+
+    def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        batches, items = self._original["get_batch_samples"](*args, **kwargs)
+        self._batches = batches
+        return batches, items
+
+    def _training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        if not any(inputs is each for each in self._batches):
+            return self._original["training_step"](model, inputs, num_items_in_batch)
+        total = torch.zeros((), device=self._trainer.args.device)
+        if inputs is not self._batches[-1]:
+            return total
+        batches, self._batches = self._batches, ()
+        try:
+            cut_anew = self._step(model, batches, num_items_in_batch)
+        except AutopackError as error:
+            if not self._lenient:
+                raise
+            logger.warning("autopack leaves the steps of this run as they are: %s", error)
+            self.remove()
+            self._per_batch = None
+            cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
+        accelerator = self._trainer.accelerator
+        always = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        for number, each in enumerate(cut_anew.micro_batches, 1):
+            syncs = always or number == len(cut_anew.micro_batches)
+            with contextlib.nullcontext() if syncs else accelerator.no_sync(model):
+                self._share = self._share_of(each)
+                try:
+                    total += self._original["training_step"](model, each.batch, num_items_in_batch)
+                finally:
+                    self._share = 1.0
+        self.steps += 1
+        self.micro_batches += len(cut_anew.micro_batches)
+        self.tokens += sum(each.tokens for each in cut_anew.micro_batches)
+        self.slowest += (cut_anew.slowest - self.slowest) / self.steps
+        return total
+
+    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._original["compute_loss"](*args, **kwargs)
+        if self._share == 1.0:
+            return found
+        return (found[0] * self._share, *found[1:]) if isinstance(found, tuple) else found * self._share
+
+    # --- The step
+
+    def _step(self, model: Any, batches: Sequence[Any], items: Any) -> Step:
+        """Return this rank's part of a step. Raises `AutopackError` on all ranks if one cannot cut its batches."""
+        trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
+        problem: AutopackError | None = None
+        columns, found = Columns({}), list[list[Example]]()
+        try:
+            columns, found = cut(
+                [trainer._prepare_inputs(batch) for batch in batches],
+                self._rows_each,
+                bool(getattr(config, "is_encoder_decoder", False)),
+                getattr(config, "pad_token_id", None),
+                self._first_position,
+            )
+            self._refuse_padding(columns)
+        except AutopackError as error:
+            problem = error
+        of_ranks = ranks.gathered((problem and problem.message, {len(each) for each in found}))
+        if problem is not None:
+            raise problem
+        elsewhere = next((text for text, _ in of_ranks if text is not None), None)
+        if elsewhere is not None:
+            raise _not_cut(trainer, f"another rank says: {elsewhere}")
+        examples = [example for each in found for example in each]
+        if self._adds_up is None:
+            self._adds_up = self._rule(model, columns, examples, items, ranks)
+        sizes = set().union(*(each for _, each in of_ranks))
+        self._per_batch = sizes.pop() if len(sizes) == 1 else None
+        if self._per_batch is None and not self._adds_up:
+            # Of batches of several sizes, an epoch's last ones, documents have several weights.
+            return Step([MicroBatch(join(each, columns), len(each), _tokens(each, columns)) for each in found], 1.0)
+        moves = not self._adds_up or bool(getattr(trainer.args, "average_tokens_across_devices", False))
+        return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
+
+    def _share_of(self, part: MicroBatch) -> float:
+        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts itself."""
+        if self._adds_up:
+            return float(part.documents > 0)
+        return 1.0 if self._per_batch is None else part.documents / self._per_batch
+
+    def _rule(self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks) -> bool:
+        """Return True if the losses of two documents add up, False if the loss is their mean.
+
+        Raises `UnsupportedModel` where neither holds on every rank.
+        """
+        longest = max(examples, key=lambda each: length_of(each, columns))
+        shortest = min(examples, key=lambda each: length_of(each, columns))
+        shortest = head_of(longest, columns) if shortest is longest else shortest
+        with self._unnoticed(model):
+            parts = ([longest], [shortest], [longest, shortest])
+            one, two, both = (self._loss(model, join(part, columns), items) for part in parts)
+        tolerance, of_tokens = self._tolerance(model), columns.per.get("labels") in (Per.TOKEN, Per.TARGET)
+        sums = items is not None and _is_close(both, one + two, tolerance)
+        # Of losses of all tokens a mean over documents cannot be told from one over their targets.
+        means = not of_tokens and _is_close(both, (one + two) / 2, tolerance)
+        found = ranks.gathered((sums, means))
+        if all(sums for sums, _ in found):
+            return True
+        if all(means for _, means in found):
+            return False
+        kind = "a mean over the targets of each batch, or" if of_tokens else ""
+        raise _not_cut(
+            self._trainer,
+            f"its loss is {kind} no sum over documents: two give {both:.6g} together, {one:.6g} and {two:.6g} alone, "
+            f"so it matters which documents share a batch",
+        )
+
+    def _loss(self, model: Any, batch: dict[str, Any], items: Any) -> float:
+        with torch.no_grad(), self._trainer.compute_loss_context_manager():
+            return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
+
+    def _tolerance(self, model: Any) -> float:
+        if getattr(self._trainer.accelerator, "mixed_precision", "no") != "no":
+            return _COARSE
+        return max(_TOLERANCE.get(each.dtype, _COARSE) for each in model.parameters())
+
+    @contextlib.contextmanager
+    def _unnoticed(self, model: Any) -> Iterator[None]:
+        """Run without dropout, and leave the random state and what TRL counts as they were."""
+        kept = {name: copy.deepcopy(value) for name, value in vars(self._trainer).items() if name in _COUNTS}
+        try:
+            model.eval()
+            with drawing_nothing(model):
+                yield
+        finally:
+            model.train()
+            vars(self._trainer).update(kept)
+
+    # --- Refusals
+
+    def _refuse_kind(self, looks_at_rows: bool) -> None:
+        trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
+        adapter = adapter_of(trainer) or TRANSFORMERS
+        own = getattr(type(trainer)._prepare_inputs, "__module__", "")
+        parallel = getattr(accelerator, "parallelism_config", None)
+        why = adapter.why_not_cut(trainer)
+        if not hasattr(trainer, "get_batch_samples"):
+            why = "this release collects no batches of a step beforehand; transformers 4.46 and later do"
+        elif own.partition(".")[0] != "transformers":
+            why = f"it makes its batches itself ({own})"
+        elif getattr(trainer, "is_deepspeed_enabled", False):
+            why = "DeepSpeed counts the micro-batches of a step itself"
+        elif args.n_gpu > 1:
+            why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
+        elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
+            why = "ranks of it share rows or layers"
+        elif looks_at_rows:
+            why = "rotary frequencies of its model depend on the longest row of a batch"
+        if why is not None:
+            raise _not_cut(trainer, why)
+
+    def _refuse_padding(self, columns: Columns) -> None:
+        if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
+            raise _not_cut(
+                self._trainer,
+                "its batches are padded on the left, and its model numbers tokens by columns. Pad on the right",
+            )
+
+
+def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False) -> StepCutter | None:
+    """Cut the steps of a trainer anew; return None if that is so already. Raises `ValueError` for another number."""
+    found = cutter_of(trainer)
+    if found is None:
+        return StepCutter(trainer, enabled, max_tokens, lenient)
+    if found.max_tokens != max_tokens:
+        raise ValueError(
+            f"the trainer is enabled with max_tokens={found.max_tokens}; call autopack.disable(trainer) before "
+            f"enabling it with max_tokens={max_tokens!r}"
+        )
+    return None
+
+
+def cutter_of(trainer: Any) -> StepCutter | None:
+    """Return what cuts the steps of a trainer; None if nothing does."""
+    found = getattr(vars(trainer).get("training_step"), "__self__", None)
+    return found if isinstance(found, StepCutter) else None
+
+
+def _numbers_from_the_first(enabled: EnabledModel) -> bool:
+    """Return True if padding on the left changes nothing: positions skip it, or only their differences count."""
+    traits, model = enabled.traits, enabled.anatomy.entries[0]
+    if traits.recurs or traits.reads_padding or traits.counts_columns:
+        return False
+    numbering = registry.numbering_of(model.config)
+    return numbering.along_mask or numbering.after_pad_token or numbering.relative or rotates(model)
+
+
+def _is_close(found: float, wanted: float, tolerance: float) -> bool:
+    return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
+
+
+def _tokens(examples: Sequence[Example], columns: Columns) -> int:
+    return sum(length_of(each, columns) for each in examples)
+
+
+def _not_cut(trainer: Any, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut these: {why}. Leave out "
+        f"max_tokens.",
+        code="step-not-cut",
+    )

@@ -1,0 +1,172 @@
+"""A step that is cut anew has the loss and the gradient norm of the step as it was, or is refused."""
+
+import pytest
+import torch
+from transformers import Trainer
+
+import autopack
+from autopack.errors import InvalidPacking, UnsupportedModel
+from tests.steps.steps_of import MOST, classes, on_the_left, packed, pairs, texts, trained, trainer
+from tests.support.dpo import preferences
+
+_TOLERANCE = 1e-5
+"""Of float32: sums in another order; norms of gradients of a few numbers are rounded more than losses."""
+
+CASES = {
+    "text": ("llama", texts, {}),
+    "learned positions": ("gpt2", texts, {}),
+    "a recurrence": ("mamba2", texts, {}),
+    "routed": ("mixtral", texts, {}),
+    "padding on the left": ("llama", on_the_left, {}),
+    "packed rows": ("llama", packed, {"batch": 3}),
+    "label smoothing": ("llama", texts, {"label_smoothing_factor": 0.1}),
+    "one document a batch": ("llama", texts, {"batch": 1, "accumulate": 8}),
+    "one batch a step": ("llama", texts, {"accumulate": 1}),
+    "the end of an epoch": ("llama", texts, {"batch": 7, "accumulate": 3, "steps": 8}),
+    "classes of documents": ("bert", classes, {"task": "sequence-classification"}),
+    "classes at the end of an epoch": (
+        "bert",
+        classes,
+        {"task": "sequence-classification", "batch": 7, "accumulate": 3, "steps": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_the_step_as_it_was(case):
+    model_type, collate, settings = CASES[case]
+    wanted, tokens = trained(trainer(model_type, collate, **settings))
+    made = trainer(model_type, collate, **settings)
+    found, counted = trained(made, MOST)
+    torch.testing.assert_close(found, wanted, rtol=_TOLERANCE, atol=0)
+    assert counted == tokens
+    # The control: the forwards are others than those of the batches.
+    cut = made.training_step.__self__
+    assert cut.steps == len(wanted)
+    assert cut.tokens / cut.micro_batches <= MOST
+
+
+class _Negatives(Trainer):
+    """Compares the documents of a batch with one another."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        states = model(**inputs, output_hidden_states=True).hidden_states[-1].mean(1)
+        return torch.nn.functional.cross_entropy(states @ states.T, torch.arange(len(states)))
+
+
+class _Buffered(Trainer):
+    def _prepare_inputs(self, inputs):
+        return super()._prepare_inputs(inputs)
+
+
+def _with_pictures(examples):
+    return {**texts(examples), "pixel_values": torch.zeros(2 * len(examples), 3, 8, 8)}
+
+
+REFUSED = {
+    "a mean over targets": ("bert", texts, {"task": "masked-lm"}, "step-not-cut"),
+    "a mean over targets of pairs": ("t5", pairs, {"task": "seq2seq"}, "step-not-cut"),
+    "documents that are compared": ("llama", texts, {"kind": _Negatives}, "step-not-cut"),
+    "batches of the trainer's own": ("llama", texts, {"kind": _Buffered}, "step-not-cut"),
+    "columns that are counted": ("gpt2", on_the_left, {}, "step-not-cut"),
+    "pictures": ("llama", _with_pictures, {}, "batch-not-cut"),
+    "a column of no unit": ("llama", lambda each: {**texts(each), "more": torch.zeros(9, 2)}, {}, "batch-not-cut"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_depends_on_the_batch_is_refused_before_anything_is_learned(case):
+    model_type, collate, settings, code = REFUSED[case]
+    made = trainer(model_type, collate, **settings)
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    with pytest.raises((UnsupportedModel, InvalidPacking)) as error:
+        trained(made, MOST)
+    assert error.value.code == code
+    assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("loss", "served"), [("sigmoid", True), ("ipo", True), ("aot", False), ("sft", False)])
+def test_pairs_of_dpo_stay_together_or_are_refused(tmp_path, loss, served):
+    from autopack import tiny
+
+    def made(folder):
+        torch.manual_seed(0)
+        return preferences(
+            folder, tiny.build("llama"), loss_type=[loss], logging_steps=1, gradient_accumulation_steps=3
+        )
+
+    if not served:
+        with pytest.raises(UnsupportedModel) as error:
+            autopack.enable(made(tmp_path), max_tokens=MOST)
+        assert error.value.code == "step-not-cut"
+        return
+    wanted, found = trained(made(tmp_path / "1"))[0], trained(made(tmp_path / "2"), MOST)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_training_resumes_in_the_middle_of_an_epoch(tmp_path):
+    settings = {"steps": 4, "save_steps": 2, "save_strategy": "steps"}
+    made = trainer("llama", texts, **settings)
+    wanted, _ = trained(made, MOST)
+    again = trainer("llama", texts, **settings)
+    autopack.enable(again, max_tokens=MOST)
+    again.train(resume_from_checkpoint=f"{made.args.output_dir}/checkpoint-2")
+    found = [each["loss"] for each in again.state.log_history if "loss" in each]
+    assert found == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
+
+
+def test_disable_gives_the_trainer_its_step_back():
+    made = trainer("llama", texts)
+    own = made.training_step
+    handle = autopack.enable(made, max_tokens=MOST)
+    assert f"max_tokens={MOST}, no step so far" in repr(handle)
+    with pytest.raises(ValueError, match="max_tokens=64"):
+        autopack.enable(made, max_tokens=2 * MOST)
+    assert autopack.enable(made, max_tokens=MOST).trainer == "Trainer"
+    handle.remove()
+    assert made.training_step == own
+    assert not {"training_step", "get_batch_samples", "compute_loss"} & vars(made).keys()
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.0, True, "auto"])
+def test_a_budget_is_a_number_of_tokens(most):
+    made = trainer("llama", texts)
+    with pytest.raises(ValueError, match="max_tokens must be"):
+        autopack.enable(made, max_tokens=most)
+    assert not autopack.is_enabled(made)
+
+
+def test_a_model_alone_has_no_steps():
+    with pytest.raises(ValueError, match="Pass the trainer"):
+        autopack.enable(trainer("llama", texts).model, max_tokens=MOST)
+
+
+@pytest.mark.parametrize("collate", [texts, packed])
+def test_micro_batches_of_a_loop_of_ones_own(collate):
+    from tests.steps.steps_of import DOCUMENTS
+
+    model = trainer("llama", texts).model
+    batches = [collate(DOCUMENTS[first : first + 4]) for first in range(0, 16, 4)]
+    items = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+    autopack.enable(model)
+
+    def gradients(parts):
+        model.zero_grad()
+        for part in parts:
+            model(**part, num_items_in_batch=items).loss.backward()
+        return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    cut = list(autopack.micro_batches(batches, MOST, model=model))
+    assert len(cut) > 1
+    assert all(int(each["attention_mask"].sum()) <= MOST for each in cut)
+    torch.testing.assert_close(gradients(cut), gradients(batches), rtol=1e-4, atol=1e-7)
+
+
+def test_logs_and_the_handle_say_how_steps_were_cut():
+    made = trainer("llama", texts)
+    handle = autopack.enable(made, max_tokens=MOST)
+    trained(made, MOST)
+    logged = [each for each in made.state.log_history if "autopack/micro_batches" in each]
+    assert len(logged) == 6
+    assert all(each["autopack/slowest_rank"] == 1.0 < each["autopack/micro_batches"] for each in logged)
+    assert f"{made.training_step.__self__}" in repr(handle)
