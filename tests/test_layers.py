@@ -28,7 +28,7 @@ calls
 trust
 auditing packing tiny
 proving
-watching
+watching steps
 enabling
 launch bench
 commands

@@ -24,7 +24,7 @@ from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
 from autopack.pages import figure
-from autopack.pages.figure import PACKED, Bar, Bars, Pieces, Report, Table
+from autopack.pages.figure import PACKED, Bar, Bars, Report, Sections, Table
 
 BASELINE = Arm("padded", PADDED, False)
 ARMS = (BASELINE, Arm("enabled, padded batches", PADDED, True), Arm("enabled, packed rows", ROW, True))
@@ -62,12 +62,12 @@ class Comparison(Report):
         arms = {outcome.arm.name: outcome.as_dict(self.outcomes[0]) for outcome in self.outcomes}
         return {"about": self.about, "documents": self.documents, "padding": self.padding, "arms": arms}
 
-    def _pieces(self) -> Pieces:
+    def _sections(self) -> Sections:
         head = ["", "real tokens/s", "speed of padded", "peak MiB"]
         rows = [self._row(outcome) for outcome in self.outcomes]
         caption = f"Real tokens per second and speed of padded, {self.rounds} rounds"
         bars = Bars(caption, [self._bar(*each) for each in zip(self.outcomes, rows, strict=True)])
-        return Pieces(self._head(), [Table([head, *rows], "<>>>")], [bars], [*self._notes()])
+        return Sections(self._head(), [Table([head, *rows], "<>>>")], [bars], [*self._notes()])
 
     def _head(self) -> list[str]:
         """Return what was timed, on what, and of what documents: a line each."""

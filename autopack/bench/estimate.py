@@ -17,7 +17,7 @@ from autopack.packing.checks import check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Pieces, Report, Table
+from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Report, Sections, Table
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -91,7 +91,7 @@ class Estimate(Report):
         spread = {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())}
         return asdict(self) | {"lengths": spread}
 
-    def _pieces(self) -> Pieces:
+    def _sections(self) -> Sections:
         counts, cost = self.counts, self.cost
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
         head = [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}"]
@@ -105,7 +105,7 @@ class Estimate(Report):
         ]
         if any("groups" in arm.name for arm in self.packed):
             notes.append("In rows of groups, what documents of one group begin with is computed once.")
-        return Pieces(head, self._tables(), self._charts(), notes)
+        return Sections(head, self._tables(), self._charts(), notes)
 
     def _tables(self) -> list[Table]:
         """Return the tables of padded batches, and of packed rows with grouped batches above them."""

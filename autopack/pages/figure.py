@@ -201,7 +201,7 @@ class Table(NamedTuple):
     caption: str = ""
 
 
-class Pieces(NamedTuple):
+class Sections(NamedTuple):
     """A finding: lines at its head, tables, figures, and notes."""
 
     head: Sequence[str]
@@ -211,20 +211,20 @@ class Pieces(NamedTuple):
 
 
 class Report:
-    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its pieces."""
+    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its sections."""
 
-    def _pieces(self) -> Pieces:
+    def _sections(self) -> Sections:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        head, tables, _, notes = self._pieces()
+        head, tables, _, notes = self._sections()
         shown = ("\n".join([*filter(None, [each.caption]), *parts.text_table(*each[:2])]) for each in tables)
         return "\n\n".join([_filled(head, 100), *shown, _filled(notes, 100, "  ")])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head, tables, charts, notes = self._pieces()
+        head, tables, charts, notes = self._sections()
         shown = (parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in tables)
         return parts.joined(parts.lines(head), *shown, figures(charts), parts.lines(notes))
 
@@ -233,7 +233,7 @@ class Report:
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
-        head, _, charts, _ = self._pieces()
+        head, _, charts, _ = self._sections()
         return picture(charts, "\n".join(head))
 
 

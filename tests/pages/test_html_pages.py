@@ -138,7 +138,7 @@ def test_speeds_are_drawn_as_they_were_measured():
     result = bare_result()
     for number, outcome in enumerate(result.outcomes):
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
-    _, (table,), (chart,), _ = result._pieces()
+    _, (table,), (chart,), _ = result._sections()
     speeds = drawn(chart)
     assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
     assert [text.get_text() for text in speeds.texts] == [row[2] for row in table.rows[1:]]

@@ -36,7 +36,7 @@ def test_gradients_of_a_sharded_model_are_those_of_a_whole_one(ranks):
 
 def test_a_rank_with_less_to_do_keeps_step_with_the_others(ranks):
     found = [rank["a_rank_with_one_long_document"] for rank in ranks]
-    assert [each["micro-batches"] for each in found] == [3, 3]
+    assert [each["micro-batches"] for each in found] == [2, 2]
     assert [each["tokens"] for each in found] == [90, 45]
     assert found[1]["most"] <= 30
 
