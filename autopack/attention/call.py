@@ -14,7 +14,7 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
@@ -49,6 +49,10 @@ class AttentionCall:
         """True if a missing mask means causal attention: the call's `is_causal`, or else the module's."""
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
+
+    def states_for_sdpa(self) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values in the dtype that torch's SDPA would take them in."""
+        return tuple(each.to(torches.taken_by_sdpa(each)) for each in (self.query, self.key, self.value))
 
     @property
     def replaces_sdpa(self) -> bool:
@@ -141,6 +145,10 @@ class Backend:
     goes_first: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all
     strict: bool = False
+
+    def runs_on(self, device: str) -> bool:
+        """Return True if `auto` may take it on a kind of device."""
+        return self.devices is None or device in self.devices
 
 
 def unpatched(function: Any) -> Any:

@@ -37,7 +37,7 @@ def attend(call: AttentionCall) -> Output:
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
-    with_axes = [name for name, option in call.options.items() if isinstance(option, torch.Tensor) and option.dim() > 1]
+    with_axes = [name for name, option in call.options.items() if _has_axes(option)]
     for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
