@@ -50,9 +50,10 @@ class AttentionCall:
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 
-    def states_for_sdpa(self) -> tuple[torch.Tensor, ...]:
+    def states_for_sdpa(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values in the dtype that torch's SDPA would take them in."""
-        return tuple(each.to(torches.taken_by_sdpa(each)) for each in (self.query, self.key, self.value))
+        query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in (self.query, self.key, self.value))
+        return query, key, value
 
     @property
     def replaces_sdpa(self) -> bool:

@@ -162,10 +162,12 @@ class Call:
     @cached_property
     def noted(self) -> np.ndarray | None:
         """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
-        anatomy, real = self.anatomy, noted_padding(self.arguments.get("input_ids"))
-        if real is None or not (anatomy.one_way and (anatomy.causal or self.traits.recurs)):
-            return None  # without a mask that hides padding tokens would see it
-        return real if self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)) else None
+        anatomy = self.anatomy
+        if not self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)):
+            return None
+        # Without a mask that hides padding tokens would see it.
+        is_unseen = anatomy.one_way and (anatomy.causal or self.traits.recurs)
+        return noted_padding(self.arguments.get("input_ids")) if is_unseen else None
 
     @cached_property
     def continues(self) -> bool:
