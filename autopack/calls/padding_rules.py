@@ -145,9 +145,9 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield f"{covered} has a forward of its own on the instance"
     if traits.recurs and padding.has_holes:
         yield "padding lies between tokens, and state is carried over it"
-    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.anatomy.chunked}
-    if any(padding.tokens % size for size in chunks):
-        yield f"its layers take {max(chunks)} tokens at a time, and its {padding.tokens} are no multiple of that"
+    for size in call.model.chunk_sizes:
+        if padding.tokens % size:
+            yield f"its layers take {size} tokens at a time, and its {padding.tokens} are no multiple of that"
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs):

@@ -52,7 +52,7 @@ def why_not(model: EnabledModel) -> str | None:
         return "transformers before 4.53 makes masks in the code of each model"
     if traits.dense or traits.reads_padding or traits.whole_model_reason is not None:
         return "its tokens get something of the whole batch"
-    if anatomy.chunked and any((vars(module)["chunk_size_feed_forward"] or 0) > 0 for module in anatomy.chunked):
+    if anatomy.chunked and model.chunk_sizes:
         return "its layers take a number of tokens at a time"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"

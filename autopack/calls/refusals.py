@@ -116,8 +116,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
-    for module in call.anatomy.chunked:
-        size = vars(module)["chunk_size_feed_forward"] or 1
+    for size in call.model.chunk_sizes:
         if layout.columns % size:
             raise InvalidPacking(
                 f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "

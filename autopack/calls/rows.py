@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls import outputs
+from autopack.calls import outputs, refusals
 from autopack.calls.call import DROPPED, Call, CallPlan
 from autopack.calls.outputs import restore
 from autopack.calls.with_media import images_of_documents, positions_of_documents
@@ -165,12 +165,7 @@ class Unpadded(RowsPlan):
         names = of_each_row(output, *way.into, *self._sizes)
         if not names or (ended.pooled and len(way.real) == 1):
             return restore(output, way, ended.pooled, model.padding_read)
-        if call.documents is not None:
-            raise UnsupportedModel(
-                f"{call.name}: {outputs.ONE_PER_ROW}, and {call.documents} reads it, so documents of packed rows "
-                f"cannot be run without padding. Run them one per row.",
-                code="result-per-row",
-            )
+        refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
         outputs.remember(model, call.entry.level, output, names, way.tokens)
         model.tally.unpadded = model.tally.unpadded.minus(self.volume)
@@ -245,7 +240,7 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     """
     if layout.slots is not None or not call.model.options.unpad:
         return None
-    if any((vars(module)["chunk_size_feed_forward"] or 1) > 1 for module in call.anatomy.chunked):
+    if call.model.chunk_sizes - {1}:
         return None
     real, entry = real_tokens(layout), call.entry
     little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()

@@ -338,6 +338,12 @@ class EnabledModel:
                 self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
         return self.said_by_twins[question]
 
+    @property
+    def chunk_sizes(self) -> set[int]:
+        """Numbers of tokens that its layers take at a time, now; empty if they take all."""
+        sizes = {vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked}
+        return {size for size in sizes if size}
+
     def is_called_from(self, place: str, function: str = ".*") -> bool:
         """Return True if a running function of a module under `place` holds this model."""
         return not torch.compiler.is_compiling() and any(map(self._is_held_by, callers(place, function)))
