@@ -50,9 +50,14 @@ class AttentionCall:
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 
+    @property
+    def states(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values."""
+        return self.query, self.key, self.value
+
     def states_for_sdpa(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values in the dtype that torch's SDPA would take them in."""
-        query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in (self.query, self.key, self.value))
+        query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in self.states)
         return query, key, value
 
     @property

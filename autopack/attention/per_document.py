@@ -37,7 +37,7 @@ def attend(call: AttentionCall) -> Output:
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
-    with_axes = [name for name, option in call.options.items() if _has_axes(option)]
+    with_axes = [name for name, option in call.options.items() if isinstance(option, torch.Tensor) and option.dim() > 1]
     for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
@@ -148,7 +148,7 @@ def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
         parts = ordered.split([each.sources.size for each in maps])
         return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
-    states = [batches(each.transpose(1, 2)) for each in (call.query, call.key, call.value)]
+    states = [batches(each.transpose(1, 2)) for each in call.states]
     columns = {
         name: batches(option.expand(call.layout.rows, -1)) for name, option in call.options.items() if _has_axes(option)
     }

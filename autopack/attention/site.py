@@ -169,8 +169,7 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
             f"so it cannot attend over rows that ranks share. Train it without sequence_parallel.",
             code="sequence-parallel",
         )
-    states = call.query, call.key, call.value
-    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in states)
+    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states)
     return replace(call, query=query, key=key, value=value, options=options)
 
 

@@ -182,7 +182,7 @@ def _choose_pair(call: PairCall) -> CallPlan:
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and call.entry.holds_pair:
-                return Delegate(call, reason, *own_images(call))
+                return Delegate(call, reason)
             return _as_it_came(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)

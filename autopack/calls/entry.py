@@ -68,9 +68,10 @@ class Entry:
         other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(module)
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
         """True if it has a head that takes labels but does not predict the next token."""
-        has_pooler = getattr(entries[-1], "pooler", None) is not None
+        self.has_pooler = getattr(entries[-1], "pooler", None) is not None
+        """True if the innermost backbone has a pooler."""
         of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
-        self.reads_one_token_per_row = not self.is_pair and (has_pooler or (other_head and not of_tokens))
+        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or (other_head and not of_tokens))
         """True if a pooler or head reads one token of every row."""
         self.numbering = numbering
         """Its rule for positions that a call does not bring."""

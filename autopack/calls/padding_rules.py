@@ -262,7 +262,7 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     does not look for padding may read one end or the other.
     """
     causal = call.anatomy.causal
-    if getattr(call.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
+    if call.entry.has_pooler and not padding.real[:, 0].all():
         return True
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]

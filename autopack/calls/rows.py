@@ -249,8 +249,7 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
     of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
     of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)  # where no model inside runs the row
-    has_pooler = getattr(call.anatomy.entries[-1], "pooler", None) is not None
-    per_row = has_pooler or entry.head is not None or entry.level in call.model.pooling
+    per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
     if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
