@@ -167,7 +167,7 @@ def aten_on_cpu() -> Iterator[None]:
     def availability() -> tuple[bool, str]:
         return True, "stand-ins on a CPU"
 
-    backend = replace(varlen.BACKEND, availability=availability)
+    backend = replace(varlen.BACKEND, availability=availability, devices=None)
     with contextlib.ExitStack() as stack:
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         library.impl("_flash_attention_forward", forward_on_cpu, "CPU")

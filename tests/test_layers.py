@@ -37,7 +37,7 @@ cli
 __main__
 """
 """Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
-HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry"}}
+HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry", "integrations"}}
 """Rooms that another one, although it stands above them, does not know."""
 TOP = {"__init__", "__main__", "cli", "demo", "errors", "options", "version", "patching", "family", "registry"}
 

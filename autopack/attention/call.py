@@ -14,7 +14,7 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
@@ -49,6 +49,16 @@ class AttentionCall:
         """True if a missing mask means causal attention: the call's `is_causal`, or else the module's."""
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
+
+    @property
+    def states(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values."""
+        return self.query, self.key, self.value
+
+    def states_for_sdpa(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values in the dtype that torch's SDPA would take them in."""
+        query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in self.states)
+        return query, key, value
 
     @property
     def replaces_sdpa(self) -> bool:
@@ -141,6 +151,10 @@ class Backend:
     goes_first: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all
     strict: bool = False
+
+    def runs_on(self, device: str) -> bool:
+        """Return True if `auto` may take it on a kind of device."""
+        return self.devices is None or device in self.devices
 
 
 def unpatched(function: Any) -> Any:

@@ -1,17 +1,15 @@
-"""Choose the backend of a layer's attention: those that may serve a model, and one at call time."""
+"""The backends of attention, and those that may serve a model."""
 
 from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
 
-import torch
 from transformers import PreTrainedModel
 
 from autopack.attention import backends
-from autopack.attention.call import AttentionCall, Backend
-from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases, torches
+from autopack.attention.call import Backend
+from autopack.inspection import releases
 
 BACKENDS: dict[str, Backend] = {
     found.name: import_module(f"{backends.__name__}.{found.name}").BACKEND
@@ -44,48 +42,11 @@ def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
     first = [
         name
         for name, backend in BACKENDS.items()
-        if implementation in backend.goes_first
-        and (backend.devices is None or device in backend.devices)
-        and backend.availability()[0]
+        if implementation in backend.goes_first and backend.runs_on(device) and backend.availability()[0]
     ]
     return *first, own_backend(implementation)
 
 
-def choose(requested: str, call: AttentionCall) -> str:
-    """Return the backend for one attention call: the requested one, or the best that serves it.
-
-    Raises `UnsupportedModel` if none does.
-    """
-    own = own_backend(call.implementation)
-    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
-    if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
-        call.refuse_two_directions(requested)
-    if requested != "auto":
-        reason = BACKENDS[requested].refusal(call)
-        if reason is not None:
-            raise UnsupportedModel(
-                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
-                f"backend='auto'.",
-                code="backend-unavailable",
-            )
-        return requested
-    if not call.replaces_sdpa:
-        for name, backend in BACKENDS.items():
-            if own in backend.goes_first and backend.refusal(call) is None and backend.availability()[0]:
-                return name
-    if own != "flex" or torches.is_block_mask(call.mask):
-        return own
-    if isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface():
-        return "eager"  # a mask of the model's own is cut by documents, and no BlockMask is made of it
-    return own
-
-
 def own_backend(implementation: str) -> str:
     """Return the backend of an attention implementation; eager for unknown ones."""
-    named = BACKENDS.get(implementation)
-    if named is not None and named.is_own(implementation):
-        return implementation
-    for name, backend in BACKENDS.items():
-        if backend.is_own(implementation):
-            return name
-    return "eager"
+    return next((name for name, backend in BACKENDS.items() if backend.is_own(implementation)), "eager")

@@ -49,10 +49,10 @@ def attend(call: AttentionCall) -> Output:
         if not torches.is_block_mask(mask):
             call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(layout, memory, mask)
-        return call.original(call.module, call.query, call.key, call.value, blocks, **options)[0], None
+        return call.original(call.module, *call.states, blocks, **options)[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
-    return _one_by_one(call.original, call.module, (call.query, call.key, call.value), mask, options, places), None
+    return _one_by_one(call.original, call.module, call.states, mask, options, places), None
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:

@@ -45,8 +45,9 @@ class DocumentMask:
         """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
         it."""
         self.pattern = pattern
-        tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
-        self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.shape[1] for t in tensors)
+        self.absolute = pattern is None and any(
+            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1] for tensor in masks.captured_tensors(self.rule)
+        )
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
         row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
@@ -278,7 +279,12 @@ def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """Return the scope of the running packed forward if the config belongs to its model."""
+    """Return the scope of the running packed forward if a text module of its model reads the config."""
     scope = running_scope()
-    packed = scope is not None and scope.layout is not None and scope.model.anatomy.owns_config(config)
-    return scope if packed else None
+    if scope is None or scope.layout is None:
+        return None
+    for own in scope.model.anatomy.configs:
+        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
+        if config is own or (type(config) is type(own) and getattr(own, "is_heterogeneous", False)):
+            return scope
+    return None

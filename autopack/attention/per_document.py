@@ -148,7 +148,7 @@ def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
         parts = ordered.split([each.sources.size for each in maps])
         return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
-    states = [batches(each.transpose(1, 2)) for each in (call.query, call.key, call.value)]
+    states = [batches(each.transpose(1, 2)) for each in call.states]
     columns = {
         name: batches(option.expand(call.layout.rows, -1)) for name, option in call.options.items() if _has_axes(option)
     }

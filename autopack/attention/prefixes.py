@@ -58,7 +58,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
         return None
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     call = replace(call, options=options)
-    queries, keys, values = (states.split(prefixes.lengths, dim=2) for states in (call.query, call.key, call.value))
+    queries, keys, values = (states.split(prefixes.lengths, dim=2) for states in call.states)
     outputs = []
     for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
         if stretch.parent is None:
@@ -75,7 +75,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
     """Attend as if documents shared nothing, and keep the result of each token of the row that
     runs."""
     places = prefixes.row.back.to(call.query.device)
-    query, key, value = (states.index_select(2, places) for states in (call.query, call.key, call.value))
+    query, key, value = (states.index_select(2, places) for states in call.states)
     options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
     call = replace(call, query=query, key=key, value=value, options=options)
     return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
-from autopack.attention.call import AttentionCall, Output
-from autopack.attention.choose import BACKENDS, choose
+from autopack.attention.call import AttentionCall, Backend, Output
+from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
-from autopack.inspection import releases, sharding
+from autopack.inspection import masks, releases, sharding, torches
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
@@ -35,6 +35,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
     name = site.key or "eager"
+    own = own_backend(name)
     exchanges = sharding.exchange_of(original) is not None
 
     def autopack_attention(
@@ -79,13 +80,44 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if memory is not None:
             return cross.attend(call)
         if scope.shared is not None:
-            return _attend_over_ranks(call, scope)
-        backend = BACKENDS[choose(scope.model.options.backend, call)]
+            return _attend_over_ranks(call, scope, own)
+        backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
             return prefixes.attend(call, scope.prefixes, backend), None
         return backend.attend(call)
 
     return autopack_attention
+
+
+def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
+    """Return the backend of one attention call: the requested one, or the best that serves it.
+
+    `own` is the backend of the implementation that the model was loaded with. Raises
+    `UnsupportedModel` if none does.
+    """
+    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
+    if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
+        call.refuse_two_directions(requested)
+    if requested != "auto":
+        reason = BACKENDS[requested].refusal(call)
+        if reason is not None:
+            raise UnsupportedModel(
+                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
+                f"backend='auto'.",
+                code="backend-unavailable",
+            )
+        return BACKENDS[requested]
+    if not call.replaces_sdpa:
+        kind = call.query.device.type
+        for backend in BACKENDS.values():
+            serves = own in backend.goes_first and backend.runs_on(kind) and backend.refusal(call) is None
+            if serves and backend.availability()[0]:
+                return backend
+    if own != "flex" or torches.is_block_mask(call.mask):
+        return BACKENDS[own]
+    # A mask of the model's own is cut by documents, and no BlockMask is made of it.
+    is_own_mask = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
+    return BACKENDS["eager" if is_own_mask else own]
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
@@ -107,7 +139,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
-def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
+def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
 
     Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
@@ -118,7 +150,7 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
     """
     assert scope.shared is not None
     whole = _with_whole_rows(call, scope.shared)
-    output, _ = BACKENDS[choose(scope.model.options.backend, whole)].attend(whole)
+    output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
     return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
 
 
@@ -137,8 +169,7 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
             f"so it cannot attend over rows that ranks share. Train it without sequence_parallel.",
             code="sequence-parallel",
         )
-    states = call.query, call.key, call.value
-    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in states)
+    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states)
     return replace(call, query=query, key=key, value=value, options=options)
 
 

@@ -1,4 +1,4 @@
-"""One call at one entry: its arguments by name, its declarations, and its caller."""
+"""One call at one entry: its arguments by name, its declarations, and the plan of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry
 from autopack.inspection import media
-from autopack.inspection.callers import callers
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -23,9 +22,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import CACHES
-from autopack.runtime.model import Around, EnabledModel
-from autopack.runtime.scope import Activation
-from autopack.runtime.tally import Volume
+from autopack.runtime.scope import Activation, Scope
+from autopack.runtime.tally import Tally, Volume
 
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that the model gets as None for a packed row."""
@@ -35,8 +33,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a forward by position and by name."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
-_GENERATION = "transformers.generation."
-_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", ".*"))
 
 
 class Call:
@@ -96,7 +92,7 @@ class Call:
     @cached_property
     def media(self) -> list[str]:
         """The names of arguments that hold images or other media."""
-        return media.given(self.arguments)
+        return [] if self.given <= self.entry.plain_names else media.given(self.arguments)
 
     @property
     def brings_choices(self) -> bool:
@@ -166,15 +162,12 @@ class Call:
     @cached_property
     def noted(self) -> np.ndarray | None:
         """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
-        anatomy, real = self.anatomy, noted_padding(self.arguments.get("input_ids"))
-        if real is None or not (anatomy.one_way and (anatomy.causal or self.traits.recurs)):
-            return None  # without a mask that hides padding tokens would see it
-        return real if self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)) else None
-
-    @cached_property
-    def is_scored(self) -> bool:
-        """True if the caller ignores the cache that the model would return."""
-        return self.noted is not None or is_only_scored(self.model)
+        anatomy = self.anatomy
+        if not self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)):
+            return None
+        # Without a mask that hides padding tokens would see it.
+        is_unseen = anatomy.one_way and (anatomy.causal or self.traits.recurs)
+        return noted_padding(self.arguments.get("input_ids")) if is_unseen else None
 
     @cached_property
     def continues(self) -> bool:
@@ -252,8 +245,8 @@ class Call:
     @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
-        return any(isinstance(value, torch.Tensor) or value for value in asked)
+        asked = [*map(self.arguments.get, self.given.intersection(LAST_LOGITS))]
+        return bool(asked) and any(isinstance(value, torch.Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:
@@ -291,39 +284,67 @@ def _holds_tokens(cache: Any) -> bool:
         return True
 
 
-def generates(model: EnabledModel) -> bool:
-    """Return True if transformers' generation calls this model for its own tokens, no other's.
+class CallPlan:
+    """The plan of a call, complete once it is made; nothing is written into it later.
 
-    Positions of generation go on past padding, and restart there, without a document that begins.
+    It says what the model gets (`arguments`, all by name; None if they stay as they came), what
+    sites may read (`scope`), what the caller gets (`finish`), and why (`reason`, in words that
+    follow "since"). `volume` is the size of the part of the call that runs, if it is counted here
+    and not further in.
     """
-    return not torch.is_grad_enabled() and _is_called_from(_GENERATION, model)
 
+    what = "runs as it came"
+    """The outcome of the call, in words."""
+    packs = False
+    """True if this plan packs documents into rows, or makes batches of them from packed rows."""
+    defers = False
+    """True if an inner entry may still run the batch without its padding."""
+    documents: str | None = None
+    """The head whose packed documents are this batch's rows, if they are and hold padding."""
+    masks = False
+    """True if the model keeps a padding mask for its own loss; inner models must not get it."""
+    inside: tuple[Scope, TokenMap] | None = None
+    """The scope of a row that the inner model runs in place of its own, and the way of its tokens into it."""
+    volume_apart: Volume | None = None
+    """The size of the part that runs if no such row is made."""
 
-def is_only_scored(model: EnabledModel) -> bool:
-    """Return True if sentence-transformers or a pipeline's model step calls: both drop the cache.
+    def __init__(
+        self,
+        call: Call,
+        reason: str,
+        scope: Scope | None = None,
+        arguments: dict[str, Any] | None = None,
+        volume: Volume | None = None,
+    ):
+        self.call, self.reason, self.scope = call, reason, scope or Scope(call.model)
+        self.arguments, self.volume = arguments, volume
 
-    Generation in a pipeline is `generates`.
-    """
-    return any(_is_called_from(place, model, function) for place, function in _SCORING)
+    def count(self, tally: Tally) -> None:
+        """Count the outcome of a padded batch."""
 
+    def leave_apart(self, running: Activation) -> None:
+        """Run common beginnings once per document after all."""
+        running.apart = True
+        if running.volume is not None:
+            before, running.volume = running.volume, self.volume_apart
+            self.call.count(running.volume, instead_of=before)
 
-def came_through(around: Around, model: EnabledModel) -> bool:
-    """Return True if a forward around this model is, or (for Lightning) may be, running."""
-    return around.place is None or _is_called_from(around.place, model, around.function)
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output that the caller expects; None if it stays as it is."""
+        return None
 
+    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Return states (rows, columns, ...) with one document per row, for a pooler of column 0.
 
-def _is_called_from(place: str, model: EnabledModel, function: str = ".*") -> bool:
-    """Return True if a running function of a module under `place` holds this model."""
-    if torch.compiler.is_compiling():
+        None if they have that form already.
+        """
+        layout = self.scope.layout
+        return None if layout is None else TokenMap.of_documents(layout).gather(states)
+
+    def span_logits(self, output: Any) -> torch.Tensor | None:
+        """Return logits of starts and ends without padding's, or None if there are none."""
+        return None
+
+    def counts_labels(self, labels: Any) -> bool:
+        """Return True if these are the labels that the loss of a part of rows has to count."""
         return False
-    held = callers(place, function)
-    return bool(held) and any(_holds(caller, model) for caller in held)
-
-
-def _holds(caller: Any, model: EnabledModel) -> bool:
-    """Return True if the caller is the model, has it as a part, or keeps either as its `model`."""
-    held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
-    if not isinstance(held, nn.Module):
-        return False
-    entries = model.anatomy.entries
-    return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())

@@ -8,20 +8,24 @@ from typing import Any
 import torch
 
 from autopack.calls import refusals, row_heads
-from autopack.calls.call import Call, came_through, generates
+from autopack.calls.call import Call, CallPlan
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import ONE_PER_ROW
-from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.plan import CallPlan, Delegate, PassThrough
+from autopack.calls.padding_rules import (
+    Delegate,
+    PassThrough,
+    labels_after_padding,
+    reasons_anywhere,
+    reasons_here,
+)
 from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.with_media import own_images
 from autopack.inspection.configs import text_config
-from autopack.inspection.modules import is_pair
-from autopack.inspection.sharding import in_a_group
 from autopack.layout import prepared
 from autopack.layout.host import recall
+from autopack.runtime.model import EnabledModel, in_a_group
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 
@@ -52,6 +56,14 @@ def call_at(
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
+def generates(model: EnabledModel) -> bool:
+    """Return True if transformers' generation calls this model for its own tokens, no other's.
+
+    Positions of generation go on past padding, and restart there, without a document that begins.
+    """
+    return not torch.is_grad_enabled() and model.is_called_from("transformers.generation.")
+
+
 def decide(call: Call) -> CallPlan:
     """Return the plan of a call."""
     if generates(call.model):
@@ -77,8 +89,10 @@ def _choose(call: Call) -> CallPlan:
     refusals.check_packed(call, layout)
     if declared.beside_ones and call.outer is None:
         _say_once(call, _KEPT_APART, call.name)
-    if model.around is not None and call.outer is None and came_through(model.around, model):
-        _say_once(call, _AROUND, model.around.name, call.name)
+    around = None if call.outer is not None else model.around
+    # A forward of unknown place, such as Lightning's, may be running.
+    if around is not None and (around.place is None or model.is_called_from(around.place, around.function)):
+        _say_once(call, _AROUND, around.name, call.name)
     return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
 
 
@@ -90,7 +104,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
         _point_out(call)
     why = _why_not_asked(call)
     if why is not None:
-        hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
+        hidden = call.outer is not None and call.declared.real is None and not call.entry.holds_models
         why = "the mask is made outside of the text model" if hidden else why
         return _as_it_came(call, why, hidden)
     real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
@@ -100,7 +114,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
         refusals.check_sites(call.model)
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
-    if anywhere is None and call.entry.inner and reason != ONE_PER_ROW:
+    if anywhere is None and call.entry.holds_models and reason != ONE_PER_ROW:
         labelled = labels_after_padding(call)
         if labelled is None:
             return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
@@ -167,8 +181,8 @@ def _choose_pair(call: PairCall) -> CallPlan:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
         if reason is not None:
-            if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Delegate(call, reason, *own_images(call))
+            if anywhere is None and call.entry.holds_pair:
+                return Delegate(call, reason)
             return _as_it_came(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)

@@ -18,10 +18,9 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
-from autopack.calls.call import DROPPED, Call
+from autopack.calls.call import DROPPED, Call, CallPlan
 from autopack.calls.outputs import restore, without
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
-from autopack.calls.plan import CallPlan
 from autopack.calls.rows import arguments_of_rows
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media, modules, source

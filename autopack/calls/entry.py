@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from autopack.inspection import heads, modules
+from autopack.inspection import heads, media, modules
 from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import is_named_causal_lm, names_of, parameters_of, shifts_labels
@@ -47,6 +47,8 @@ class Entry:
         """Names of its forward's parameters, in order."""
         self.takes_others = parameters.takes_others
         """True if its forward takes other arguments by `**kwargs`."""
+        self.plain_names = frozenset(name for name in self.names if not media.holds_media(name))
+        """Names of the parameters that hold no media."""
         self.shifts_labels = shifts_labels(module) if shifts is None else shifts
         """True if its loss compares the prediction at each token with the next token's label."""
         self.head = heads.row_head(module)
@@ -55,6 +57,10 @@ class Entry:
         """The reason why such a head always has to run the documents of packed rows alone, or None."""
         if self.head is not None and not self.head.of_choices:
             self.runs_alone = why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None)
+        self.holds_models = bool(inner)
+        """True if models inside it take tokens."""
+        self.holds_pair = any(map(modules.is_pair, inner))
+        """True if one of them is an encoder-decoder."""
         self.inner_head = next(filter(None, map(heads.row_head, inner)), None)
         """Such a head of an inner entry."""
         # A head that searches its row may look at all of its columns (BigBird, Splinter).
@@ -62,9 +68,10 @@ class Entry:
         other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(module)
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
         """True if it has a head that takes labels but does not predict the next token."""
-        has_pooler = getattr(entries[-1], "pooler", None) is not None
+        self.has_pooler = getattr(entries[-1], "pooler", None) is not None
+        """True if the innermost backbone has a pooler."""
         of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
-        self.reads_one_token_per_row = not self.is_pair and (has_pooler or (other_head and not of_tokens))
+        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or (other_head and not of_tokens))
         """True if a pooler or head reads one token of every row."""
         self.numbering = numbering
         """Its rule for positions that a call does not bring."""
@@ -91,17 +98,6 @@ class Entry:
         """True if positions have to restart at every document of a call here."""
         self.pools_single_tokens = pools_single_tokens(module)
         """True if its pooler is handed one token of every row by its own forward."""
-
-    @property
-    def model(self) -> EnabledModel:
-        """The enabled model that it is an entry of; every call that passes the hook has one."""
-        assert self.link.model is not None
-        return self.link.model
-
-    @property
-    def inner(self) -> list[PreTrainedModel]:
-        """The inner entries."""
-        return self.model.anatomy.entries[self.level + 1 :]
 
 
 def why_alone(model: EnabledModel, level: int) -> str | None:

@@ -20,23 +20,23 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from autopack.calls import refusals
-from autopack.calls.call import Arguments, Call
+from autopack.calls.call import Arguments, Call, CallPlan
 from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import without
-from autopack.calls.plan import CallPlan, PassThrough
+from autopack.calls.padding_rules import PassThrough
 from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
-from autopack.inspection import process, torches
+from autopack.inspection import torches
 from autopack.inspection.modules import pool_documents
+from autopack.inspection.process import foreign_mode
 from autopack.inspection.sharding import gathering_groups
-from autopack.integrations import accelerate
 from autopack.layout.token_map import TokenMap
 from autopack.patching import Site
 from autopack.runtime import scope as scopes
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, in_a_group
 from autopack.runtime.scope import Activation, bind_checkpointing
 from autopack.runtime.tally import Volume
 
@@ -165,15 +165,13 @@ def _enter(
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
     """Follow what may have changed since the last call: code, attention implementation, checkpointing, the process."""
     if entry.level:
-        refusals.refuse_bypassed_top(entry)
-    model.groups = gathering_groups(model.anatomy.entries[0])
+        refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
+    model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
     if FakeTensor not in map(type, given):  # of a trace, in which no model can be proven
         model.follow_code()
     model.lease.follow(model.implementations())
     bind_checkpointing(model.anatomy.checkpointed)
-    if model.anatomy.mixers:
-        accelerate.reroute(model.anatomy.mixers)
-    if (mode := process.foreign_mode()) is not None:
+    if (mode := foreign_mode()) is not None:
         model.is_checked_closely, model.unknown_code = True, mode
 
 
@@ -235,7 +233,7 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
         inside = Inside.at(call, outer)
         if inside is not None:
             return _open(inside)
-        if not entry.inner:
+        if not entry.holds_models:
             plan.leave_apart(outer)
     further = _further_in(call, outer) if entry.guarded else None
     if further is None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers.utils import ModelOutput
@@ -23,9 +22,9 @@ from transformers.utils import ModelOutput
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Frame, stands_for_no_router
-from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Pair
-from autopack.layout.token_map import TokenMap, by_length, in_order
+from autopack.layout.token_map import TokenMap, equally_long_documents, in_order
 from autopack.layout.ways import Of
 from autopack.runtime.in_graph import Joint, each_leaf, joined
 from autopack.runtime.model import EnabledModel
@@ -183,26 +182,6 @@ def without(output: Any, names: Collection[str]) -> Any:
     return output
 
 
-def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
-    """Return the names or places of output tensors that may have a value per row, by shape.
-
-    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
-    of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
-    tuples, which have one for each layer.
-    """
-
-    found = []
-    for name, value in parts_of(output).items():
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
-            continue
-        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
-        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
-        is_vectors = value.dim() == 2 and value.shape[1] in widths
-        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
-            found.append(name)
-    return found
-
-
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
     """Note that an entry makes results per row, unless sizes coincide by chance."""
     parts = parts_of(output)
@@ -230,9 +209,8 @@ def of_documents(
             f"Compute it from the outputs, or run the documents one per row.",
             code="result-per-row",
         )
-    documents = np.flatnonzero(real_documents(layout))
-    groups = by_length(layout.sizes[documents])
-    batches = [TokenMap.of_documents(layout, documents[group]) for group in groups]
+    groups = equally_long_documents(layout)
+    batches = [TokenMap.of_documents(layout, group) for group in groups]
     runs = []
     for batch in batches:
         given = {name: _spread(module, name, value, batch) for name, value in arguments.items()}

@@ -1,4 +1,4 @@
-"""The padded batches that stay padded, with the reasons.
+"""The calls that stay as they came, here or for good, and the reasons why padded batches do.
 
 A batch that may give other results without its padding is left alone: a padded batch is an ordinary
 call, and exact without autopack. Reasons are given one at a time, in the order in which they are
@@ -11,20 +11,24 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from autopack.calls import outputs
-from autopack.calls.call import DROPPED, Call
+from autopack.calls.call import DROPPED, Call, CallPlan
 from autopack.calls.rows import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
 from autopack.inspection.modules import activation_of, pools_single_tokens
-from autopack.integrations import peft
-from autopack.integrations.accelerate import covered_mixer
+from autopack.inspection.state import State
 from autopack.layout.host import host_values
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS
+from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
+from autopack.runtime.scope import Activation
+from autopack.runtime.tally import Tally
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 PASSED_ON |= {"output_router_logits", "ignore_index"}
@@ -33,7 +37,60 @@ UNREAD = {"margin"}
 """Arguments that trainers pass and models do not read: a margin per pair (TRL's rewards)."""
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
 """Names of fields with attention's reach; a chunked feed-forward layer sees each token alone."""
+_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", ".*"))
+"""Modules and functions that call a model and drop the cache."""
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
+
+
+class PassThrough(CallPlan):
+    """A call that goes through as it came: it packs nothing, or its padding stays.
+
+    By some reasons it is looked at if results at padding are read or kept.
+    """
+
+    def __init__(self, call: Call, reason: str, *given: Any, keeps_padding: bool = False):
+        super().__init__(call, reason, *given)
+        self._keeps_padding = keeps_padding
+        self._sides = call.sides if reason in (LOOKS, LOOKS_AT_STATE) else []
+        self._state = State(call.module) if self._sides and call.module.training else None
+
+    def count(self, tally: Tally) -> None:
+        if self._keeps_padding:
+            tally.left[self.reason] += 1
+
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        read, looks = self.scope.model.padding_read, self.reason == LOOKS
+        if not self._sides or read is None:
+            return
+        if self._state is not None:
+            read.look_at_state(self._state, counts=not looks)
+        if looks and not torch._C._are_functorch_transforms_active():
+            read.look(output, self._sides, self.call.inputs)
+
+
+class Delegate(CallPlan):
+    """A padded batch that this entry cannot run without its padding, but an inner one may.
+
+    `real` is True at its tokens, if results at padding are to be looked at.
+    """
+
+    what = "is left to the model inside"
+    defers = True
+
+    def __init__(self, call: Call, reason: str, *given: Any, real: np.ndarray | None = None):
+        super().__init__(call, reason, *given)
+        self.documents, read = call.documents, call.model.padding_read
+        self._looked_at: tuple[np.ndarray, int] | None = None
+        if real is not None and read is not None and read.is_due():
+            self._looked_at = real, read.ran
+
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        read = self.scope.model.padding_read
+        if self._looked_at is None or read is None or not torch.is_grad_enabled():
+            return
+        real, before = self._looked_at  # if it is the same now, the model inside has left the padding where it was
+        if read.ran > before and not torch._C._are_functorch_transforms_active():
+            read.look(output, [("", real)], refuses=True)
 
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
@@ -45,7 +102,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield call.model.proof.padded
     if call.declared.jumps:
         yield "its position_ids jump"
-    if peft.hands_rows_to_layers(call.module):
+    if call.model.neighbours.hands_rows_to_layers(call.module):
         yield "PEFT's layers are given something for each row (adapter_names, task_ids)"
     if torch.jit.is_tracing():
         yield "it is traced, and a trace would keep where its padding lies"
@@ -54,7 +111,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     wanted = given.get("use_cache")
     if wanted is None:
         wanted = any(getattr(config, "use_cache", False) for config in call.anatomy.configs)
-    returns_cache = bool(wanted) and (call.anatomy.causal or traits.recurs) and not call.is_scored
+    returns_cache = bool(wanted) and (call.anatomy.causal or traits.recurs) and not _is_scored(call)
     if returns_cache and not (call.module.training or "labels" in call.given):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
@@ -83,14 +140,14 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
     if call.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
-    covered = covered_mixer(call.anatomy.mixers)
+    covered = call.model.neighbours.covered_mixer
     if covered is not None:
         yield f"{covered} has a forward of its own on the instance"
     if traits.recurs and padding.has_holes:
         yield "padding lies between tokens, and state is carried over it"
-    chunks = {vars(module).get("chunk_size_feed_forward") or 1 for module in call.anatomy.chunked}
-    if any(padding.tokens % size for size in chunks):
-        yield f"its layers take {max(chunks)} tokens at a time, and its {padding.tokens} are no multiple of that"
+    for size in call.model.chunk_sizes:
+        if padding.tokens % size:
+            yield f"its layers take {size} tokens at a time, and its {padding.tokens} are no multiple of that"
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs):
@@ -140,6 +197,15 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
         if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
             model_type = call.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
+
+
+def _is_scored(call: Call) -> bool:
+    """Return True if whoever calls ignores the cache that the model would return.
+
+    They are lm-eval, sentence-transformers, and the model step of a pipeline; generation in a
+    pipeline is decided about before.
+    """
+    return call.noted is not None or any(call.model.is_called_from(*place) for place in _SCORING)
 
 
 def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
@@ -196,7 +262,7 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     does not look for padding may read one end or the other.
     """
     causal = call.anatomy.causal
-    if getattr(call.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
+    if call.entry.has_pooler and not padding.real[:, 0].all():
         return True
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]

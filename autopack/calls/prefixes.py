@@ -16,7 +16,7 @@ from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout, one_row, real_documents, real_tokens, rows_as_documents
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens, rows_as_documents
 from autopack.layout.prefixes import Prefixes, Stretch
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
@@ -52,7 +52,7 @@ def why_not(model: EnabledModel) -> str | None:
         return "transformers before 4.53 makes masks in the code of each model"
     if traits.dense or traits.reads_padding or traits.whole_model_reason is not None:
         return "its tokens get something of the whole batch"
-    if any((vars(module).get("chunk_size_feed_forward") or 0) > 0 for module in anatomy.chunked):
+    if anatomy.chunked and model.chunk_sizes:
         return "its layers take a number of tokens at a time"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"
@@ -105,7 +105,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         call.model.tally.apart[reason] += 1
     if reason is not None:
         return None
-    row = rows_as_documents(real, ids.device, declared.positions) if layout is None else in_one_row(layout)
+    row = rows_as_documents(real, ids.device, declared.positions) if layout is None else layout.without_padding()
     return Prefixes(*found, row.device, row)
 
 
@@ -134,7 +134,7 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
         return False
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
         return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
-    return not (call.has_labels or call.wants_last_logits) or bool(call.entry.inner)
+    return not (call.has_labels or call.wants_last_logits) or call.entry.holds_models
 
 
 def _is_of_call(value: object) -> bool:
@@ -158,14 +158,6 @@ def _draws(model: nn.Module) -> bool:
         ):
             return True
     return False
-
-
-def in_one_row(layout: PackedLayout) -> PackedLayout:
-    """Return the documents of packed rows without runs of padding, end to end in a single row."""
-    real = real_documents(layout)
-    told = (layout.first_positions, layout.largest_positions)
-    first, largest = (None if of is None else of[real] for of in told)
-    return one_row(layout.sizes[real], layout.device, first, largest)
 
 
 def find(

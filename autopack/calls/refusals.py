@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 import numpy as np
@@ -11,29 +10,26 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
-from autopack.inspection.callers import FORWARDS, callers
+from autopack.inspection.callers import FORWARDS, STEPS, callers
 from autopack.inspection.sharding import splits_rows
-from autopack.integrations import boundaries
-from autopack.integrations.accelerate import covered_mixer
-from autopack.integrations.trainers import TRANSFORMERS, at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
+_TRAINERS = "transformers.trainer"
 
-def refuse_bypassed_top(entry: Entry) -> None:
+
+def refuse_bypassed_top(tops: list[Any]) -> None:
     """Raise `OutsideForward` for a backbone that its top's `forward` calls: labels pass the entry.
 
-    A backbone called on its own is fine.
+    `tops` are the models around it. A backbone called on its own is fine.
     """
-    tops = entry.model.anatomy.entries[: entry.level]
-    for caller in callers(function=FORWARDS) if tops else ():
+    for caller in callers(function=FORWARDS):
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
@@ -48,26 +44,11 @@ def refuse_what_trainers_lose(call: Call) -> None:
     Its data may come without the boundaries of documents, or its loss may add up whole rows.
     """
     model = call.model
-    if TRANSFORMERS.package not in sys.modules or call.outer is not None or model.is_settling:
+    if call.outer is not None or model.is_settling or _TRAINERS not in sys.modules:
         return
-    for trainer, adapter in at_work():
-        layout = call.declared.layout
-        if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
-            name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
-            raise InvalidPacking(
-                f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as "
-                f"those of one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the "
-                f"padding.",
-                code="trainer-loses-documents",
-            )
+    if holders := callers(function=STEPS):
         is_fed = call.module.training or call.has_labels
-        if is_fed and (model.fed_by is None or model.fed_by() is not trainer):
-            lost = boundaries.what_is_lost(trainer)
-            if lost is not None:
-                raise InvalidPacking(lost, code="trainer-loses-documents")
-            boundaries.say_what_is_cut(trainer, model.logged)
-            model.fed_by = weakref.ref(trainer)
-        return  # those around the innermost one have nothing to do with this call
+        model.neighbours.check_step(model, holders, call.name, call.declared.layout, is_fed)
 
 
 def refuse_split_rows(call: Call) -> None:
@@ -89,7 +70,7 @@ def refuse_split_rows(call: Call) -> None:
 def check_sites(model: EnabledModel) -> None:
     """Raise `SiteDrift` for a covered site of this model, `UnsupportedModel` for a mixer."""
     model.lease.check()
-    covered = covered_mixer(model.anatomy.mixers) if model.anatomy.mixers else None
+    covered = model.neighbours.covered_mixer
     if covered is not None:
         raise UnsupportedModel(
             f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
@@ -107,8 +88,10 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     if (mask := call.arguments.get("attention_mask")) is not None:
         _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
-    refuse_early_positions(call, layout)
-    _refuse_uneven_chunks(call, layout)
+    if call.entry.earliest_position:
+        refuse_early_positions(call, layout)
+    if call.anatomy.chunked:
+        _refuse_uneven_chunks(call, layout)
     if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
     if "encoder_hidden_states" in call.given:
@@ -133,8 +116,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
-    for module in call.anatomy.chunked:
-        size = vars(module)["chunk_size_feed_forward"] or 1
+    for size in call.model.chunk_sizes:
         if layout.columns % size:
             raise InvalidPacking(
                 f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "
@@ -267,7 +249,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     They begin after padding's position; those before it are other rows of the table.
     """
     first, least = layout.first_positions, call.entry.earliest_position
-    if first is None or not least or not call.entry.uses_positions:
+    if first is None or not call.entry.uses_positions:
         return
     early = (first < least) & real_documents(layout)
     if early.any():

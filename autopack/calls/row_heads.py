@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls.call import Call
-from autopack.calls.plan import CallPlan, Delegate
+from autopack.calls.call import Call, CallPlan
+from autopack.calls.padding_rules import Delegate
 from autopack.calls.rows import without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads

@@ -7,17 +7,16 @@ other head gets the usual padded form, from a backbone that ran on the packed ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.calls import outputs
-from autopack.calls.call import DROPPED, Call
+from autopack.calls import outputs, refusals
+from autopack.calls.call import DROPPED, Call, CallPlan
 from autopack.calls.outputs import restore
-from autopack.calls.plan import CallPlan
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
@@ -54,11 +53,9 @@ class RowsPlan(CallPlan):
     def __init__(self, call: Call, *given: Any):
         super().__init__(call, *given)
         # Some logits, and images, may be as many as rows. Asked here, since no trace reads a property that is kept.
-        self._most_dimensions = 2 if call.media or call.wants_last_logits else 9
-
-    def per_row(self, output: Any, rows: int, columns: int) -> list[Any]:
-        """Return the parts of an output that may have one result per row that ran."""
-        return outputs.of_each_row(output, rows, columns, self.scope.model.widths, self._most_dimensions)
+        most = 2 if call.media or call.wants_last_logits else 9
+        self._sizes = call.model.widths, most
+        """What tells results of rows from those of tokens: see `of_each_row`."""
 
 
 class Packed(RowsPlan):
@@ -72,8 +69,10 @@ class Packed(RowsPlan):
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
-        padding = _padding_to_take_out(call, layout, arguments)
-        self.masks = bool(layout.is_padding is not None and not padding and entry.inner and call.wants_router_loss)
+        padding = None
+        if layout.is_padding is not None:
+            padding = _padding_to_take_out(call, layout, arguments)
+            self.masks = padding is None and entry.holds_models and call.wants_router_loss
         if self.masks:  # the loss of routers is over tokens alone, and finds them by it
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         images = images_of_documents(call, layout) if call.media else None
@@ -89,7 +88,7 @@ class Packed(RowsPlan):
         elif padding is not None:
             of_row, volume = replace(scope, layout=layout.without_padding()), volume.without_padding()
         if way is not None and of_row is not None:
-            if entry.inner and (inside or call.wants_last_logits or entry.foreign or entry.has_other_head):
+            if entry.holds_models and (inside or call.wants_last_logits or entry.foreign or entry.has_other_head):
                 self.inside = of_row, way
             else:
                 self.way, scope, arguments = way, of_row, gathered(arguments, way)
@@ -99,7 +98,7 @@ class Packed(RowsPlan):
     def _restored(self, ended: Activation, module: nn.Module, output: Any, way: TokenMap) -> Any:
         """Return the output of the row that ran, as packed rows."""
         model, level = self.scope.model, self.call.entry.level
-        names = self.per_row(output, *way.into)
+        names = of_each_row(output, *way.into, *self._sizes)
         if not names:
             return restore(output, way, pooled=False, read=model.padding_read)
         outputs.remember(model, level, output, names, way.tokens)
@@ -111,7 +110,7 @@ class Packed(RowsPlan):
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = self._restored(ended, module, output, self.way)
-        names = self.per_row(output, layout.rows, layout.columns)
+        names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
         return outputs.of_documents(self.scope.model, module, self._as_rows, layout, output, names)
@@ -140,7 +139,7 @@ class Unpadded(RowsPlan):
             self.way = TokenMap.of_real(real, padding.device, once.columns)
             arguments = gathered(arguments, once.row)
         scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
-        if shared is not once and shared is not None and call.entry.inner:
+        if shared is not once and shared is not None and call.entry.holds_models:
             self.inside = of_prefixes(scope, shared), shared.row
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
@@ -163,15 +162,10 @@ class Unpadded(RowsPlan):
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         call, model, way = self.call, self.scope.model, self.way
-        names = self.per_row(output, *way.into)
+        names = of_each_row(output, *way.into, *self._sizes)
         if not names or (ended.pooled and len(way.real) == 1):
             return restore(output, way, ended.pooled, model.padding_read)
-        if call.documents is not None:
-            raise UnsupportedModel(
-                f"{call.name}: {outputs.ONE_PER_ROW}, and {call.documents} reads it, so documents of packed rows "
-                f"cannot be run without padding. Run them one per row.",
-                code="result-per-row",
-            )
+        refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
         outputs.remember(model, call.entry.level, output, names, way.tokens)
         model.tally.unpadded = model.tally.unpadded.minus(self.volume)
@@ -200,7 +194,7 @@ class Inside(RowsPlan):
     @classmethod
     def at(cls, call: Call, outer: Activation) -> Inside | None:
         """Return the plan for a call inside a planned one whose tokens run as such a row."""
-        if call.entry.inner or outer.scope.layout is None:
+        if call.entry.holds_models or outer.scope.layout is None:
             return None
         scope, way = outer.plan.inside
         frame = Frame(*way.shape)
@@ -214,6 +208,26 @@ class Inside(RowsPlan):
         return restore(output, self.way, pooled=False)
 
 
+def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
+    """Return the names or places of output tensors that may have a value per row, by shape.
+
+    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
+    of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
+    tuples, which have one for each layer.
+    """
+    found = []
+    parts = output if isinstance(output, Mapping) else outputs.parts_of(output)
+    for name, value in parts.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
+            continue
+        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
+        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
+        is_vectors = value.dim() == 2 and value.shape[1] in widths
+        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
+            found.append(name)
+    return found
+
+
 def of_prefixes(scope: Scope, once: Prefixes) -> Scope:
     """Return the scope of the row that holds common beginnings once."""
     return replace(scope, layout=once.documents, prefixes=once)
@@ -224,9 +238,9 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 
     It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
     """
-    chunked = any((vars(module)["chunk_size_feed_forward"] or 1) > 1 for module in call.anatomy.chunked)
-    fixed = layout.slots is not None or chunked
-    if layout.is_padding is None or fixed or not call.model.options.unpad:
+    if layout.slots is not None or not call.model.options.unpad:
+        return None
+    if call.model.chunk_sizes - {1}:
         return None
     real, entry = real_tokens(layout), call.entry
     little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
@@ -234,9 +248,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
     reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
     of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
-    of_columns = of_columns and (call.wants_router_loss or not entry.inner)  # where no model inside runs the row
-    has_pooler = getattr(call.anatomy.entries[-1], "pooler", None) is not None
-    per_row = has_pooler or entry.head is not None or entry.level in call.model.pooling
+    of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)  # where no model inside runs the row
+    per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
     if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
@@ -308,7 +321,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
-    if "use_cache" in entry.names or (by_others and call.anatomy.in_decoder(call.module) is not False):
+    if "use_cache" in entry.names or (by_others and entry.decodes is not False):
         kept["use_cache"] = False
     return kept
 

@@ -21,12 +21,11 @@ from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, releases, sharding
 from autopack.inspection.code_origin import original
 from autopack.inspection.modules import pools_single_tokens
-from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, in_a_group
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Activation, Scope, mark_of
 from autopack.runtime.tally import Volume

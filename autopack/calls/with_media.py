@@ -40,7 +40,7 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
     """Return the first of the called model and its inner ones that numbers tokens, and its method."""
-    for model in (call.module, *call.entry.inner):
+    for model in call.anatomy.entries[call.entry.level :]:
         for name in names:
             if hasattr(model, name):
                 return model, getattr(model, name)

@@ -23,10 +23,10 @@ from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.code import ModelCode
 from autopack.inspection.modules import Anatomy
-from autopack.integrations import accelerate, peft
+from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
-from autopack.runtime.model import EnabledModel, Options, Traits
+from autopack.runtime.model import EnabledModel, Neighbours, Options, Traits
 from autopack.runtime.scope import HANDLE, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
@@ -75,6 +75,10 @@ def attach(
     for module in anatomy.indifferent:
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
+    accelerate.reroute(anatomy.mixers)
+    enabled.neighbours = Neighbours(
+        accelerate.covered_mixer(anatomy.mixers), boundaries.check_step, peft.hands_rows_to_layers
+    )
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
         entry = Entry(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
@@ -153,7 +157,7 @@ def strip_severed(part: nn.Module) -> bool:
         del module.__dict__[MARK]
         remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
     remove_hooks(part, _is_severed)
-    # What of these is of a model that is still enabled is bound again by its next call.
+    # What of these is of a model that is still enabled is bound again by its next call, which finds it changed.
     accelerate.put_back(modules)
     unbind_checkpointing(modules)
     return True

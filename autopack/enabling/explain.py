@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autopack.calls.call import LABELS, Call
+from autopack.calls.call import LABELS, Call, CallPlan
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
-from autopack.calls.plan import CallPlan
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.errors import AutopackError
 from autopack.pages import parts

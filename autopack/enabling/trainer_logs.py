@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from autopack.integrations.trainers import TRANSFORMERS, adapter_of
+from autopack.integrations.trainers import callbacks_of
 from autopack.runtime.tally import Tally, Volume
 from autopack.steps.trainers import cutter_of
 
@@ -141,19 +141,15 @@ def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False)
 def add_logs(trainer: Any, tally: Tally) -> None:
     """Have a trainer log what its model's calls hold; one that does already goes on with this tally."""
     take_logs(trainer)
-    _callbacks(trainer).insert(0, PackingLogs(trainer, tally))
+    callbacks_of(trainer).insert(0, PackingLogs(trainer, tally))
 
 
 def take_logs(trainer: Any) -> None:
     """Take back what `add_logs` has done."""
-    callbacks = _callbacks(trainer)
+    callbacks = callbacks_of(trainer)
     callbacks[:] = [each for each in callbacks if not isinstance(each, PackingLogs)]
 
 
 def logs_packing(trainer: Any) -> bool:
     """Return True if a trainer has the callback."""
-    return any(isinstance(each, PackingLogs) for each in _callbacks(trainer))
-
-
-def _callbacks(trainer: Any) -> list[Any]:
-    return (adapter_of(trainer) or TRANSFORMERS).callbacks_of(trainer)
+    return any(isinstance(each, PackingLogs) for each in callbacks_of(trainer))

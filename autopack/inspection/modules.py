@@ -109,14 +109,6 @@ class Anatomy:
         """The attention modules that mix no tokens of documents."""
         return [*self.towers, *self.within_token]
 
-    def owns_config(self, config: Any) -> bool:
-        """Return True if this model's text modules, or one of its layers, read this config."""
-        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
-        return any(
-            config is own or (type(config) is type(own) and getattr(own, "is_heterogeneous", False))
-            for own in self.configs
-        )
-
     def in_decoder(self, module: nn.Module) -> bool | None:
         """Return True for a module in the decoder, False in the encoder, None in neither."""
         found = (bool(decodes) for decodes, half in enumerate(self.halves or ()) if module in set(half.modules()))

@@ -29,10 +29,9 @@ Group = Any
 def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
     """Return the distinct process groups by which `root` gathers parameters or reduces gradients.
 
-    All ranks find them in the same order. Empty if every process has its parameters whole.
+    All ranks find them in the same order. Empty if every process has its parameters whole. It is
+    asked in a group of processes only.
     """
-    if not in_a_group():
-        return ()
     found = {id(group): group for module in root.modules() for group in _groups_of(module)}
     return tuple(group for group in found.values() if torch.distributed.get_world_size(group) > 1)
 
@@ -42,20 +41,12 @@ def gathers_inside(module: nn.Module) -> bool:
     return any(next(iter(_groups_of(part)), None) is not None for part in module.modules() if part is not module)
 
 
-def in_a_group() -> bool:
-    """Return True if this process is one of several that work together."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
     """Return the mechanism that splits rows over ranks (context or sequence parallelism), or None.
 
     That is torch's `context_parallel` while it is in force, or an attention function that calls
-    other processes in a call of a model in this mode.
+    other processes in a call of a model in this mode. It is asked in a group of processes only.
     """
-    if not in_a_group():
-        return None
     sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     if str(getattr(sdpa, "__module__", "")).startswith("torch.distributed"):
         return "torch's context_parallel"

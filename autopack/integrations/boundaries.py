@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.inspection.randomness import drawing_nothing
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, iterables_of
+from autopack.integrations.trainers import (
+    adapter_of,
+    collator_of,
+    datasets_of,
+    drops_columns,
+    found_columns,
+    iterables_of,
+    trainers_among,
+)
 from autopack.layout import COMPLETION_KEYS, LABEL_KEYS, declarations
+from autopack.layout.packed import PackedLayout, real_documents
+from autopack.runtime.model import EnabledModel
 
 logger = logging.getLogger(__name__)
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
@@ -39,13 +50,12 @@ class KeptColumns(list[str]):
 
 def keep_columns(trainer: Any) -> None:
     """Let a trainer keep the columns that `PackingCollator` reads but its model does not name."""
-    adapter = _adapter(trainer)
-    collator = adapter.collator_of(trainer)
-    if not (adapter.drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
+    collator = collator_of(trainer)
+    if not (drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
         return
     before = trainer._signature_columns
-    known = adapter.found_columns(trainer)
-    there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
+    known = found_columns(trainer)
+    there = {name for dataset in datasets_of(trainer) for name in _columns(dataset)}
     added = [name for name in (*_KEPT, *_read_by(collator)) if name in there and name not in known]
     columns = KeptColumns([*known, *added])
     columns.before, columns.added = before, added
@@ -71,22 +81,44 @@ def what_is_lost(trainer: Any) -> str | None:
     collator makes of it has to declare as many documents.
     """
     with drawing_nothing(nn.Module()):  # data sets and collators may draw
-        lost = (_lost(trainer, dataset) for dataset in _adapter(trainer).datasets_of(trainer))
+        lost = (_lost(trainer, dataset) for dataset in datasets_of(trainer))
         return next((reason for reason in lost if reason is not None), None)
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
     """Return why documents of rows that a trainer made are lost, or None; warn unless in `said`."""
-    why = _adapter(trainer).why_documents_are_lost(trainer)
+    adapter = adapter_of(trainer)
+    why = None if adapter is None else adapter.why_documents_are_lost(trainer)
     if why is not None and why not in said:
         said.add(why)
         logger.warning("%s", why)
     return why
 
 
-def _adapter(trainer: Any) -> TrainerAdapter:
-    """Return the adapter of a trainer, or of an object made like transformers' own trainer."""
-    return adapter_of(trainer) or TRANSFORMERS
+def check_step(model: EnabledModel, holders: list[Any], name: str, layout: PackedLayout | None, is_fed: bool) -> None:
+    """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
+
+    `holders` hold the methods that run around the call, the innermost first, `layout` the documents
+    of the call. `name` is the name of the model's class. With `is_fed` the call is one of those
+    that the trainer's data feed, which are looked at in its first one.
+    """
+    trainer, adapter = next(trainers_among(holders), (None, None))  # others have nothing to do with this call
+    if adapter is None:
+        return
+    kind = type(trainer).__name__
+    if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
+        raise InvalidPacking(
+            f"{type(collator_of(trainer)).__name__} made rows of several documents, and {kind} adds up the "
+            f"log-probabilities of a row as those of one sequence. Leave the collator to {kind}: {name} runs its "
+            f"padded batches without the padding.",
+            code="trainer-loses-documents",
+        )
+    if is_fed and (model.fed_by is None or model.fed_by() is not trainer):
+        lost = what_is_lost(trainer)
+        if lost is not None:
+            raise InvalidPacking(lost, code="trainer-loses-documents")
+        say_what_is_cut(trainer, model.logged)
+        model.fed_by = weakref.ref(trainer)
 
 
 def _packs(collator: Any) -> bool:
@@ -162,14 +194,13 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 def _lost(trainer: Any, dataset: Any) -> str | None:
     """Return what is lost of the rows of one data set, as `what_is_lost` does; None if nothing."""
-    adapter = _adapter(trainer)
-    collator, name = adapter.collator_of(trainer), type(trainer).__name__
+    collator, name = collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
     if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):
         return None
     samples = _samples(dataset)
     names = names or list(samples[0])
-    columns = adapter.found_columns(trainer) if adapter.drops_columns(trainer) else names
+    columns = found_columns(trainer) if drops_columns(trainer) else names
     dropped = [column for column in names if column not in columns]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
     row = next((row for row in samples if _documents(row) > 1), {})

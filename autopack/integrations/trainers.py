@@ -7,11 +7,11 @@ transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autopack.inspection.callers import callers
+from autopack.inspection.callers import STEPS, callers
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,6 @@ class TrainerAdapter:
     """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected ones."""
     losses: tuple[str, ...] | None = None
     """Values of `args.loss_type` by which the loss is a mean over examples; None if none is asked about."""
-
-    def drops_columns(self, trainer: Any) -> bool:
-        """Return True if a trainer drops columns that its model's forward does not name."""
-        return hasattr(trainer, "_signature_columns") and bool(trainer.args.remove_unused_columns)
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
@@ -61,30 +57,9 @@ class TrainerAdapter:
         others = [each for each in found if each not in self.losses]
         return f"its loss ({others[0]}) may compare examples of a batch" if others else None
 
-    def found_columns(self, trainer: Any) -> list[str]:
-        """Let a trainer that drops columns find those that it keeps, and return them."""
-        trainer._set_signature_columns_if_needed()
-        return trainer._signature_columns
-
-    def collator_of(self, trainer: Any) -> Any:
-        """Return the collator of a trainer, which makes batches of examples."""
-        return getattr(trainer, "data_collator", None)
-
     def reference_of(self, trainer: Any) -> Any:
         """Return the model that the trained one is compared with; None if there is none."""
         return getattr(trainer, self.reference or "", None)
-
-    def callbacks_of(self, trainer: Any) -> list[Any]:
-        """Return the list of callbacks of a trainer; an empty one if it has none."""
-        return getattr(getattr(trainer, "callback_handler", None), "callbacks", [])
-
-    def datasets_of(self, trainer: Any) -> list[Any]:
-        """Return the data sets of a trainer; one of them may hold several by name."""
-        found: list[Any] = []
-        for name in ("train_dataset", "eval_dataset"):
-            given = getattr(trainer, name, None)
-            found += given.values() if isinstance(given, dict) else [given]
-        return [dataset for dataset in found if dataset is not None]
 
 
 _OF_PAIRS = tuple(
@@ -102,13 +77,41 @@ ADAPTERS = [
     TRANSFORMERS,
 ]
 """Adapters of all known kinds; for a trainer of several kinds the first counts."""
-_STEPS = "training_step|prediction_step"
-"""Methods that train and evaluate, with the trainer as `self`."""
 
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
     """Return the adapter of a trainer, by its class and base classes; None for anything else."""
     return next((each for each in ADAPTERS if derives_from(trainer, each.kind, each.package)), None)
+
+
+def drops_columns(trainer: Any) -> bool:
+    """Return True if a trainer drops columns that its model's forward does not name."""
+    return hasattr(trainer, "_signature_columns") and bool(trainer.args.remove_unused_columns)
+
+
+def found_columns(trainer: Any) -> list[str]:
+    """Let a trainer that drops columns find those that it keeps, and return them."""
+    trainer._set_signature_columns_if_needed()
+    return trainer._signature_columns
+
+
+def collator_of(trainer: Any) -> Any:
+    """Return the collator of a trainer, which makes batches of examples."""
+    return getattr(trainer, "data_collator", None)
+
+
+def callbacks_of(trainer: Any) -> list[Any]:
+    """Return the list of callbacks of a trainer; an empty one if it has none."""
+    return getattr(getattr(trainer, "callback_handler", None), "callbacks", [])
+
+
+def datasets_of(trainer: Any) -> list[Any]:
+    """Return the data sets of a trainer; one of them may hold several by name."""
+    found: list[Any] = []
+    for name in ("train_dataset", "eval_dataset"):
+        given = getattr(trainer, name, None)
+        found += given.values() if isinstance(given, dict) else [given]
+    return [dataset for dataset in found if dataset is not None]
 
 
 def derives_from(thing: Any, kind: str, *packages: str) -> bool:
@@ -131,8 +134,12 @@ def iterables_of(stream: Any) -> list[Any]:
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
-    """Yield the trainers that train or evaluate in this thread, innermost first, with their
-    adapters."""
-    for found in callers(function=_STEPS):
+    """Return the trainers that train or evaluate in this thread, innermost first, with their adapters."""
+    return trainers_among(callers(function=STEPS))
+
+
+def trainers_among(holders: Iterable[Any]) -> Iterator[tuple[Any, TrainerAdapter]]:
+    """Yield the trainers among some objects, with their adapters."""
+    for found in holders:
         if (adapter := adapter_of(found)) is not None:
             yield found, adapter

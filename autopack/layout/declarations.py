@@ -15,11 +15,8 @@ from autopack.layout import IGNORED_LABEL, prepared, ways
 from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import (
-    begins,
-    changes,
     cumulative_starts,
     in_one,
-    position_starts,
     section_starts,
     segment_starts,
 )
@@ -119,7 +116,7 @@ def read(
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
     if positions is not None:
         starting = declarations["position_ids"] & later
-        anew = begins(positions, first, first_position, continues)
+        anew = _begins(positions, first, first_position, continues)
         if any_positions and others and not continues:
             are_own = bool((starting & ~others[0] & ~anew).any())
         jumps = bool(starting.any()) and not anew[starting].any()
@@ -255,7 +252,7 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
     """Yield each declaration: a name for messages, and True where a document starts, (rows,
     columns)."""
     if "position_ids" in host:
-        yield "position_ids", position_starts(host["position_ids"], real)
+        yield "position_ids", _position_starts(host["position_ids"], real)
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
         yield "attention_mask (segment ids)", segment_starts(mask)
@@ -264,6 +261,31 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
             yield name, starts(host[name])
     if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
         yield "cu_seq_lens_q/k", cumulative_starts(host, real)
+
+
+def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
+    if (positions[real] < 0).any():
+        raise InvalidPacking(
+            f"position_ids must not be negative; found {int(positions[real].min())}", code="declaration-invalid"
+        )
+    starts = np.diff(positions, axis=1, prepend=positions[:, :1]) != 1
+    for row in np.flatnonzero(~real.all(axis=1)):
+        # Across a run of padding a document may go on with the next position or with the next column's.
+        columns = np.flatnonzero(real[row])
+        step = np.diff(positions[row, columns])
+        starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
+    return starts
+
+
+def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
+    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
+
+    The row's first position does not count if the row continues a cache. Positions that do not go
+    on by one declare documents only if they begin anew somewhere: generation counts on after
+    padding, and scripts that stretch positions leave gaps.
+    """
+    of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
+    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
@@ -286,7 +308,7 @@ def first_of_row(real: np.ndarray) -> np.ndarray:
 
 def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Make every run of padding a document of its own; refuse padding inside a document."""
-    edges = changes(real.astype(np.int8))
+    edges = np.diff(real, axis=1, prepend=~real[:, :1])
     resumed = edges & later & ~starts
     if resumed.any():
         row, column = np.argwhere(resumed)[0]

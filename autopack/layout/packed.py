@@ -64,7 +64,7 @@ class PackedLayout:
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
         fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
         # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
-        cu_seqlens = self.upload(bounds.astype(np.int32))
+        cu_seqlens = upload(bounds.astype(np.int32), self.device)
         vars(self).update(
             sizes=sizes,
             cu_seqlens=cu_seqlens,

@@ -268,16 +268,28 @@ class Batches:
         part without a value for every token becomes the result of `otherwise`: by default, the part
         of the last batch.
         """
-        first = outputs[0]
-        if isinstance(first, dict):
-            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise) for key in first})
-        if isinstance(first, (tuple, list)):
-            return type(first)(self.together(list(parts), otherwise) for parts in zip(*outputs, strict=True))
-        if not all(each.holds(part) for each, part in zip(self.maps, outputs, strict=True)):
-            return otherwise(outputs)
-        parts = [part.flatten(0, 1) for part in outputs]
-        parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))  # for tokens that no batch has
-        return torch.cat(parts).index_select(0, self.back).unflatten(0, self.shape)
+
+        def joined(*parts: Any) -> Any:
+            if not all(each.holds(part) for each, part in zip(self.maps, parts, strict=True)):
+                return otherwise(list(parts))
+            flat = [part.flatten(0, 1) for part in parts]
+            flat.append(flat[0].new_zeros(1, *flat[0].shape[1:]))  # for tokens that no batch has
+            return torch.cat(flat).index_select(0, self.back).unflatten(0, self.shape)
+
+        return each_part(joined, *outputs)
+
+
+def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
+    """Return the results of `change` for the parts of outputs of one form, in that form.
+
+    A form is made of dictionaries, tuples and lists.
+    """
+    first = outputs[0]
+    if isinstance(first, dict):
+        return type(first)(**{name: each_part(change, *(output[name] for output in outputs)) for name in first})
+    if isinstance(first, tuple | list):
+        return type(first)(each_part(change, *parts) for parts in zip(*outputs, strict=True))
+    return change(*outputs)
 
 
 def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:

@@ -102,31 +102,6 @@ CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "ca
 """
 
 
-def position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
-    if (positions[real] < 0).any():
-        raise InvalidPacking(
-            f"position_ids must not be negative; found {int(positions[real].min())}", code="declaration-invalid"
-        )
-    starts = changes(positions, 1)
-    for row in np.flatnonzero(~real.all(axis=1)):
-        # Across a run of padding a document may go on with the next position or with the next column's.
-        columns = np.flatnonzero(real[row])
-        step = np.diff(positions[row, columns])
-        starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
-    return starts
-
-
-def begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
-    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
-
-    The row's first position does not count if the row continues a cache. Positions that do not go
-    on by one declare documents only if they begin anew somewhere: generation counts on after
-    padding, and scripts that stretch positions leave gaps.
-    """
-    of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
-
-
 def in_one(positions: torch.Tensor) -> torch.Tensor:
     """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
 

@@ -8,7 +8,7 @@ gains no fewer and fuller calls, as packing does elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from autopack.layout.token_map import (
     Grouping,
     TokenMap,
     each_by_itself,
+    each_part,
     equally_long,
     equally_long_documents,
     items_of_share,
@@ -167,19 +168,6 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
         return blocks
 
     return each_part(merged, whole, *outputs)
-
-
-def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
-    """Return the results of `change` for the parts of outputs of one form, in that form.
-
-    A form is made of dictionaries, tuples and lists.
-    """
-    first = outputs[0]
-    if isinstance(first, dict):
-        return type(first)(**{name: each_part(change, *(output[name] for output in outputs)) for name in first})
-    if isinstance(first, tuple | list):
-        return type(first)(each_part(change, *parts) for parts in zip(*outputs, strict=True))
-    return change(*outputs)
 
 
 def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,9 @@ from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
+from autopack.layout.token_map import each_part
 from autopack.layout.ways import CACHES
-from autopack.mixers.alone import MASKS, each_part
+from autopack.mixers.alone import MASKS
 from autopack.patching import Site
 from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope

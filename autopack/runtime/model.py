@@ -10,13 +10,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from autopack.errors import OutsideForward
 from autopack.family import Family
+from autopack.inspection.callers import callers
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.modules import Anatomy, configs_of
+from autopack.inspection.modules import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.inspection.source import parameters_of
@@ -34,6 +36,26 @@ class Around:
     name: str
     place: str | None
     function: str
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Facts of other libraries that calls of one model ask for (`autopack.integrations`).
+
+    `covered_mixer` is the class name of a mixer whose instance has a forward of its own, past
+    autopack's, or None. `check_step` raises in the step of a trainer that loses documents.
+    `hands_rows_to_layers` is True of a model whose layers get a value for each row in this call.
+    """
+
+    covered_mixer: str | None
+    check_step: Callable[..., None]
+    hands_rows_to_layers: Callable[[nn.Module], bool]
+
+
+def in_a_group() -> bool:
+    """Return True if this process is one of several that work together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 @dataclass(frozen=True)
@@ -212,6 +234,8 @@ class EnabledModel:
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
+        self.neighbours: Neighbours
+        """What other libraries mean for its calls; written when it is attached, or again when it has changed."""
         self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
         self.lenient = False
         """True if a call that would be refused runs as it would without autopack (`autopack run`)."""
@@ -314,7 +338,27 @@ class EnabledModel:
                 self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
         return self.said_by_twins[question]
 
+    @property
+    def chunk_sizes(self) -> set[int]:
+        """Numbers of tokens that its layers take at a time, now; empty if they take all."""
+        sizes = {vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked}
+        return {size for size in sizes if size}
+
+    def is_called_from(self, place: str, function: str = ".*") -> bool:
+        """Return True if a running function of a module under `place` holds this model."""
+        return not torch.compiler.is_compiling() and any(map(self._is_held_by, callers(place, function)))
+
+    def _is_held_by(self, caller: Any) -> bool:
+        """Return True if the caller is the model, has it as a part, or keeps either as its `model`."""
+        held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
+        if not isinstance(held, nn.Module):
+            return False
+        entries = self.anatomy.entries
+        return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())
+
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""
-        configs = configs_of(self.anatomy.attention)
-        return tuple(sorted({getattr(config, "_attn_implementation", None) or "eager" for config in configs}))
+        modules: Any = self.anatomy.attention
+        configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None}.values()
+        named = {c._attn_implementation or "eager" for c in configs if hasattr(c, "_attn_implementation")}
+        return tuple(sorted(named))

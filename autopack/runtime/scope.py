@@ -124,7 +124,7 @@ class Activation:
         self.scope = scope
         self.outer = outer  # what was in force before, and will be again
         self.plan = plan
-        """The entry's plan of the call (`autopack.calls.plan.CallPlan`); None in a recomputation."""
+        """The entry's plan of the call (`autopack.calls.call.CallPlan`); None in a recomputation."""
         self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
         self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
         self.deepest = level  # the deepest level that has been entered, whether or not it has been left

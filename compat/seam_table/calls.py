@@ -64,7 +64,7 @@ SEAMS = (
     ),
     seam(
         "generation: its calls are read for documents",
-        "calls.call:generates",
+        "calls.choose:generates",
         returns(False),
         "runtime/test_counts.py",
         "test_generation_of_an_encoder_decoder_is_not_counted[options0]",

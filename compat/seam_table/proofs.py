@@ -144,7 +144,7 @@ SEAMS = (
     ),
     seam(
         "trainers: a column of documents is dropped unseen",
-        "integrations.trainers:TrainerAdapter.drops_columns",
+        "integrations.boundaries:drops_columns",
         returns(False),
         "packing/test_trainers.py",
         "test_evaluation_is_looked_at_too",

@@ -46,6 +46,7 @@ def nothing(model):
 @pytest.fixture
 def gathering(monkeypatch):
     """One process in the place of several."""
+    monkeypatch.setattr("autopack.calls.hooks.in_a_group", lambda: True)
     monkeypatch.setattr("autopack.calls.hooks.gathering_groups", lambda root: (object(),))
 
 

@@ -68,7 +68,7 @@ def attend_between(
     given.pop("position_ids", None)
     if releases.flash_wants_positions():
         given["position_ids"] = layout.position_ids
-    return call.original(call.module, call.query, call.key, call.value, None, **given)
+    return call.original(call.module, *call.states, None, **given)
 
 
 # It serves only models that use it, so what it cannot do is not done for a document alone either: it refuses nothing.

@@ -58,7 +58,7 @@ def attend(call: AttentionCall) -> Output:
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
         options["position_bias"] = _OfDocuments(bias, call.layout)
-    return attention(call.module, call.query, call.key, call.value, blocks, **options)
+    return attention(call.module, *call.states, blocks, **options)
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
@@ -70,7 +70,7 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
     rule = call.mask.rule if isinstance(call.mask, DocumentMask) else masks.plain_rule(True)
     attention = unpatched(releases.attention_function("flex_attention"))
     blocks = _blocks_of_tree(prefixes, rule)
-    return attention(call.module, call.query, call.key, call.value, blocks, **call.options)[0]
+    return attention(call.module, *call.states, blocks, **call.options)[0]
 
 
 def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:

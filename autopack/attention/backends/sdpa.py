@@ -11,16 +11,16 @@ from autopack.attention import per_document, prefixes
 from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
-from autopack.inspection import masks, releases, torches
+from autopack.inspection import masks, releases
 
 
 def attend(call: AttentionCall) -> Output:
     """Attend within each document."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
-    if call.replaces_sdpa or pattern is None or options.get("dropout") or options.get("position_bias") is not None:
+    if pattern is None or call.replaces_sdpa or options.get("dropout") or options.get("position_bias") is not None:
         return _attend_by_function(call)
-    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
-    return attend_compiled(call.layout.slots_on_host, query, key, value, pattern, options.get("scaling")), None
+    states = call.states_for_sdpa()
+    return attend_compiled(call.layout.slots_on_host, *states, pattern, options.get("scaling")), None
 
 
 @torch._dynamo.disable

@@ -71,8 +71,7 @@ def attend(call: AttentionCall) -> Output:
     """Attend within each document; there are no attention weights."""
     pattern, scale, sinks = call.pattern, call.options.get("scaling"), call.options.get("s_aux")
     assert pattern is not None
-    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
-    return attend_varlen(call.layout, query, key, value, pattern, scale, sinks), None
+    return attend_varlen(call.layout, *call.states_for_sdpa(), pattern, scale, sinks), None
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
@@ -82,10 +81,8 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
         return None
     call = with_keys_of_documents(call, prefixes)
-    query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in (call.query, call.key, call.value))
-    return attend_varlen(
-        prefixes.queries, query, key, value, pattern, call.options.get("scaling"), memory=prefixes.keys
-    )
+    states, scale = call.states_for_sdpa(), call.options.get("scaling")
+    return attend_varlen(prefixes.queries, *states, pattern, scale, memory=prefixes.keys)
 
 
 def attend_varlen(
