@@ -29,7 +29,7 @@ from autopack.calls.plan import CallPlan, PassThrough
 from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
-from autopack.inspection import process, torches
+from autopack.inspection import torches
 from autopack.inspection.modules import pool_documents
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
@@ -173,8 +173,6 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
     bind_checkpointing(model.anatomy.checkpointed)
     if model.anatomy.mixers:
         accelerate.reroute(model.anatomy.mixers)
-    if (mode := process.foreign_mode()) is not None:
-        model.is_checked_closely, model.unknown_code = True, mode
 
 
 def _planned(call: Call) -> CallPlan:
