@@ -32,7 +32,7 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.foreign import passes_on
+from autopack.inspection.foreign import is_own, passes_on
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.proving import kept
 from autopack.proving import twin as twins
@@ -278,7 +278,8 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
     if isinstance(value, MethodType):
         return value.__self__ is module
     # What accelerate puts there reads its hook on the module.
-    return isinstance(value, FunctionType | partial) and not passes_on(module, name, value)
+    is_third_party = isinstance(value, FunctionType | partial) and not is_own(value)
+    return is_third_party and not passes_on(module, name, value)
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:

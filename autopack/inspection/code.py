@@ -46,8 +46,8 @@ class ModelCode:
     and columns of a part that is no model.
 
     `places` are those where its functions stand, `others` its third-party functions, and `words`
-    the names in all of it. Names are followed in modules of transformers, and in the Python module
-    of third-party code; what stands there from elsewhere is not followed.
+    the names, strings and numbers in all of it. Names are followed in modules of transformers, and
+    in the Python module of third-party code; what stands there from elsewhere is not followed.
     """
 
     def __init__(self, model: nn.Module, implementations: Iterable[str] = ()):
@@ -57,9 +57,9 @@ class ModelCode:
         self.hook: str | None = None
         self.places: list[Place] = []
         self.others: list[FunctionType] = []
-        self.words = set(_ON_INSTANCES)
+        self.words: set[Any] = set(_ON_INSTANCES)
         self._classes: dict[Any, str | None] = {}
-        self._seen: dict[int, Any] = {}
+        self._seen: set[Any] = set()
         self._waiting: list[FunctionType] = []
         for module in model.modules():
             self._of_class(class_of(module))
@@ -100,9 +100,10 @@ class ModelCode:
         for _, name, value in functions_on(module):
             if name in self.words and not is_own(value):
                 yield f"its {name}, set on the instance, is {whose(value)}", value
-        for hook in _hooks_of_accelerate(module):
-            if not is_own(type(hook)):
-                yield f"a hook by which accelerate runs it is a {type(hook).__qualname__}", type(hook)
+        hook = vars(module).get("_hf_hook")
+        for of_hook in map(type, (hook, *getattr(hook, "hooks", ()))):
+            if not is_own(of_hook):
+                yield f"a hook by which accelerate runs it is a {of_hook.__qualname__}", of_hook
         for losses, kind in _places_of_loss(module):
             if not is_own(losses[kind]):
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
@@ -152,11 +153,11 @@ class ModelCode:
         """
         found = None if is_own(function) else function
         for layer in layers(function):
-            if not isinstance(layer, FunctionType) or id(layer) in self._seen:
+            if not isinstance(layer, FunctionType) or layer in self._seen:
                 continue
-            self._seen[id(layer)] = layer
+            self._seen.add(layer)
             file, held = layer.__code__.co_filename, layer.__globals__
-            self.words |= names_in(layer.__code__)
+            self.words |= names_in(layer.__code__).union(layer.__code__.co_consts)
             if is_in(file, "transformers"):
                 other = self._named(held, names_in(layer.__code__))
                 found = found or other
@@ -177,11 +178,13 @@ class ModelCode:
             value = held.get(name)
             kind = value if isinstance(value, type) else type(value)
             if within is not None and isinstance(value, ModuleType):
-                if not is_own_file(getattr(value, "__file__", None) or "") and id(value) not in self._seen:
-                    self._seen[id(value)] = value
+                if not is_own_file(getattr(value, "__file__", None) or "") and value not in self._seen:
+                    self._seen.add(value)
                     self._named(vars(value), names & vars(value).keys(), within)
             elif within is not None and not is_own(kind):
                 self._of_class(kind, within)
+            elif isinstance(value, int):
+                self.words.add(value)
             if callable(value) or (value is None and within is not None):
                 other = self._stands(held, name, value, within)
                 found = found or other
@@ -192,11 +195,3 @@ def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return where the loss of a model stands: transformers' losses, and its kind."""
     losses = releases.losses() if isinstance(module, PreTrainedModel) else {}
     return [(losses, releases.kind_of_loss(module))] if losses else []
-
-
-def _hooks_of_accelerate(module: nn.Module) -> list[Any]:
-    """Return the hooks by which accelerate runs a module."""
-    found = [hook] if (hook := vars(module).get("_hf_hook")) is not None else []
-    for hook in found:
-        found += getattr(hook, "hooks", ())
-    return found

@@ -105,8 +105,7 @@ def layers(value: Any) -> Iterator[Any]:
             waiting.append(value.func)
         elif isinstance(value, property):
             waiting += [value.fget, value.fset]
-        else:
-            waiting.append(_held(value, "__wrapped__"))
+        waiting.append(_held(value, "__wrapped__"))
 
 
 def is_own(value: Any) -> bool:
@@ -132,9 +131,11 @@ def is_from(value: Any, package: str) -> bool:
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Return True if a function on a module is a library's, or a library's wrapper of its class's."""
+    """Return True for a library's wrapper of a function of a module's class, or its forward there."""
     known = set(map(id, layers(getattr(type(module), name, None))))
-    return all(id(layer) in known or _is_own_layer(layer) for layer in layers(value))
+    found = list(layers(value))
+    wraps = name == "forward" or not known.isdisjoint(map(id, found))
+    return wraps and all(id(layer) in known or _is_own_layer(layer) for layer in found)
 
 
 def whose(function: Any) -> str:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from autopack import tiny
 from autopack.inspection.code import ModelCode
+from autopack.inspection.configs import text_config
 from autopack.inspection.foreign import is_from, is_of_library, original, passes_on
 from autopack.proving import configuration
 from autopack.proving.alike import alike
@@ -76,6 +77,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     best: Twin | None = None
     try:
         for config in alike(model.config):
+            _keep_vocabulary(config, model, whole.read)
             twin = _built(cls, config, model, dtype).to(device)
             _pad_as(twin, model)
             missing = _missing(words, configuration.describe(twin.config))
@@ -92,6 +94,14 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     if best is None:
         raise NoTwin(why or "its class makes no tiny model")
     return best
+
+
+def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> None:
+    """Give a twin the model's vocabulary size if its code holds that number."""
+    for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
+        size = vars(whole).get("vocab_size")
+        if size and size in read and "vocab_size" in vars(part):
+            part.vocab_size = size
 
 
 def own_class(model: nn.Module) -> Any:
@@ -190,7 +200,7 @@ class Kinds:
 
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
-        self._read = ModelCode(model).words
+        self.read = ModelCode(model).words
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
@@ -199,7 +209,7 @@ class Kinds:
         # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
         wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(cls, "peft")
         if not wraps:
-            self.by_name[name] = (above, cls, frozenset(_attributes(module, self._read)))
+            self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
         for child_name, child in module.named_children():
             self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
 
@@ -230,7 +240,7 @@ def _written(function: Any) -> Any:
     return function.__code__ if getattr(function, "__closure__", None) else function
 
 
-def _attributes(module: nn.Module, read: set[str]) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a module that its code may read.
 
     They are flags and names as they are, types of numbers and the like, names of parts, and
@@ -246,7 +256,7 @@ def _attributes(module: nn.Module, read: set[str]) -> Iterator[tuple[str, Any]]:
         kind: Any = type(module)
         if name not in read and not hasattr(kind, name):
             continue
-        if name == "forward" and passes_on(module, name, value):  # accelerate's
+        if passes_on(module, name, value):  # accelerate's
             continue
         if isinstance(value, (bool, str, type(None))):
             yield name, value
