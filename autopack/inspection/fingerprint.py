@@ -26,7 +26,6 @@ _FOLLOWED = frozenset(
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_PLAIN = (torch.Tensor, nn.Parameter, type(None))
 
 
 class Fingerprint:
@@ -34,15 +33,11 @@ class Fingerprint:
 
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
         modules = list(model.modules())
-        # What torch.jit has made keeps its parts and tensors in objects of its own, and they do not change.
-        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        children = [module._modules for module in plain]
-        # A dict is held, and what somebody puts into it is seen.
-        tensors = [held for module in plain for held in (module._parameters, module._buffers)]
+        # What torch.jit has made keeps its parts in an object of its own, and they do not change.
+        children = [module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)]
         # One entry for each place: the same function stands in many trees of calls.
         on_modules = (place for module in modules for place in functions_on(module))
         places = list({(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values())
-        others = code.others
         self._parts = [
             _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
             _Part(
@@ -50,8 +45,7 @@ class Fingerprint:
                 lambda: ([*map(len, map(vars, modules))], [held.get(name) for held, name in places]),
                 lambda: _functions(places, modules),
             ),
-            _Part("third-party code that it calls", lambda: list(map(_WRITTEN, others))),
-            _Part("the types of its tensors", partial(_values, tensors), partial(_types_in, tensors)),
+            _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part("what stands in the place of torch's functions", process.held, process.foreign),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
             _Part("its hooks", partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
@@ -101,12 +95,6 @@ def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[
     held = [(mapping, name, mapping.get(name)) for mapping, name in places]
     held += [place for module in modules for place in functions_on(module)]
     return {(id(mapping), name): original(value) for mapping, name, value in held if not only_checkpoints(value)}
-
-
-def _types_in(held: list[dict[str, Any]]) -> frozenset[type]:
-    """Return the types of parameters and buffers in dicts, without plain and torch's tensors."""
-    kinds = set(map(type, chain.from_iterable(map(dict.values, held))))
-    return frozenset(kind for kind in kinds if kind not in _PLAIN and kind.__module__.partition(".")[0] != "torch")
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:

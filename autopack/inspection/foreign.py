@@ -125,9 +125,9 @@ def is_from(value: Any, package: str) -> bool:
     """Return True if a class, or a function that wraps libraries' at most, is a package's."""
     if isinstance(value, type):
         return is_in(file_of(value.__module__) or "", package) and found_by_name(value)
-    files = [layer.__code__.co_filename for layer in layers(value) if isinstance(layer, FunctionType)]
-    inside = [is_in(file, package) for file in files]
-    return any(inside) and all(known or is_own_file(file) for file, known in zip(files, inside, strict=True))
+    files = {layer.__code__.co_filename for layer in layers(value) if isinstance(layer, FunctionType)}
+    others = {file for file in files if not is_in(file, package)}
+    return others != files and all(map(is_own_file, others))
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:

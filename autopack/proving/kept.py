@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from types import BuiltinFunctionType, FunctionType
+from types import CodeType
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
@@ -31,8 +31,9 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
         return None
     kinds = Kinds(model).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
-    values = [*losses, *(value for _, _, attributes in kinds.values() for _, value in attributes)]
-    if any(map(_is_made_anew, values)):
+    values = [value for _, _, attributes in kinds.values() for _, value in attributes]
+    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    if any(isinstance(part, CodeType) for part in parts):  # of closures, which may hold different things
         return None
     served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
     functions = tuple(value for _, _, value in code.places)
@@ -52,14 +53,6 @@ def answered(key: Hashable, ask: Callable[[], T]) -> T:
 def forget() -> None:
     """Forget all answers."""
     _answers.clear()
-
-
-def _is_made_anew(value: Any) -> bool:
-    """Return True for functions that no module holds by their name, such as closures."""
-    if isinstance(value, tuple):
-        return any(map(_is_made_anew, value))
-    plain = value is None or isinstance(value, (bool, str, type))
-    return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
 
 
 def _fields(config: Any) -> Any:

@@ -100,7 +100,7 @@ def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> Non
     """Give a twin the model's vocabulary size if its code holds that number."""
     for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
         size = vars(whole).get("vocab_size")
-        if size and size in read and "vocab_size" in vars(part):
+        if size and size in read:
             part.vocab_size = size
 
 

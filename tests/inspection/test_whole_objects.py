@@ -151,7 +151,8 @@ def test_what_mixes_tokens_is_refused_before(name):
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
     with autopack.enable(model):
-        for _ in range(4):  # the fifth is checked for no reason but the change
+        # The fifth is checked for no reason but the change. Weights are compared by checks alone: of the eighth call.
+        for _ in range(7 if name == "a type of weights" else 4):
             CALL.packed(model)
         with in_place(name, model, mixes=True), refused("not-exact", "leak-detected"):
             CALL.packed(model)
