@@ -15,7 +15,7 @@ import torch
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection.code_origin import located
+from autopack.inspection.foreign import is_of_library
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, equally_long
 
@@ -103,7 +103,7 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
     heads. Raises `UnsupportedModel` if third-party code could mean the columns by it.
     """
     columns, length = call.layout.columns, option.shape[1]
-    if length == columns == call.query.shape[1] and not located(type(call.module)):
+    if length == columns == call.query.shape[1] and not is_of_library(type(call.module)):
         raise UnsupportedModel(
             f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function for a "
             f"row of {columns} tokens, and has {length} heads: autopack cannot tell heads from tokens. Add a token of "

@@ -31,7 +31,6 @@ from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
 from autopack.inspection.modules import pool_documents
-from autopack.inspection.process import foreign_mode
 from autopack.inspection.sharding import gathering_groups
 from autopack.layout.token_map import TokenMap
 from autopack.patching import Site
@@ -171,8 +170,6 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
         model.follow_code()
     model.lease.follow(model.implementations())
     bind_checkpointing(model.anatomy.checkpointed)
-    if (mode := foreign_mode()) is not None:
-        model.is_checked_closely, model.unknown_code = True, mode
 
 
 def _planned(call: Call) -> CallPlan:

@@ -121,7 +121,7 @@ def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
     if _draws(call.module):
         yield "dropout or noise is on, which every row draws for itself"
     parts = [module for module in call.module.modules() if module is not call.module]
-    if any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values()):
+    if any(looks_at_rows(hook) for part in parts for hook in hooks_of(part).values()):
         yield "a hook looks into its layers, and would see the row that runs"
     why = call.model.ask_twin("prefixes")
     if why is not None:

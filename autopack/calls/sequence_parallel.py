@@ -19,7 +19,7 @@ from autopack.calls.outputs import loss_of
 from autopack.calls.rows import RowsPlan, arguments_of_rows
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, releases, sharding
-from autopack.inspection.code_origin import original
+from autopack.inspection.foreign import original
 from autopack.inspection.modules import pools_single_tokens
 from autopack.layout import declarations
 from autopack.layout.host import host_values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import re
 from collections.abc import Iterator
@@ -32,8 +31,8 @@ from autopack.enabling.reading import (
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.code import ModelCode
-from autopack.inspection.code_origin import is_own, passes_on
 from autopack.inspection.fingerprint import Fingerprint
+from autopack.inspection.foreign import is_own, passes_on
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.proving import kept
 from autopack.proving import twin as twins
@@ -259,11 +258,11 @@ def _not_renewed(enabled: EnabledModel) -> None:
 
 def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
     """Put on a twin what somebody has put on modules of the model: losses and methods. Hooks stay the model's."""
+    stand_ins = dict(twin.model.named_modules())
     for name, module in model.named_modules():
-        own = {n: v for n, v in vars(module).items() if _comes_along(n, v, module)}
-        stand_in = twin.counterpart(model, name) if own else None
-        if stand_in is not None:
-            stand_in.__dict__.update({attribute: rebound(value, module, stand_in) for attribute, value in own.items()})
+        if (stand_in := stand_ins.get(name)) is not None:
+            own = {n: rebound(v, module, stand_in) for n, v in vars(module).items() if _comes_along(n, v, module)}
+            stand_in.__dict__.update(own)
     known = twins.Kinds(twin.model)
     if left := twins.Kinds(model).without(known):
         _call(twin.model)  # the model may have been called before, and keep something of it
@@ -273,26 +272,22 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on another one.
-
-    It is a loss, a method, a third-party forward, or a function without a closure."""
-    if name == "_loss_function":
-        return True
-    if name == "forward" and isinstance(value, (FunctionType, partial)):
-        return not is_own(value) and not passes_on(module, name, value)  # accelerate's reads its hook on the module
-    if name.startswith("_") or not inspect.isroutine(value):
-        return False
+    """Return True for code on a module that works on another one: a loss, a method, a third-party function."""
+    if name.startswith("_"):
+        return name == "_loss_function"
     if isinstance(value, MethodType):
         return value.__self__ is module
-    return isinstance(value, FunctionType) and value.__closure__ is None and name == "loss_function"
+    # What accelerate puts there reads its hook on the module.
+    is_third_party = isinstance(value, FunctionType | partial) and not is_own(value)
+    return is_third_party and not passes_on(module, name, value)
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     """Return the classes of modules that the twin has no like of. Raises `NoTwin` if one of them is a model."""
-    kinds = twins.Kinds(model)
     for name, module in twin.others.items():
         if not name or isinstance(module, PreTrainedModel):
-            raise NoTwin(f"{name or 'the model'} is not as its class makes it: {_different(kinds, twin, name)}")
+            said = _different(twins.Kinds(model), twin, name)
+            raise NoTwin(f"{name or 'the model'} is not as its class makes it: {said}")
     return list(dict.fromkeys(type(module).__name__ for module in twin.others.values()))
 
 

@@ -36,8 +36,6 @@ def renew(enabled: EnabledModel) -> None:
     Later calls refuse what cannot be served; padded batches then stay as they come.
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
-    # Hooks are not put on twins, and people put them on one rank alone.
-    known = enabled.by_twin if enabled.fingerprint is not None and enabled.fingerprint.only_hooks() else None
     enabled.fingerprint = None  # until it is settled: after an interrupt the next call looks at it again
     if enabled.live is not None:
         enabled.live.begin_anew()
@@ -53,14 +51,14 @@ def renew(enabled: EnabledModel) -> None:
                 remove_hooks(module)  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family, known)
+        settle(model, enabled, family)
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error.message}"
         enabled.proof = _unproven(reason)
 
 
-def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, known: Proof | None = None) -> None:
-    """Attach to a model and prove it, unless it is `known` what its twin says; from then on it is watched."""
+def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
+    """Attach to a model and prove it; from then on it is watched."""
     # Asked when rows first begin alike, ranks first share them or media first come, and then of what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
     with enabled.settling():
@@ -69,15 +67,15 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, known:
         code = attach(model, enabled, family, partial(first_label_counts_in_twin, model))
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
-        enabled.by_twin = known or _proof(model, enabled, code)
-        enabled.proof = _seen(enabled.by_twin, code) if verify else enabled.by_twin
+        proof = _proof(model, enabled, code)
+        enabled.proof = _seen(proof, code) if verify else proof
         is_whole = enabled.proof.source in ("twin", "")
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
         enabled.is_checked_closely = bool(verify) and (bool(code.foreign) or code.hook is not None or not is_whole)
         if verify == "strict" and enabled.proof.source != "twin":
             enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
         _say_what_is_left_out(model, enabled)
-        enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs, enabled.changes)
+        enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:

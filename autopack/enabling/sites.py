@@ -12,7 +12,7 @@ from autopack.calls.hooks import adapt_forward
 from autopack.calls.met_inside import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
-from autopack.inspection.code_origin import is_own, located
+from autopack.inspection.foreign import is_of_library, is_own
 from autopack.inspection.modules import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
@@ -63,7 +63,7 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
     """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are transformers' own."""
-    own = (kind for kind in map(modules.defining_class, kinds) if located(kind) and kind is not nn.Module)
+    own = (kind for kind in map(modules.defining_class, kinds) if is_of_library(kind) and kind is not nn.Module)
     return (Site(module, path, adapt_forward, soft=True) for module, path in modules.forwards_of(own))
 
 

@@ -25,8 +25,8 @@ from autopack.auditing.running import Runner, weighted_sum
 from autopack.enabling.by_twin import enabled_like, is_refusal, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import as_float32, callable_part
 from autopack.errors import AutopackError
-from autopack.inspection.code_origin import is_of_library, whose
-from autopack.inspection.put_on import hooks_of, is_foreign_hook
+from autopack.inspection.foreign import is_own, whose
+from autopack.inspection.put_on import hooks_of
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
@@ -107,7 +107,7 @@ def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels
     """
 
     for name, module in model.named_modules():
-        hook = next((hook for hook in hooks_of(module).values() if is_foreign_hook(hook)), None)
+        hook = next((hook for hook in hooks_of(module).values() if not is_own(hook)), None)
         if hook is not None:
             # One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
             return f"no twin of it tells whether it gives the same: it has no hook, and {whose(hook)} is on {name}"
@@ -126,7 +126,7 @@ def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels
 def _refuse_what_it_lacks(twin: Twin, model: PreTrainedModel) -> None:
     """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at the token before."""
     for name, module in twin.others.items():
-        if not all(map(is_of_library, twins.own_class(module).__mro__)):
+        if not is_own(twins.own_class(module)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from transformers import PretrainedConfig
 
 from autopack.inspection import process
 from autopack.inspection.code import ModelCode
-from autopack.inspection.code_origin import Place, is_of_autopack, is_own, original
-from autopack.inspection.followed import Key
-from autopack.inspection.put_on import HOOKS, NOISE, functions_on, hooks_of, is_foreign_hook, looks_at_rows, types_in
+from autopack.inspection.foreign import is_own, layers, original
+from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
     "_attn_implementation_internal _attn_implementation _experts_implementation_internal _name_or_path _commit_hash "
@@ -27,74 +25,35 @@ _FOLLOWED = frozenset(
     "output_hidden_states output_attentions output_router_logits".split()
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
-_OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
-"""Options of torch's checkpoint function that do not change a layer's results."""
-_HOOKS = "its hooks"
-_RESTLESS = 4
-"""Number of changes after which a value counts as state."""
+_WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Fingerprint:
     """A model as it was at the last look; `changed` names the first difference from it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        code: ModelCode,
-        configs: list[PretrainedConfig],
-        changes: Counter[Key] | None = None,
-    ):
+    def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
         modules = list(model.modules())
-        # What torch.jit has made keeps its parts and tensors in objects of its own, and they do not change.
-        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        children = [module._modules for module in plain]
-        # A dict is held, and what somebody puts into it is seen.
-        tensors = [held for module in plain for held in (module._parameters, module._buffers)]
-        places = [*code.places, *(place for module in modules for place in functions_on(module))]
-        places += [(vars(module), NOISE, vars(module)[NOISE]) for module in modules if NOISE in vars(module)]
+        # What torch.jit has made keeps its parts in an object of its own, and they do not change.
+        children = [module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)]
         # One entry for each place: the same function stands in many trees of calls.
-        places = list({(id(mapping), name): (mapping, name, value) for mapping, name, value in places}.values())
-        self._followed, self._changes = code.followed, Counter() if changes is None else changes
+        on_modules = (place for module in modules for place in functions_on(module))
+        places = list({(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values())
         self._parts = [
             _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
             _Part(
                 "a function on one of its modules, its forward or its loss",
-                lambda: ([*map(len, map(vars, modules))], [mapping.get(name) for mapping, name, _ in places]),
+                lambda: ([*map(len, map(vars, modules))], [held.get(name) for held, name in places]),
                 lambda: _functions(places, modules),
             ),
-            _Part("the types of its tensors", partial(_values, tensors), partial(types_in, tensors)),
-            _Part("what stands in the place of torch's functions", process.held, lambda: process.foreign(code.words)),
+            _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
+            _Part("what stands in the place of torch's functions", process.held, process.foreign),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
-            _Part(_HOOKS, partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
+            _Part("its hooks", partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
         ]
 
     def changed(self) -> str | None:
         """Return the first change, in words, or None."""
-        if self._followed.held and any(is_code for _, is_code in self._followed.changes()):
-            return "code that third-party code calls"
-        for part in self._parts:
-            if part.changed():
-                return part.said
-        return None
-
-    def only_hooks(self) -> bool:
-        """Return True if nothing has changed but third-party hooks, which are the last part."""
-        return self.changed() == _HOOKS
-
-    def values_changed(self) -> bool:
-        """Return True if a value that third-party code reads has changed since the last query.
-
-        A value that often differs (a counter) is the code's state, and is compared a few times
-        only.
-        """
-        found = False
-        for key, is_code in self._followed.changes() if self._followed.held else ():
-            if not is_code and self._changes[key] < _RESTLESS:
-                self._changes[key] += 1
-                found = True
-        if found:
-            self._followed.take()
-        return found
+        return next((part.said for part in self._parts if part.changed()), None)
 
 
 class _Part:
@@ -128,12 +87,12 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
     return [*map(len, dicts), *map(id, chain.from_iterable(map(dict.values, dicts)))]
 
 
-def _functions(places: list[Place], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
+def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
     """Return the functions at places and on modules, as they are without autopack.
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between calls.
     """
-    held = [(mapping, name, mapping.get(name)) for mapping, name, _ in places]
+    held = [(mapping, name, mapping.get(name)) for mapping, name in places]
     held += [place for module in modules for place in functions_on(module)]
     return {(id(mapping), name): original(value) for mapping, name, value in held if not only_checkpoints(value)}
 
@@ -148,22 +107,13 @@ def _watched_hooks(modules: list[nn.Module], known: set[int]) -> list[int]:
 
     transformers puts on its own when a user first asks for hidden states.
     """
-    hooks = ((number, hook, module) for module in modules for number, hook in hooks_of(module).items())
-    return [n for n, hook, module in hooks if n in known or is_foreign_hook(hook) or looks_at_rows(hook, module)]
+    hooks = ((number, hook) for module in modules for number, hook in hooks_of(module).items())
+    return [number for number, hook in hooks if number in known or not is_own(hook) or looks_at_rows(hook)]
 
 
 def only_checkpoints(function: Any) -> bool:
-    """Return True if a function is torch's own checkpoint function.
-
-    autopack may have bound the documents of a forward around it.
-    """
-    while True:
-        if is_of_autopack(function) and hasattr(function, "function"):
-            function = function.function
-        elif type(function) is partial and not function.args and function.keywords.keys() <= _OF_CHECKPOINTS:
-            function = function.func
-        else:
-            return function is torch.utils.checkpoint.checkpoint and is_own(function)
+    """Return True if a function is torch's own checkpoint function, with options or without."""
+    return is_own(function) and any(layer is torch.utils.checkpoint.checkpoint for layer in layers(function))
 
 
 def _fields(config: PretrainedConfig) -> dict[str, Any]:

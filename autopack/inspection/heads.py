@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from autopack.inspection import releases
-from autopack.inspection.code_origin import located
+from autopack.inspection.foreign import is_of_library
 from autopack.inspection.source import forward_codes, parameters_of
 
 _CHOICES = (
@@ -55,8 +55,8 @@ def row_head(model: Any) -> RowHead | None:
     only for a head that third-party code has written anew.
     """
     classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
-    known = [cls for cls in type(model).__mro__ if located(cls)]
-    own = any(located(cls) for cls in classes)
+    known = [cls for cls in type(model).__mro__ if is_of_library(cls)]
+    own = any(is_of_library(cls) for cls in classes)
     names = [cls.__name__ for cls in (known if own else type(model).__mro__)]
     found = (head for name in names for ends, head in _HEADS.items() if name.endswith(ends))
     return next((head(type(model).__name__) for head in found), None)

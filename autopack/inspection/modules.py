@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.errors import SiteDrift
-from autopack.inspection.code_origin import found_by_name, located
+from autopack.inspection.foreign import found_by_name, is_of_library
 from autopack.inspection.source import (
     adds_up_mask,
     attends_by_itself,
@@ -237,7 +237,7 @@ def check_forwards(model: nn.Module) -> None:
 
     Modules of TorchScript have none; they are proven by themselves.
     """
-    kinds = {kind for kind in map(defining_class, map(type, model.modules())) if located(kind)}
+    kinds = {kind for kind in map(defining_class, map(type, model.modules())) if is_of_library(kind)}
     kinds -= {kind for kind in kinds if issubclass(kind, torch.jit.ScriptModule)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         forward = vars(kind)["forward"]

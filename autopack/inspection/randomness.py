@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autopack.inspection.code_origin import is_of_library, is_own
-from autopack.inspection.followed import Followed
+from autopack.inspection.foreign import is_of_library, is_own
 from autopack.inspection.put_on import functions_on, hooks_of
 from autopack.inspection.source import class_of
 
@@ -168,15 +167,13 @@ _DRAWN: dict[str, Callable[..., Any]] = {
 }
 """The value that each function draws at a share; its other arguments are torch's."""
 _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
-_NAMES = frozenset((*_STAND_INS, *_DRAWN, "sample", "rsample"))  # those of distributions draw by the others
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module's third-party code names a drawing function, or a part is RReLU."""
+    """Return True if a module may draw past dropout: it has third-party functions, or a part is RReLU."""
     parts = list(module.modules())
-    kinds = {*map(class_of, parts)}
+    bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
+    members = [value for base in bases for value in vars(base).values()]
     put_on = [value for part in parts for _, _, value in functions_on(part)]
-    hooks = [hook for part in parts for hook in hooks_of(part).values() if not is_own(hook)]
-    others = [part for part in parts if not all(map(is_of_library, class_of(part).__mro__))]
-    names = Followed([*kinds, *put_on, *hooks], others, parts).names
-    return not _NAMES.isdisjoint(names) or any(issubclass(kind, nn.RReLU) for kind in kinds)
+    hooks = [hook for part in parts for hook in hooks_of(part).values()]
+    return not all(map(is_own, (*members, *put_on, *hooks))) or any(isinstance(part, nn.RReLU) for part in parts)

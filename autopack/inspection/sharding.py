@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopack.inspection import releases
-from autopack.inspection.code_origin import original
+from autopack.inspection.foreign import original
+from autopack.inspection.source import names_in
 
 _OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
 """Packages with attention functions for rows that several processes share."""
@@ -85,17 +86,11 @@ def _communicates(function: FunctionType) -> bool:
     """Return True if a function calls torch.distributed, or is of a sequence-parallel package."""
     if function.__module__.partition(".")[0] in _OF_SEQUENCES:
         return True
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
-        for name in code.co_names:
-            found = function.__globals__.get(name)
-            if found is torch.distributed or name == "distributed":
-                return True
-            if str(getattr(found, "__module__", "")).startswith(("torch.distributed", *_OF_SEQUENCES)):
-                return True
-    return False
+    names = names_in(function.__code__)
+    values = [function.__globals__.get(name) for name in names]
+    origins = (str(getattr(value, "__module__", "")) for value in values)
+    communicates = any(origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins)
+    return communicates or "distributed" in names or any(value is torch.distributed for value in values)
 
 
 def _groups_of(module: nn.Module) -> Iterator[Group]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.inspection.code_origin import is_own, is_own_file, layers
-from autopack.inspection.put_on import functions_on, hooks_of, is_foreign_hook
+from autopack.inspection.foreign import is_own, is_own_file, layers
+from autopack.inspection.put_on import functions_on, hooks_of
 from autopack.inspection.source import class_of, names_in
 
 _HOLDERS = (torch.Tensor, list, dict, set, deque)
@@ -55,7 +55,7 @@ class Contents:
         self._seen = set(map(id, model.modules()))
         for module in model.modules():
             self._keep(vars(module).get(name) for name in _attributes_of(module))
-            self._keep(hook for hook in hooks_of(module).values() if is_foreign_hook(hook))
+            self._keep(hook for hook in hooks_of(module).values() if not is_own(hook))
 
     def _keep(self, values: Iterable[Any]) -> None:
         for value in values:

@@ -7,8 +7,6 @@ forward in `_original_forward`, and wraps it.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
@@ -16,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from autopack.inspection.code_origin import layers, original
+from autopack.inspection.foreign import is_in, layers, original
 
 
 class _ByClass:
@@ -76,12 +74,11 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 def _in_mixed_precision(module: nn.Module) -> Any:
     """Return the forward of a module if accelerate wrapped it in autocast last; else None."""
     kept, forward = module.__dict__.get("_original_forward"), module.__dict__.get("forward")
-    accelerate = getattr(sys.modules.get("accelerate"), "__file__", None)
     outer = getattr(forward, "__func__", forward)
-    if accelerate is None or kept is None or not isinstance(outer, FunctionType):
+    if kept is None or not isinstance(outer, FunctionType):
         return None
     inner = original(getattr(kept, "__func__", kept))
-    by_accelerate = outer.__code__.co_filename.startswith(os.path.dirname(accelerate) + os.sep)
+    by_accelerate = is_in(outer.__code__.co_filename, "accelerate")
     return forward if by_accelerate and any(layer is inner for layer in layers(forward)) else None
 
 

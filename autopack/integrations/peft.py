@@ -17,7 +17,7 @@ import wrapt
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.inspection.code_origin import is_from
+from autopack.inspection.foreign import is_from
 from autopack.runtime.scope import holds_marks
 
 PER_TOKEN = frozenset(
@@ -82,7 +82,7 @@ def hands_rows_to_layers(model: nn.Module) -> bool:
     It does so by hooks that it puts on the layers during the call.
     """
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return "peft" in sys.modules and any(is_from(hook, ("peft",)) for hook in hooks)
+    return "peft" in sys.modules and any(is_from(hook, "peft") for hook in hooks)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator, MappingView, Set
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
-from autopack.inspection.code_origin import file_of, is_own_file
+from autopack.inspection.foreign import is_in, is_own_file
 from autopack.integrations import peft
 from autopack.integrations.trainers import derives_from
 from autopack.runtime.model import Around
@@ -66,7 +65,7 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
     while around is not None and around is not base:
         forward = inspect.unwrap(inspect.getattr_static(type(around), "forward", None))
         code = getattr(forward, "__code__", None)
-        if code is not None and not is_own_file(code.co_filename) and not _is_of_library(code.co_filename):
+        if code is not None and not is_own_file(code.co_filename) and not _is_of_wrappers(code.co_filename):
             seen = code.co_varnames[:1] == ("self",)  # a wrapper that hides what it wraps is not
             place = forward.__globals__["__name__"] if seen else None
             return Around(f"{type(around).__qualname__}.forward", place, code.co_name)
@@ -74,11 +73,9 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
     return None
 
 
-def _is_of_library(file: str) -> bool:
-    """Return True if a file belongs to a library whose modules pass on or train a model's
-    output."""
-    tops = (file_of(name) for name in _AROUND)
-    return any(file.startswith(os.path.dirname(top) + os.sep) for top in tops if top is not None)
+def _is_of_wrappers(file: str) -> bool:
+    """Return True if a file belongs to a library whose modules pass on or train a model's output."""
+    return any(is_in(file, package) for package in _AROUND)
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:

@@ -135,7 +135,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         if _trains(outer):
             here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
-    if handle_of(module) is None and any(looks_at_rows(later, module) for later in _after(hook, module)):
+    if handle_of(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
         return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from types import BuiltinFunctionType, FunctionType
+from types import CodeType
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.inspection.code import ModelCode
-from autopack.inspection.code_origin import is_of_library
-from autopack.proving.twin import Kinds
+from autopack.inspection.foreign import is_own
+from autopack.proving.twin import Kinds, own_class
 
 T = TypeVar("T")
 _NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures"))
@@ -24,22 +24,20 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     """Return the key of what twins say of models like this one; None if that is not to be kept.
 
     Equal keys mean equal configurations, field by field, modules, objects on them, functions of
-    their classes, and families.
+    their classes, and families. A class of the user's has none: it may say by an attribute what the
+    library's functions do.
     """
-    if code.foreign:
+    if code.foreign or not all(is_own(own_class(module)) for module in model.modules()):
         return None
     kinds = Kinds(model).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
-    values = [*losses, *(value for _, _, attributes in kinds.values() for _, value in attributes)]
-    if any(map(_is_made_anew, values)):
+    values = [value for _, _, attributes in kinds.values() for _, value in attributes]
+    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    if any(isinstance(part, CodeType) for part in parts):  # of closures, which may hold different things
         return None
     served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
     functions = tuple(value for _, _, value in code.places)
-    classes = {base: None for module in model.modules() for base in type(module).__mro__ if not is_of_library(base)}
-    # A class of the user's without functions may say by its attributes what the library's functions do.
-    simple = bool, int, float, str, list, tuple, dict, set, type(None)
-    said = tuple((n, repr(value)) for cls in classes for n, value in vars(cls).items() if isinstance(value, simple))
-    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, said, served
+    return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, served
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> T:
@@ -55,12 +53,6 @@ def answered(key: Hashable, ask: Callable[[], T]) -> T:
 def forget() -> None:
     """Forget all answers."""
     _answers.clear()
-
-
-def _is_made_anew(value: Any) -> bool:
-    """Return True for functions that no module holds by their name, such as closures."""
-    plain = value is None or isinstance(value, (bool, str, type, tuple))
-    return not plain and not (isinstance(value, (FunctionType, BuiltinFunctionType)) and "<" not in value.__qualname__)
 
 
 def _fields(config: Any) -> Any:

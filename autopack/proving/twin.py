@@ -20,17 +20,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.code_origin import (
-    is_of,
-    is_own,
-    is_token_wise,
-    original,
-    passes_on,
-)
+from autopack.inspection.code import ModelCode
 from autopack.inspection.configs import text_config
-from autopack.inspection.followed import Followed
-from autopack.inspection.put_on import foreign_hook_of_accelerate
-from autopack.inspection.words import words_of
+from autopack.inspection.foreign import is_from, is_of_library, original, passes_on
 from autopack.proving import configuration
 from autopack.proving.alike import alike
 from autopack.tiny.models import randomize
@@ -51,8 +43,12 @@ They tell a module's present use, its number among many, the loader of its weigh
 puts that on models whose class has none), or the last call's state for generation.
 """
 
-COPY_OF = "autopack_copy_of"
-"""Attribute of a function that was put on a twin: the model's function that it is a copy of."""
+_TOKEN_WISE: tuple[type, ...] = (
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity),
+    *(nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
+)
+"""Modules of torch that treat every token alike, or only hold other modules."""
+_OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
 """A module's kind: the class around it, its class, and the attributes that its code may read."""
@@ -69,13 +65,6 @@ class Twin:
     model: PreTrainedModel
     others: dict[str, nn.Module]
 
-    def counterpart(self, model: PreTrainedModel, name: str) -> nn.Module | None:
-        """Return the twin's module for one of the whole: at its place, or else of its kind."""
-        wanted, found = Kinds(model).by_name.get(name), Kinds(self.model).by_name
-        same = [n for n, kind in found.items() if kind == wanted]
-        chosen = name if name in same or (name in found and not same) else next(iter(same), None)
-        return None if chosen is None else self.model.get_submodule(chosen)
-
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
     """Make a twin of a model; raise `NoTwin` if its class needs more than its configuration.
@@ -88,7 +77,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     best: Twin | None = None
     try:
         for config in alike(model.config):
-            _keep_vocabulary(config, model)
+            _keep_vocabulary(config, model, whole.read)
             twin = _built(cls, config, model, dtype).to(device)
             _pad_as(twin, model)
             missing = _missing(words, configuration.describe(twin.config))
@@ -107,18 +96,12 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     return best
 
 
-def _keep_vocabulary(config: Any, model: PreTrainedModel) -> None:
-    """Give a twin the model's vocabulary size if third-party code holds it as a number."""
+def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> None:
+    """Give a twin the model's vocabulary size if its code holds that number."""
     for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
         size = vars(whole).get("vocab_size")
-        if "vocab_size" in vars(part) and size != part.vocab_size and size in _numbers_held(model):
+        if size and size in read:
             part.vocab_size = size
-
-
-def _numbers_held(model: PreTrainedModel) -> set[int]:
-    """Return the numbers in third-party functions of a model, and in what they read."""
-    classes = {base: None for module in model.modules() for base in type(module).__mro__}
-    return Followed([*classes, vars(model).get("_loss_function")], [], list(model.modules())).numbers
 
 
 def own_class(model: nn.Module) -> Any:
@@ -217,18 +200,16 @@ class Kinds:
 
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
-        self._flattened = _flattened(model)
-        self._read = words_of(list(model.modules()))
+        self.read = ModelCode(model).words
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
         cls = own_class(module)
         # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
-        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_of(cls, "peft")
+        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(cls, "peft")
         if not wraps:
-            found = ((n, word) for n, word in _attributes(module, self._read) if (id(module), n) not in self._flattened)
-            self.by_name[name] = (above, cls, frozenset(found))
+            self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
         for child_name, child in module.named_children():
             self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
 
@@ -239,32 +220,27 @@ class Kinds:
             if kind in known.all or any(name == other or name.startswith(f"{other}.") for other in found):
                 continue
             holds_functions = any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
-            if not is_token_wise(kind[1]) or holds_functions:
+            if not _is_token_wise(kind[1]) or holds_functions:
                 found.append(name)
                 if not name:
                     break
         return found
 
 
-def _flattened(model: nn.Module) -> set[tuple[int, str]]:
-    """Return modules, by identity, with names of parameters that are views of FSDP's flat ones.
-
-    FSDP sets these views as attributes.
-    """
-    held = [module._parameters for module in model.modules()]
-    flat = [parameters["_flat_param"] for parameters in held if "_flat_param" in parameters]
-    infos = [
-        info for each in flat for kind in ("_param_infos", "_shared_param_infos") for info in getattr(each, kind, ())
-    ]
-    return {(id(info.module), info.param_name) for info in infos}
+def _is_token_wise(cls: type) -> bool:
+    """Return True if modules of a class of torch treat every token alike, or only hold others."""
+    if cls.__module__ == "torch.nn.modules.activation":
+        return cls not in _OVER_AN_AXIS and is_of_library(cls)
+    return cls in _TOKEN_WISE
 
 
 def _written(function: Any) -> Any:
-    """Return the third-party function on a model, also for its copy on a twin."""
-    return getattr(function, "__dict__", {}).get(COPY_OF, function)
+    """Return what is the same in a function of a model and in its copy on a twin."""
+    function = original(getattr(function, "__func__", function))
+    return function.__code__ if getattr(function, "__closure__", None) else function
 
 
-def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a module that its code may read.
 
     They are flags and names as they are, types of numbers and the like, names of parts, and
@@ -274,32 +250,26 @@ def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tupl
     the class's own.
     """
     for name, value in vars(module).items():
-        if name.startswith("_") or name in _NOT_OF_THE_CODE:
+        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch makes anew.
+        if name.startswith("_") or name in _NOT_OF_THE_CODE or isinstance(value, torch.Tensor):
             continue
         kind: Any = type(module)
-        if read is not None and name not in read and not hasattr(kind, name):
+        if name not in read and not hasattr(kind, name):
             continue
-        if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
+        if passes_on(module, name, value):  # accelerate's
             continue
         if isinstance(value, (bool, str, type(None))):
             yield name, value
         elif isinstance(value, (int, float)):
             yield name, "a number"
-        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
-            yield name, _written(original(value))
-        elif isinstance(value, MethodType):
-            yield name, _written(original(value.__func__))
+        elif isinstance(value, (FunctionType, BuiltinFunctionType, MethodType)):
+            yield name, _written(value)
         elif isinstance(value, partial):
             given = (*value.args, *value.keywords, *value.keywords.values())
             parts = (type(part) if isinstance(part, nn.Module) else repr(part) for part in given)
-            yield name, (_written(original(value.func)), *parts)
-        elif type(value) is torch.Tensor:  # the weight that a norm of torch makes before each call, for one
-            yield name, "a tensor"
+            yield name, (_written(value.func), *parts)
         else:  # what came from JSON is a list where the class's own default is a tuple
             yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
-    hook = foreign_hook_of_accelerate(module)
-    if hook is not None:
-        yield "a hook of accelerate", type(hook)
     if not isinstance(module, _HOLDERS):
         yield from ((f"{name} in it", True) for name, _ in module._modules.items())
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -240,11 +239,8 @@ class EnabledModel:
         self.lenient = False
         """True if a call that would be refused runs as it would without autopack (`autopack run`)."""
         self.proof = Proof("not yet")  # what is known of its code
-        self.by_twin: Proof | None = None  # the same without what hooks on it have a part in
         self.fingerprint: Fingerprint | None = None
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
-        self.changes: Counter[tuple[int, int]] = Counter()
-        """Number of changes of each value that third-party code reads."""
         self.live: Any = None
         """The checks of its calls (`autopack.watching.live.Live`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
@@ -283,19 +279,11 @@ class EnabledModel:
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
-        stale = self._is_stale()
-        if not stale:
-            assert self.fingerprint is not None
-            if self.is_settling or not self.fingerprint.values_changed():
-                return
-            if self.live is not None:
-                return self.live.begin_anew()  # this call is checked itself
-            if not self.options.verify:
-                return
-        if not self.is_settling:  # what settles a model calls it
-            with self.settling():
-                if not stale or self._is_stale():  # another thread may have been first
-                    self._renew(self)
+        if not self._is_stale() or self.is_settling:  # what settles a model calls it
+            return
+        with self.settling():
+            if self._is_stale():  # another thread may have been first
+                self._renew(self)
 
     @contextmanager
     def settling(self) -> Iterator[None]:

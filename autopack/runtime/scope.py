@@ -360,7 +360,7 @@ class BoundCheckpoint:
     """A checkpoint function that carries the scope in force to the recomputation in backward."""
 
     def __init__(self, function: Callable[..., Any]):
-        self.function = function
+        self.autopack_original = function
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         activation, bound = ambient.activation, function
@@ -368,7 +368,7 @@ class BoundCheckpoint:
             bound = partial(_Rebound(function.func, activation.scope), *function.args, **function.keywords)
         elif activation is not None:
             bound = _Rebound(function, activation.scope)
-        return self.function(bound, *args, **kwargs)
+        return self.autopack_original(bound, *args, **kwargs)
 
 
 def bind_checkpointing(modules: list[nn.Module]) -> None:
@@ -382,7 +382,7 @@ def unbind_checkpointing(modules: list[nn.Module]) -> None:
     """Put back every checkpoint function that `bind_checkpointing` wrapped."""
     for held, name, function in _checkpoint_functions(modules):
         if isinstance(function, BoundCheckpoint):
-            held[name] = function.function
+            held[name] = function.autopack_original
 
 
 def _checkpoint_functions(modules: list[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:

@@ -24,7 +24,7 @@ from autopack.auditing.running import weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
-from autopack.inspection.code_origin import is_of_library
+from autopack.inspection.foreign import is_own
 from autopack.inspection.source import class_of
 from autopack.watching.conditions import unnoticed
 from autopack.watching.owners import CannotTell, sides_of
@@ -178,7 +178,7 @@ class _Run:
 
 def _of_others(model: nn.Module) -> list[torch.Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
-    others = [part for part in model.modules() if not all(map(is_of_library, class_of(part).__mro__))]
+    others = [part for part in model.modules() if not is_own(class_of(part))]
     held = [p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))]
     trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
     return trained if sum(p.numel() for p in trained) <= _MOST else []

@@ -17,8 +17,7 @@ from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
 from autopack.inspection import media, torches
-from autopack.inspection.code_origin import whose
-from autopack.inspection.put_on import is_foreign_hook
+from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
@@ -178,7 +177,7 @@ def _refuse_backward_hooks(call: Call) -> None:
         return
     for name, module in call.module.named_modules():
         held = (*module._backward_hooks.values(), *module._backward_pre_hooks.values())
-        hook = next((hook for hook in held if is_foreign_hook(hook)), None)
+        hook = next((hook for hook in held if not is_own(hook)), None)
         if hook is not None:
             raise UnsupportedModel(
                 f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its parameters, so its "

@@ -98,16 +98,14 @@ def test_an_engine_that_gathers_parameters(library):
 
 def test_noise_of_neftune_that_is_none_and_then_some():
     stock, model = twins(build("llama"))
-    for which in (stock.train(), model.train()):
-        embeddings = which.get_input_embeddings()
-        embeddings.neftune_noise_alpha = 0
-        embeddings.register_forward_hook(neftune_post_forward_hook)
     with autopack.enable(model):
-        compared(stock, model)
+        compared(stock.train(), model.train())
         assert tally_of(model).batches == 1
         for which in (stock, model):
             which.zero_grad()
-            which.get_input_embeddings().neftune_noise_alpha = 5.0
+            embeddings = which.get_input_embeddings()
+            embeddings.neftune_noise_alpha = 5.0
+            embeddings.register_forward_hook(neftune_post_forward_hook)
         inputs, losses = batch("causal LM", mask_of(PADDED)), []
         for which in (stock, model):
             torch.manual_seed(0)

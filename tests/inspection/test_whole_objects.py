@@ -151,7 +151,8 @@ def test_what_mixes_tokens_is_refused_before(name):
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
     with autopack.enable(model):
-        for _ in range(4):  # the fifth is checked for no reason but the change
+        # The fifth is checked for no reason but the change. Weights are compared by checks alone: of the eighth call.
+        for _ in range(7 if name == "a type of weights" else 4):
             CALL.packed(model)
         with in_place(name, model, mixes=True), refused("not-exact", "leak-detected"):
             CALL.packed(model)
@@ -227,10 +228,9 @@ def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones()
 
 
 def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch):
-    words = process.words_of({"transformers.models.llama.modeling_llama"})
-    assert not process.foreign(words)
+    assert not process.foreign()
     compiling = torch.compile
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda self, **_: "a tensor")  # as packages for looking at them do
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiling(*args, **kwargs))  # as Lightning does
     monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)  # which compares as tensors do
-    assert not process.foreign(words)
+    assert not process.foreign()

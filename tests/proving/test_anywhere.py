@@ -140,7 +140,7 @@ def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp
     model = tiny.build("llama", num_hidden_layers=4)
     hooks.add_hook_to_module(model.get_submodule(where), Hook(mixes=False))
     with autopack.enable(model) as handle:
-        assert handle.enabled.proof.source == "part"
+        assert handle.enabled.is_checked_closely
     for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
         hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
         refused_by_its_first_call(placed)

@@ -1,4 +1,4 @@
-"""Modes of torch that are in force around a model count as code that nobody has measured."""
+"""Modes of torch that are in force around a model: a check of a call runs in them."""
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ class Looking(TorchFunctionMode):
 
 @pytest.mark.parametrize("mode", [Mixing, MixingBelow])
 def test_a_mode_that_mixes_tokens_is_met_in_its_first_call(mode):
+    """The second call is one of those that are checked."""
     model = tiny.build("llama")
     with autopack.enable(model), torch.no_grad():
         model(**row(5, 9))

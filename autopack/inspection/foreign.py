@@ -1,0 +1,168 @@
+"""Whose code a class or a function is: a library's that autopack knows, or third-party.
+
+No name is trusted. A class is a library's if a module of the library holds that very object. A
+function is if its code was compiled from a file of the library.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+_AUTOPACK = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = (
+    *("transformers", "torch", "typing_extensions", "peft", "accelerate"),
+    *("deepspeed", "wandb", "flash_attn", "flash_attn_interface"),
+)
+"""Packages whose functions and hooks keep documents apart.
+
+`autopack.integrations` knows PEFT and accelerate. DeepSpeed gathers parameters and counts time, and
+wandb records. transformers takes kernels from the last two. torch marks functions as deprecated by
+a decorator of typing_extensions.
+"""
+_MADE_BY_CODE = 1 << 9
+"""The flag of classes made by Python code (`Py_TPFLAGS_HEAPTYPE`)."""
+
+Place = tuple[Any, str, Any]
+"""A mapping (or an object with its `get`), a key, and the code that stands there."""
+
+
+# --- Files
+
+
+def file_of(module: str) -> str | None:
+    """Return the file of an imported Python module, or None."""
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def is_in(file: str, package: str) -> bool:
+    """Return True if a file belongs to an imported package, or is the module of that name."""
+    path = file_of(package)
+    if path is None:
+        return False
+    folder, name = os.path.split(path)
+    return file.startswith(folder + os.sep) if name.startswith("__init__.") else file == path
+
+
+@functools.cache
+def is_own_file(file: str) -> bool:
+    """Return True for files of autopack, the standard library and the libraries that autopack knows."""
+    is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
+    is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
+    return is_known or any(is_in(file, package) for package in _LIBRARIES)
+
+
+# --- Functions
+
+
+def original(value: Any) -> Any:
+    """Return the object that autopack's function replaces; any other value as it is."""
+    while _is_of_autopack(value) and (inner := _held(value, "autopack_original")) is not None:
+        value = inner
+    return value
+
+
+def _is_of_autopack(value: Any) -> bool:
+    """Return True if a function is autopack's.
+
+    A function to which `functools.wraps` gave the attributes of one is not.
+    """
+    value = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(value, FunctionType):
+        return value.__code__.co_filename.startswith(_AUTOPACK)
+    return type(value).__module__.partition(".")[0] == "autopack"
+
+
+def _held(value: Any, name: str) -> Any:
+    """Return an attribute of an object's own; a mock has every attribute that is asked for."""
+    return getattr(value, "__dict__", {}).get(name)
+
+
+def layers(value: Any) -> Iterator[Any]:
+    """Yield a function and all that it wraps, the outermost first, without autopack's own.
+
+    A member of a class, such as a property, holds functions in the same way.
+    """
+    waiting, seen = [value], set()
+    while waiting:
+        value = original(waiting.pop(0))
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, MethodType | staticmethod | classmethod):
+            waiting.append(value.__func__)
+        elif isinstance(value, functools.partial | functools.cached_property):
+            waiting.append(value.func)
+        elif isinstance(value, property):
+            waiting += [value.fget, value.fset]
+        waiting.append(_held(value, "__wrapped__"))
+
+
+def is_own(value: Any) -> bool:
+    """Return True if a function with all that it wraps, or a class with its bases, is a library's."""
+    if isinstance(value, type):
+        return all(map(is_of_library, value.__mro__))
+    return all(map(_is_own_layer, layers(value)))
+
+
+def _is_own_layer(layer: Any) -> bool:
+    if isinstance(layer, FunctionType):
+        return is_own_file(layer.__code__.co_filename)
+    return is_own(type(layer))
+
+
+def is_from(value: Any, package: str) -> bool:
+    """Return True if a class, or a function that wraps libraries' at most, is a package's."""
+    if isinstance(value, type):
+        return is_in(file_of(value.__module__) or "", package) and found_by_name(value)
+    files = {layer.__code__.co_filename for layer in layers(value) if isinstance(layer, FunctionType)}
+    others = {file for file in files if not is_in(file, package)}
+    return others != files and all(map(is_own_file, others))
+
+
+def passes_on(module: nn.Module, name: str, value: Any) -> bool:
+    """Return True for a library's wrapper of a function of a module's class, or its forward there."""
+    known = set(map(id, layers(getattr(type(module), name, None))))
+    found = list(layers(value))
+    wraps = name == "forward" or not known.isdisjoint(map(id, found))
+    return wraps and all(id(layer) in known or _is_own_layer(layer) for layer in found)
+
+
+def whose(function: Any) -> str:
+    """Return a function's name and the place where it was written."""
+    for layer in layers(function):
+        code = getattr(layer, "__code__", None)
+        if code is not None and not is_own_file(code.co_filename):
+            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
+    *_, inner = layers(function)
+    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+# --- Classes
+
+
+def is_of_library(cls: type) -> bool:
+    """Return True if a module of a known library, or Python itself, holds this very class."""
+    module = cls.__module__
+    if module == "builtins":  # which a class that code made by `exec` says of itself, too
+        return not cls.__flags__ & _MADE_BY_CODE
+    is_known = module in sys.builtin_module_names or is_own_file(file_of(module) or "")
+    return is_known and found_by_name(cls)
+
+
+def found_by_name(cls: type) -> bool:
+    """Return True if a module, of any origin, holds this very class under its name."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
