@@ -59,11 +59,11 @@ def forget_lengths(model: torch.nn.Module) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
-    """Return a differentiable sum over all results, with fixed random weights per document."""
+    """Return a differentiable sum over all results that have a scale, with fixed random weights per document."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:
-        for name in sorted(document):
+        for name in sorted(document.keys() & scales.keys()):
             value = document[name]
             if value.requires_grad:
                 weights = normal_numbers(value.shape, generator).to(value)
@@ -71,7 +71,3 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
                 shown = value.where(value.detach().abs() < 1e30, torch.zeros_like(value))
                 parts.append((shown * weights).sum() / scales[name])
     return torch.stack([part.double() for part in parts]).sum() if parts else None
-
-
-DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
-"""The share of draws below the fixed draw, by its description."""
