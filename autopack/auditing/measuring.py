@@ -278,17 +278,15 @@ class Measuring:
         """Run a padded batch, also as stock; raise `NoReference` if stock cannot."""
         enabled = self.runner.enabled
         assert enabled is not None, "padded batches of stock are stock's"
-        call = self.case.call(FORMS[name])
-        arguments = self.of_batch(call, FORMS[name])
+        call, form = self.case.call(FORMS[name]), FORMS[name]
         before, measured = enabled.tally.batches, ModeResult(name, self.training, kind="padded")
         try:
-            output = self.runner.model(**arguments)
+            output = self.runner.model(**self.of_batch(call, form))
         except Exception as error:
-            self._reference(arguments, call.sides)  # stock may not run it either
+            self._reference(self.of_batch(call, form), call.sides)  # stock may not run it either
             return replace(measured, failure=f"{type(error).__name__}: {error}")
         unpadded = enabled.tally.batches > before
-        if unpadded:
-            arguments = self._without_dropped(arguments, call.sides)
+        arguments = self.of_batch(call, form, drops=unpadded)
         wanted = self._reference(arguments, call.sides)
         fields, of_stock = fields_of(output), fields_of(wanted)
         for field, value in of_stock.items():
@@ -326,11 +324,19 @@ class Measuring:
             return _Answer(documents, None if labels is None else expected_losses(losses, labels.counts)[0])
         return None
 
-    def of_batch(self, call: Input, form: Form, filler: int | None = None) -> dict[str, Any]:
-        """Return the arguments of a padded batch."""
+    def of_batch(self, call: Input, form: Form, filler: int | None = None, drops: bool = False) -> dict[str, Any]:
+        """Return the arguments of a padded batch, made anew.
+
+        If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and stock compares them
+        with what padding predicts.
+        """
         arguments = self.case.given(call, filler=filler) | self.case.without_router
         if self.labels is not None and form.labels:
-            arguments |= self.labels.padded(call.sides)
+            arguments |= self.labels.padded(call.sides, drops)
+            if drops and self.labels.shifts:
+                self.report.notes["labels behind padding"] = (
+                    "compared with stock without the terms in which it scores them by what it predicts at padding"
+                )
             if form.labels == "tokens" and self.labels.per_token:
                 arguments = {name: value for name, value in arguments.items() if not name.startswith("decoder_")}
         return arguments
@@ -341,20 +347,6 @@ class Measuring:
         # By flash kernels upstream lets a decoder see the padding of its encoder.
         of_encoder = self.case.is_pair and "flash" in self.report.implementation
         return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
-
-    def _without_dropped(self, arguments: dict[str, Any], sides: Sides) -> dict[str, Any]:
-        """Return the arguments without labels of tokens behind padding, which autopack leaves out.
-
-        Stock compares them with what padding predicts.
-        """
-        if self.labels is None or "labels" not in arguments:
-            return arguments
-        promised = self.labels.padded(sides, predicted=True)
-        if not torch.equal(promised["labels"], arguments["labels"]):
-            self.report.notes["labels behind padding"] = (
-                "compared with stock without the terms in which it scores them by what it predicts at padding"
-            )
-        return arguments | promised
 
     def _reference(self, arguments: dict[str, Any], sides: Sides) -> Any:
         """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no numbers."""
