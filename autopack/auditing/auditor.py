@@ -208,7 +208,7 @@ class Audit:
         for train in training:
             self.model.train(train)
             try:
-                alone = self.measuring.alone()
+                alone = self.measuring.alone(self.case, self.case.call(FORMS["default"]))
                 labels, said = find_labels(self.runner, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"

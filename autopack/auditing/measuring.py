@@ -63,10 +63,9 @@ class Measuring:
             return self._padded(name, differentiate)
         return self._packed(name, differentiate, replaces)
 
-    def alone(self) -> list[Fields]:
-        """Return stock's results for every document by itself."""
-        call = self.case.call(FORMS["default"])
-        return [self._alone(self.case, call, number)[0] for number in range(len(call.first))]
+    def alone(self, case: Case, call: Input, **more: Any) -> list[Fields]:
+        """Return stock's results for every document of a call by itself."""
+        return [self._alone(case, call, number, **more)[0] for number in range(len(call.first))]
 
     def _alone(
         self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
@@ -130,7 +129,7 @@ class Measuring:
         rare = form.asks_for_more or form.offset > 0
         alone: list[Fields] = []
         try:
-            alone = [self._alone(case, call, number, **more)[0] for number in range(len(call.first))]
+            alone = self.alone(case, call, **more)
             return self._beside_alone(name, case, call, alone, differentiate, replaces)
         except Exception as failure:
             said, refused = f"{type(failure).__name__}: {failure}", isinstance(failure, AutopackError)
@@ -211,28 +210,31 @@ class Measuring:
         if not any(count > 0 for count in counts):
             return {}, None, None  # documents of one token predict nothing
         alone = [self._loss_alone(call, labels, number) for number in numbers]
-        ways = self._further_ways(call, labels, alone, counts) if in_every_way else ()
+        outputs, error = Fields(), 0.0
         try:
-            outputs, loss = self._loss(call, labels.packed(call))
-            error = _least_error(loss, alone, counts)
-            for more, wanted, terms in ways:
-                _, loss = self._loss(call, labels.packed(call) | more)
-                error = max(error, _least_error(loss, wanted, terms))
+            for given, wanted, terms in self._ways(call, labels, alone, counts, in_every_way):
+                found, loss = self._loss(call, given)
+                # Documents may have their mean together, or their sum.
+                error = max(error, min(relative_error(loss, each) for each in expected_losses(wanted, terms)))
+                outputs = outputs or found
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
             return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
 
-    def _further_ways(
-        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int]
+    def _ways(
+        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int], all_of_them: bool
     ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
-        """Yield arguments of other ways to ask for a loss, and the losses and terms of documents alone.
+        """Yield labels as a loss is asked for, and the losses and terms of documents alone.
 
         One document may have labels alone: however a loss combines several, it must be the loss of
         that one. An encoder-decoder may make its decoder's tokens of labels. Trainers have summed
         losses divided by the terms of several calls; a run of stock tells if a loss heeds it.
         """
+        yield labels.packed(call), alone, counts
+        if not all_of_them:
+            return
         if labels.per_token:
             for number in np.flatnonzero(np.array(counts) > 0).tolist():
                 yield labels.packed(call, number), [alone[number]], [1]
@@ -243,7 +245,7 @@ class Measuring:
                 why = f"not measured: {type(error).__name__}: {error}"
                 self.report.notes["decoder's tokens made of labels"] = why
             else:
-                yield _MADE_OF_LABELS, wanted, counts
+                yield labels.packed(call) | _MADE_OF_LABELS, wanted, counts
         if not self.case.takes(_ITEMS):
             return
         number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
@@ -254,7 +256,7 @@ class Measuring:
             shares = (1.0, 1.0), (counts[number] / items, sum(counts) / items)
             for of_one, of_all in shares:
                 if relative_error(told, alone[number] * of_one) < 1e-3:
-                    yield way, [loss * of_all for loss in alone], counts
+                    yield labels.packed(call) | way, [loss * of_all for loss in alone], counts
                     return
         except (TypeError, ValueError, RuntimeError) as error:  # by any name, but something further in may not
             why = str(error)
@@ -372,11 +374,6 @@ def _divided(fields: Fields, sides: Sides) -> list[Fields]:
     """Return each document's part of every field; the whole of what its shape does not tell."""
     parts = {name: sides.parts(name, value) for name, value in fields.items()}
     return [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
-
-
-def _least_error(loss: torch.Tensor, alone: list[torch.Tensor], counts: list[int]) -> float:
-    """Return the relative difference of a loss from the nearest one that documents may have together."""
-    return min(relative_error(loss, expected) for expected in expected_losses(alone, counts))
 
 
 def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
