@@ -22,11 +22,17 @@ from autopack.auditing.compare import bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.measuring import Measuring
-from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
 from autopack.auditing.places import first_that_moves, place_of
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.routers import measure_routers
-from autopack.auditing.running import Runner
+from autopack.auditing.running import (
+    Runner,
+    can_have_others,
+    close_by,
+    dtype_of,
+    in_double,
+    other_weights,
+)
 from autopack.calls.prefixes import why_not
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
@@ -152,7 +158,7 @@ class Audit:
         """
         for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
             wrong = [r for r in self.report.results if self._may_be_rounding(r)]
-            if not wrong or not can_have_others(self.model, MOST_BYTES):
+            if not wrong or not can_have_others(self.model):
                 return
             modes = tuple(dict.fromkeys(result.mode for result in wrong))
             training = tuple(sorted({result.training for result in wrong}))

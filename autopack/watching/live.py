@@ -99,7 +99,13 @@ class Live:
         checked.calls += 1
         if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
             return
-        leak = self._found_together(call, packs)
+        turn = checked.calls.bit_length()  # the same on all ranks
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
+        if call.model.groups:
+            ways.append(partial(beside_stock, call, packs=packs, together=True))
+        leak, reasons = self._tried(call, ways, CannotTell)
+        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
+            self._skip(call, reasons[0], call.model.is_checked_closely)
         if leak is not None:
             checked.leaks += 1
             raise LeakDetected(leak)
@@ -160,16 +166,6 @@ class Live:
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
         return Leak(call.name, found.document, row, columns, found.name, *numbers, found.than, found.module)
-
-    def _found_together(self, call: Call, packs: bool) -> Leak | None:
-        turn = self.checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
-        if call.model.groups:
-            ways.append(partial(beside_stock, call, packs=packs, together=True))
-        leak, reasons = self._tried(call, ways, CannotTell)
-        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
-            self._skip(call, reasons[0], call.model.is_checked_closely)
-        return leak
 
 
 def _refuse_backward_hooks(call: Call) -> None:

@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
-from autopack.auditing.other_weights import dtype_of
+from autopack.auditing.running import dtype_of
 from tests.conftest import LEAK, positions
 from tests.support.conditional import build, row
 from tests.support.refusals import refused, refused_by_its_first_call
