@@ -54,8 +54,11 @@ _ALIKE = (11,) * 4
 """Tokens of documents behind what they begin with: a batch of them has no padding, for which stock may lack numbers."""
 
 _RANKS = 2
-_LENGTHS = (7, 60, 29)
-"""Documents of each of two rows, of which a rank has half: one is longer than a part, none ends with one."""
+_LENGTHS = (27, 7, 52, 10)
+"""Documents of two rows, in reverse order in the other, of which a rank has half.
+
+One is longer than a part, none ends with one.
+"""
 _PADDING = 4
 """Columns of padding behind the documents of some rows."""
 
@@ -146,7 +149,8 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     batch = case.given(call)
     if labels != "no":
         owner = call.sides.halves[0].owner
-        ignored = torch.from_numpy((owner < 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
+        # The first document has none, so that the parts of one row have other shares of its labels than those of all.
+        ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
         batch["labels"] = batch["input_ids"].masked_fill(ignored, IGNORED_LABEL)
         if labels == "shifted":
             batch["num_items_in_batch"] = int((~ignored).sum())
