@@ -42,7 +42,7 @@ class Form:
     """A form in which users call models, and the part that it has in an audit."""
 
     rows: str = "one"
-    """All documents in "one" row, in "two" (the other one has them in reverse order), or "each" in its own: padded."""
+    """All documents in "one" row, in "two" (in reverse order in the other), or "each" in its own (padded)."""
     positions: bool = True
     mask: str = ""
     """A mask of "ones", or of "segments" that number the documents, with 0 at padding; none if empty."""
@@ -65,8 +65,8 @@ class Form:
     replaces: bool = False
     """True for forms in which documents are replaced one at a time, and that also run without labels.
 
-    In the others, every document is compared with itself alone, and one call tells of results and loss. Of several
-    rows, one document of each is replaced.
+    In the others, every document is compared with itself alone, and one call tells of results and loss.
+    Of several rows, one document of each is replaced.
     """
 
     @property
@@ -100,11 +100,14 @@ FORMS = {
     "left-padded, use_cache=False": _padded(on_the_left=True, options={"use_cache": False}),
     "right-padded, no labels": _padded(labels="", trains=True),
 }
-"""Users' forms of calls by their names: packed rows, and padded batches, which autopack runs without their padding."""
+"""Users' forms of calls by their names: packed rows, and padded batches, which autopack runs without padding."""
 
 
 _KINDS_OF_TOKENS = ("token_type_ids", "mm_token_type_ids")
-"""Arguments that tell text, 0, from images: some types need them in training, or to attend in one direction."""
+"""Arguments that tell text, 0, from images.
+
+Some types need them in training, or to attend in one direction.
+"""
 
 
 @dataclass
@@ -222,9 +225,12 @@ class Case:
         return Input(arguments, Sides(sides), first, options)
 
     def given(self, call: Input, replaced: int | None = None, filler: int | None = None) -> dict[str, Any]:
-        """Return all arguments of a call, with one document's tokens `replaced` if asked, and a token of padding."""
+        """Return all arguments of a call, with one document's tokens `replaced` if asked.
+
+        `filler` is the token of padding, if it is to be another one.
+        """
         # Some models count on positions in place (XGLM up to 4.47).
-        found = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()} | call.options
+        found = {name: value.clone() for name, value in call.arguments.items()} | call.options
         for half, side in zip(self.halves, call.sides.halves, strict=True):
             ids = torch.full(side.owner.shape, self.filler if filler is None else filler, device=self.device)
             for number in side.order:

@@ -29,7 +29,7 @@ _MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}
 
 
 @dataclass
-class _Answer:
+class _Results:
     """The results of each document of a call, and the loss of all, with their graph."""
 
     documents: list[Fields]
@@ -40,7 +40,7 @@ class Measuring:
     """Calls of one model in every form. Stock runs once for all forms that need it."""
 
     def __init__(self, runner: Runner, case: Case, others: Mapping[str, Case], report: LeakReport):
-        """Take the model's `runner` and documents; `others` are documents of forms that have their own, by form.
+        """Take the model's `runner` and documents, and the documents of `others`: forms with their own.
 
         What is not measured is noted in the `report`.
         """
@@ -72,8 +72,9 @@ class Measuring:
     ) -> tuple[Fields, torch.Tensor | None]:
         """Return stock's results and loss for a document of a call, with their graph.
 
-        It has `more` arguments than its own and labels. A document that stands in two rows has a graph for each: where
-        upstream goes through float32, gradients of two uses round otherwise than the sum of each.
+        It has `more` arguments than its own and labels. A document that stands in two rows has a graph
+        for each: where upstream goes through float32, gradients of two uses round otherwise than the sum
+        of each.
         """
         own = number if labels is None else number % len(case.documents)
         key = own, call.first[number], id(case), self.training, labels is not None, *more
@@ -85,7 +86,7 @@ class Measuring:
             self._kept[key] = fields_of(output), loss_of(output)
         return self._kept[key]
 
-    def _errors(self, found: _Answer, expected: _Answer, differentiate: bool, is_padded: bool) -> dict[str, Any]:
+    def _errors(self, found: _Results, expected: _Results, differentiate: bool, is_padded: bool) -> dict[str, Any]:
         """Return the errors of results and gradients, as a `ModeResult` has them."""
         scales = scales_of(expected.documents)
         error, field = max(errors_between(found.documents, expected.documents, scales))
@@ -93,12 +94,12 @@ class Measuring:
         return {"error": error, "field": field, "gradient": gradient}
 
     def _gradient_error(
-        self, found: _Answer, expected: _Answer, scales: dict[str, float], is_padded: bool
+        self, found: _Results, expected: _Results, scales: dict[str, float], is_padded: bool
     ) -> float | None:
-        """Return the error of gradients; None where stock has none, or of padded batches none that are numbers.
+        """Return the error of gradients; None where stock has none.
 
-        Its backward may fail after its own writes (Splinter), and windows in which a token of padding sees nothing give
-        none (softmax of nothing, float64).
+        Of padded batches none may be numbers: a token of padding may see nothing (softmax of nothing,
+        float64).
         """
         if (found.loss is None) != (expected.loss is None):
             return None
@@ -162,11 +163,14 @@ class Measuring:
         if unknown:
             self._note_unknown(unknown, form)
         influence = self._influence(case, call, alone, found, scales_of(expected)) if replaces else None
-        errors = self._errors(_Answer(found), _Answer(expected), differentiate, is_padded=False)
+        errors = self._errors(_Results(found), _Results(expected), differentiate, is_padded=False)
         return ModeResult(name, self.training, influence=influence, loss=loss, loss_refused=refused, **errors)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
-        """Note fields that nobody can divide; raise for those that any call returns, unless the model is proven now."""
+        """Note fields that nobody can divide.
+
+        Raise for those that any call returns, unless the model is proven now.
+        """
         self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(unknown))}"
         if form.options or form.asks_for_more:
             return
@@ -296,18 +300,18 @@ class Measuring:
             if shape != tuple(value.shape):
                 said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
                 return replace(measured, failure=said)
-        found = _Answer(_divided(fields, call.sides), loss_of(output))
+        found = _Results(_divided(fields, call.sides), loss_of(output))
 
-        def beside(expected: _Answer) -> ModeResult:
+        def beside(expected: _Results) -> ModeResult:
             loss = None
             if expected.loss is not None:
                 loss = math.inf if found.loss is None else relative_error(found.loss, expected.loss)
             errors = self._errors(found, expected, differentiate, is_padded=True)
             return replace(measured, loss=loss, unpadded=unpadded, **errors)
 
-        result = beside(_Answer(_divided(of_stock, call.sides), loss_of(wanted)))
+        result = beside(_Results(_divided(of_stock, call.sides), loss_of(wanted)))
         if not self.report.is_exact(result) and self._reads_padding(enabled):
-            # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
+            # Where tokens get something of what stands in padding, documents alone tell, and not stock's batch.
             labels = None if loss_of(wanted) is None else self.labels
             more = _MADE_OF_LABELS if self.case.is_pair and "decoder_input_ids" not in arguments else {}
             alone = self._padded_alone(call, of_stock, labels, more)
@@ -315,7 +319,9 @@ class Measuring:
             return other if other and self.report.is_exact(other) else result
         return result
 
-    def _padded_alone(self, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]) -> _Answer | None:
+    def _padded_alone(
+        self, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
+    ) -> _Results | None:
         """Return the documents' results alone, in the form of a padded batch's answer."""
         answers = [self._alone(self.case, call, number, labels, **more) for number in range(len(call.first))]
         losses = [loss for _, loss in answers if loss is not None]
@@ -323,14 +329,14 @@ class Measuring:
             return None
         with suppress(WrongShape):
             _, documents, _ = call.sides.split(_with_axes(fields), [each for each, _ in answers])
-            return _Answer(documents, None if labels is None else expected_losses(losses, labels.counts)[0])
+            return _Results(documents, None if labels is None else expected_losses(losses, labels.counts)[0])
         return None
 
     def of_batch(self, call: Input, form: Form, filler: int | None = None, drops: bool = False) -> dict[str, Any]:
         """Return the arguments of a padded batch, made anew.
 
-        If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and stock compares them
-        with what padding predicts.
+        If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and stock
+        compares them with what padding predicts.
         """
         arguments = self.case.given(call, filler=filler) | self.case.without_router
         if self.labels is not None and form.labels:

@@ -110,8 +110,8 @@ class LeakReport:
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
-        # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding. A token that is
-        # computed once for documents that begin alike gets the sum of gradients before it is rounded.
+        # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding. A token
+        # that is computed once for documents that begin alike gets the sum of gradients before it is rounded.
         rounds_otherwise = result.kind == "padded" or result.mode == ALIKE
         least = BOUNDS[torch.float32].gradients if rounds_otherwise else 0.0
         gradient = result.gradient or 0.0

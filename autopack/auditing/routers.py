@@ -1,4 +1,4 @@
-"""The losses of routers: packed rows with and without padding, and a padded batch, beside stock's padded batch.
+"""The losses of routers: packed rows, with and without padding, and padded, beside stock's padded batch.
 
 A router is balanced over all tokens of a batch, so documents alone say nothing of it.
 """

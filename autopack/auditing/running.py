@@ -71,7 +71,7 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
-    """Return a differentiable sum over all results that have a scale, with fixed random weights per document."""
+    """Return a differentiable sum over all results with a scale, by fixed random weights per document."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:

@@ -113,8 +113,10 @@ def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: La
 
 
 def _refuse_hooks(model: PreTrainedModel) -> None:
-    """Raise `NoTwin` for a third-party hook: one that looks at the token before finds none at the beginning of a part,
-    which no check of a call sees."""
+    """Raise `NoTwin` for a third-party hook.
+
+    One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
+    """
     for name, module in model.named_modules():
         hook = next((hook for hook in hooks_of(module).values() if is_foreign_hook(hook)), None)
         if hook is not None:
@@ -149,7 +151,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     batch = case.given(call)
     if labels != "no":
         owner = call.sides.halves[0].owner
-        # The first document has none, so that the parts of one row have other shares of its labels than those of all.
+        # The first document has none, so that a part of one row has another share of labels than one of all.
         ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
         batch["labels"] = batch["input_ids"].masked_fill(ignored, IGNORED_LABEL)
         if labels == "shifted":
@@ -258,8 +260,8 @@ _ASKED: dict[str, Callable[..., str | None]] = {"prefixes": _prefixes, "parts": 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
     """Return why a model does not serve a kind of calls, as a twin says, in words; None if it does.
 
-    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code and hooks are all
-    the library's is kept. Weights of the model have no part in it.
+    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code and
+    hooks are all the library's is kept. Weights of the model have no part in it.
     """
     asked = kind, *given, enabled.options.backend, enabled.implementations()
     try:
