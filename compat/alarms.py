@@ -27,7 +27,7 @@ from tqdm import tqdm
 import autopack
 from autopack import tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import Case
+from autopack.auditing.cases import FORMS, Case
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -119,10 +119,9 @@ def _run(model: Any, call: dict[str, Any], found: Found) -> None:
 def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, Any]]:
     case = Case(model, lengths, seed)
     positions = "position_ids" in argument_names(model)
-    form: dict[str, Any] = {} if positions and not case.is_pair else {"position_ids": False, "mask": "segments"}
-    rows = [case.given(case.one_row(**form))]
-    rows += [case.given(case.two_rows())] if positions and not case.is_pair else []
-    return [*rows, *({**case.padded(side).arguments, "use_cache": False} for side in ("right", "left"))]
+    rows = ["default", "two rows"] if positions and not case.is_pair else ["segment ids"]
+    padded = [f"{side}-padded, use_cache=False" for side in ("right", "left")]
+    return [case.given(case.call(FORMS[name])) for name in (*rows, *padded)]
 
 
 def _of(about: tuple[str, str, str, str]) -> Found:

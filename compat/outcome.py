@@ -16,7 +16,7 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.cases import Case
+from autopack.auditing.cases import FORMS, Case
 from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError, LeakDetected
 from autopack.inspection.heads import end_token, row_head
@@ -83,11 +83,11 @@ def _call_once(model: Any, handle: Any) -> None:
     if enabled.proof.source == "checks":
         options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
         for trains, side, labelled in itertools.product((False, True), ("right", "left"), (False, True)):
-            batch = case.padded(side).arguments
+            batch = case.given(case.call(FORMS[f"{side}-padded"]))
             given = options | (_labels_of(batch) if labelled else {})
             with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
                 model.train(trains)(**batch, **given)
-    packed = case.given(case.packed())
+    packed = case.given(case.call(FORMS["default"]))
     for given in ({}, _labels_of(packed)):
         try:
             model.train()(**packed, **given)

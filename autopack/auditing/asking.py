@@ -17,7 +17,7 @@ from autopack.auditing.cases import empty_images, tokens_to_draw
 from autopack.auditing.compare import Fields, largest, relative_error
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.other_weights import dtype_of
+from autopack.auditing.running import dtype_of
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head

@@ -8,10 +8,7 @@ the others. *Gradients*: of all parameters. *Loss*: the model's own loss of the 
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,26 +17,25 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import check_can_be_audited
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, threshold_lengths
-from autopack.auditing.compare import BOUNDS, bounds_of
+from autopack.auditing.cases import ALIKE, FORMS, LONGER, ROUTER, Case, NoReference, threshold_lengths
+from autopack.auditing.compare import bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels, find_labels
-from autopack.auditing.other_weights import MOST_BYTES, can_have_others, close_by, dtype_of, in_double, other_weights
-from autopack.auditing.packed import INFLUENCE, PackedRuns
-from autopack.auditing.padded import ROUTER, PaddedRuns
+from autopack.auditing.measuring import Measuring
 from autopack.auditing.places import first_that_moves, place_of
-from autopack.auditing.report import ALIKE, LeakReport, ModeResult
-from autopack.auditing.running import DRAWN, Runner
+from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.routers import measure_routers
+from autopack.auditing.running import (
+    Runner,
+    can_have_others,
+    close_by,
+    dtype_of,
+    in_double,
+    other_weights,
+)
 from autopack.calls.prefixes import why_not
-from autopack.errors import UnsupportedModel
-from autopack.inspection.randomness import Pinned, state_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
-
-EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
-"""Names of all call modes."""
-TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
-"""Modes that differ the most: they run in train mode beside eval, unless the user names modes."""
 
 
 def audit(
@@ -57,8 +53,9 @@ def audit(
         model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not. Weights,
             gradients, training mode and random state are left as they were.
         lengths: Lengths in tokens of the random documents of a row; two or more.
-        modes: Names among `EVERY_MODE`; by default all that the model has: padded batches where it is enabled, the
-            router's loss where it has one, longer documents where its configuration holds thresholds.
+        modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model has: padded batches
+            where it is enabled, the router's loss where it has one, longer documents where its configuration holds
+            thresholds.
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
             in both. Of all modes, those that differ the most are run in both; named modes in each.
         gradients: True to compare all trainable parameters' gradients; costs 4 times their memory.
@@ -70,9 +67,9 @@ def audit(
         the influence of each document on each other, as text, HTML and picture.
     """
     base = unwrap(model)
-    unknown = set(modes or ()) - set(EVERY_MODE)
+    unknown = set(modes or ()) - set(FORMS)
     if unknown:
-        raise ValueError(f"modes must be among {', '.join(EVERY_MODE)}; found {', '.join(sorted(unknown))}")
+        raise ValueError(f"modes must be among {', '.join(FORMS)}; found {', '.join(sorted(unknown))}")
     if len(lengths) < 2 or min(lengths) < 1:
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
@@ -86,8 +83,6 @@ def audit(
 
 _BEGINNING = LEAST_SHARED + 2
 """Number of common tokens of documents with one beginning: rows are worth taking together."""
-_ZEROS = ("token_type_ids", "mm_token_type_ids")
-"""Arguments with one number per token that are 0 at text."""
 
 
 class Audit:
@@ -110,19 +105,17 @@ class Audit:
         """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
         if longer is not None:
-            self.others["thresholds"] = Case(model, longer, seed)
+            self.others[LONGER] = Case(model, longer, seed)
         enabled = self.runner.enabled
         if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
             self.others[ALIKE] = _begun_alike(model, lengths, seed)
         pads = enabled is not None and enabled.options.unpad
         there = {
-            **dict.fromkeys(MODES, True),
-            **{name: name in self.others for name in ("thresholds", ALIKE)},
-            ROUTER: self.case.has_router,
-            **dict.fromkeys(PADDED_MODES, pads),
-        }
+            name: name in self.others if form.own_documents else pads or not form.is_padded
+            for name, form in FORMS.items()
+        } | {ROUTER: self.case.has_router}
         self.all = modes is None
-        self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
+        self.modes = tuple(name for name in modes or FORMS if there[name])
         dtype = dtype_of(model)
         bounds = bounds_of(dtype)
         self.report = LeakReport(
@@ -134,32 +127,24 @@ class Audit:
             tolerance=bounds.results,
             gradient_tolerance=bounds.gradients,
             loss_tolerance=bounds.losses,
-            # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding.
-            padded_tolerance=max(BOUNDS[torch.float32].results, bounds.results),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
-        self.packed = PackedRuns(self.runner, self.case, self.others, self.report)
+        self.measuring = Measuring(self.runner, self.case, self.others, self.report)
 
     def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
         """Run all modes and fill in the report."""
-        by_chance: list[ModeResult] = []
-        self._find_required()
         with torch.set_grad_enabled(self._find_reference()):
-            labels = self.labels(training)
-            before = state_of(self.model)
-            results = list(self.measured(training, gradients and torch.is_grad_enabled(), labels))
-            if self.all and True in training and state_of(self.model) != before:
-                by_chance = self._by_chance()
-        self.report.results.extend(by_chance)
+            self.measuring.labels = self._labels(training)
+            results = list(self._measured(training, gradients and torch.is_grad_enabled()))
         self.report.results.extend(result for name in self.modes for result in results if result.mode == name)
         if self.doubts and self.report.dtype == "float32":
             self._measure_again(gradients)
         worst = None if self.runner.enabled is None else self.report.worst_packed
-        if worst is not None and worst.failure is None and worst.mode in MODES:
+        if worst is not None and worst.failure is None and worst.mode in FORMS:
             self.model.train(worst.training)
             case = self.others.get(worst.mode, self.case)
-            call = case.packed(worst.mode)
+            call = case.call(FORMS[worst.mode])
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             name = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if name:
@@ -173,7 +158,7 @@ class Audit:
         """
         for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
             wrong = [r for r in self.report.results if self._may_be_rounding(r)]
-            if not wrong or not can_have_others(self.model, MOST_BYTES):
+            if not wrong or not can_have_others(self.model):
                 return
             modes = tuple(dict.fromkeys(result.mode for result in wrong))
             training = tuple(sorted({result.training for result in wrong}))
@@ -188,52 +173,7 @@ class Audit:
 
     def _may_be_rounding(self, result: ModeResult) -> bool:
         measured = result.failure is None and result.loss_refused is None
-        return measured and result.mode in EVERY_MODE and not self.report.is_exact(result)
-
-    @torch.no_grad()
-    def _by_chance(self) -> list[ModeResult]:
-        """Return the leaks of packed rows in training, with every random branch taken, and none.
-
-        Code may give no numbers, or raise, for draws that hardly ever come.
-        """
-        self.model.train()
-        wrong = []
-        try:
-            for drawn, value in DRAWN.items():
-                with Pinned(value):
-                    runs = PackedRuns(self.runner, self.case, {}, replace(self.report, notes={}, unattributed=set()))
-                    result = runs.measure("default", None, False, False)
-                if math.isfinite(result.worst) and not self.report.is_exact(result):
-                    wrong.append(replace(result, mode=f"default, {drawn}"))
-        except Exception as error:
-            self.report.notes["branches by chance"] = f"not measured: {type(error).__name__}: {error}"
-        return wrong
-
-    @torch.no_grad()
-    def _find_required(self) -> None:
-        """Find the numbers per token that stock needs by name in training (Gemma 3 and 4: text or
-        image), or to attend in one direction in packed rows as alone (PaliGemma)."""
-        known = tuple(name for name in _ZEROS if self.case.takes(name))
-        if not known or not hasattr(self.model.config, "vision_config"):
-            return
-        self.model.train()
-        raised = self.raised_alone()
-        if raised is not None:
-            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", raised))
-        elif self.alike or not self._is_refused(()) or self._is_refused(known):
-            wanted = ()
-        else:
-            wanted = known
-        for case in (self.case, *self.others.values()):
-            case.zeros = wanted
-
-    def _is_refused(self, zeros: tuple[str, ...]) -> bool:
-        self.case.zeros = zeros
-        try:
-            self.runner.model(**self.case.given(self.case.packed()))
-        except UnsupportedModel:
-            return True
-        return False
+        return measured and result.mode in FORMS and not self.report.is_exact(result)
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.
@@ -241,43 +181,40 @@ class Audit:
         Return True if it has gradients where wanted: some attention has no backward on a device.
         """
         cases = [self.case, *self.others.values()]
-        enabled = self.runner.enabled
+        enabled, notes = self.runner.enabled, self.report.notes
         if enabled is not None and enabled.traits.masks_without_cache:
             for case in cases:
                 case.options = case.options_of_packed = {"use_cache": False}
-            self.report.notes["documents alone"] = (
-                "run with use_cache=False, as with labels: else they see later tokens"
-            )
-        first = self.raised_alone()
+            notes["documents alone"] = "run with use_cache=False, as with labels: else they see later tokens"
+        first = self._raised_alone()
         if first is None:
             return True
         for options in ({"use_cache": False}, {}):
             for case in cases:
                 case.options = options
             with torch.set_grad_enabled(bool(options)):
-                raised = self.raised_alone()
+                raised = self._raised_alone()
             if raised is None and options:
-                said = f"run with use_cache=False, because stock raises without: {first}"
-                self.report.notes["documents alone"] = said
+                notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
                 return True
         if raised is None:  # else it does not run at all, which every mode will say
-            self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
+            notes["gradients"] = f"not measured, because stock has none: {first}"
         return raised is not None
 
-    def raised_alone(self) -> str | None:
+    def _raised_alone(self) -> str | None:
         try:
-            self.runner.stock(self.case.alone(self.case.packed(), 0))
+            self.runner.stock(self.case.by_itself(0))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def labels(self, training: tuple[bool, ...]) -> Labels | None:
+    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Return labels that the loss takes in a training mode, found before any measurement."""
         why: str | None = None
         for train in training:
             self.model.train(train)
             try:
-                alone = self.packed.alone()
+                alone = self.measuring.alone(self.case, self.case.call(FORMS["default"]))
                 labels, said = find_labels(self.runner, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
@@ -288,34 +225,27 @@ class Audit:
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
+    def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
         """Yield the result of every mode that is run, in eval and in train."""
+        trained, replacing = (self._first_of(part) for part in ("trains", "replaces"))
         for train in training:
+            is_last, is_first = train or True not in training, not train or False not in training
             for name in self.modes:
-                if self.all and train and False in training and name not in TRAINED:
+                if self.all and not is_first and not FORMS[name].trains:
                     continue
-                first = not train or False not in training
                 self.model.train(train)
                 try:
-                    if name in MODES:
-                        asked = differentiate and self._differentiates(name, train, training)
-                        yield self.packed.measure(name, labels, asked, first and self._replaces(name))
+                    if name == ROUTER:
+                        yield measure_routers(self.measuring)
                         continue
-                    padded = PaddedRuns(self.packed, labels)
-                    yield padded.measure_router() if name == ROUTER else padded.measure(name, differentiate and train)
+                    differentiate = gradients and is_last and name in trained
+                    yield self.measuring.measure(name, differentiate, is_first and name in replacing)
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
 
-    def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
-        if name in ("every output", "thresholds"):
-            return False
-        if name == ALIKE:  # run in evaluation alone
-            return True
-        chosen = TRAINED & set(MODES) & set(self.modes)
-        return (train or True not in training) and name in chosen if chosen else True
-
-    def _replaces(self, name: str) -> bool:
-        return name in (INFLUENCE & set(self.modes) or {name})
+    def _first_of(self, part: str) -> set[str]:
+        """Return the modes whose form has a part in an audit, or all of them if none has."""
+        return {name for name in self.modes if getattr(FORMS[name], part)} or set(self.modes)
 
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...], seed: int) -> Case:

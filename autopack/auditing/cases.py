@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from autopack.registry import families, first_position
 
 @dataclass(frozen=True)
 class Input:
-    """One packed call.
+    """One call.
 
     `arguments` describe its tokens. `sides` hold the places of documents, and `first` the position
     at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
@@ -36,33 +37,76 @@ class Input:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "use_cache=False": {"use_cache": False},
-    "all-ones mask": {"mask": "ones"},
-    "padding mask": {"mask": "ones", "padding": 3},
-    "segment ids": {"mask": "segments", "position_ids": False},
-    "two rows": {},
-    "mid-document start": {"offset": 5},
-    "every output": {},
-    "thresholds": {},
-    "one beginning": {},
-}
-"""Users' forms of calls with packed rows.
+@dataclass(frozen=True)
+class Form:
+    """A form in which users call models, and the part that it has in an audit."""
 
-"thresholds" has longer documents than the others. "one beginning" has documents that begin alike,
-which an enabled model computes once for all of them.
-"""
-PADDED_MODES: dict[str, dict[str, Any]] = {
-    "right-padded": {"tokens_of_labels": True},
-    "left-padded": {"side": "left"},
-    "right-padded, use_cache=False": {"use_cache": False},
-    "left-padded, use_cache=False": {"side": "left", "use_cache": False},
-    "right-padded, no labels": {"labels": False},
-}
-"""Users' forms of calls with padded batches, which autopack runs without their padding.
+    rows: str = "one"
+    """All documents in "one" row, in "two" (in reverse order in the other), or "each" in its own (padded)."""
+    positions: bool = True
+    mask: str = ""
+    """A mask of "ones", or of "segments" that number the documents, with 0 at padding; none if empty."""
+    padding: int = 0
+    """Columns of padding behind packed documents."""
+    on_the_left: bool = False
+    """True for padding in front of documents."""
+    offset: int = 0
+    """Number of the first document's tokens that came before."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments that say how to run."""
+    asks_for_more: bool = False
+    """True for a call that asks for all outputs that a model has."""
+    own_documents: bool = False
+    """True for documents of its own, which not every model has."""
+    labels: str = "given"
+    """Labels are "given", or not if empty; an encoder-decoder may make its decoder's "tokens" of them."""
+    trains: bool = False
+    """True for forms that differ the most: they run in training too, where gradients are compared."""
+    replaces: bool = False
+    """True for forms in which documents are replaced one at a time, and that also run without labels.
 
-An encoder-decoder is called once as most trainers do: it makes the decoder's tokens of the labels.
+    In the others, every document is compared with itself alone, and one call tells of results and loss.
+    Of several rows, one document of each is replaced.
+    """
+
+    @property
+    def is_padded(self) -> bool:
+        """True for a padded batch."""
+        return self.rows == "each"
+
+
+ALIKE = "one beginning"
+"""The form with documents that begin alike, which an enabled model computes once for all of them."""
+LONGER = "thresholds"
+"""The form with documents that are longer than the numbers of a configuration."""
+ROUTER = "router loss"
+"""The form that asks for routers' losses, which count all tokens of a batch."""
+_padded = partial(Form, rows="each", positions=False, mask="ones")
+FORMS = {
+    "default": Form(trains=True, replaces=True),
+    "use_cache=False": Form(options={"use_cache": False}),
+    "all-ones mask": Form(mask="ones"),
+    "padding mask": Form(mask="ones", padding=3, trains=True),
+    "segment ids": Form(mask="segments", positions=False),
+    "two rows": Form(rows="two", trains=True, replaces=True),
+    "mid-document start": Form(offset=5),
+    "every output": Form(asks_for_more=True, labels=""),
+    LONGER: Form(own_documents=True, labels=""),
+    ALIKE: Form(own_documents=True, labels="", trains=True, replaces=True),
+    ROUTER: _padded(),
+    "right-padded": _padded(labels="tokens", trains=True),
+    "left-padded": _padded(on_the_left=True, trains=True),
+    "right-padded, use_cache=False": _padded(options={"use_cache": False}),
+    "left-padded, use_cache=False": _padded(on_the_left=True, options={"use_cache": False}),
+    "right-padded, no labels": _padded(labels="", trains=True),
+}
+"""Users' forms of calls by their names: packed rows, and padded batches, which autopack runs without padding."""
+
+
+_KINDS_OF_TOKENS = ("token_type_ids", "mm_token_type_ids")
+"""Arguments that tell text, 0, from images.
+
+Some types need them in training, or to attend in one direction.
 """
 
 
@@ -90,12 +134,12 @@ class Case:
         self.options: dict[str, Any] = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: dict[str, Any] = {}
-        """Arguments of packed calls beside their mode's."""
-        self.zeros: tuple[str, ...] = ()
-        """Arguments with a number per token that stock needs, such as text or image."""
+        """Arguments of calls with packed rows beside those of their form."""
         named = parameters_of(type(model))
         self._named = named.names if not named.takes_others else None
         self._empty = empty_images(model)
+        is_told = hasattr(model.config, "vision_config")
+        self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
         self.outputs: dict[str, Any] = {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
         configs = model.config, text_config(model.config)
         flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
@@ -146,64 +190,54 @@ class Case:
         """Return True if the model's forward takes an argument, by its signature."""
         return self._named is None or name in self._named
 
-    def packed(self, mode: str = "default") -> Input:
-        """Return the call with packed rows of a mode."""
-        if mode == "two rows":
-            return self.two_rows()
-        return self.one_row(**MODES[mode], **(self.outputs if mode == "every output" else {}))
-
-    def one_row(
-        self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
-    ) -> Input:
-        """Return a call of one row, the first document from `offset` on, with `padding` behind."""
-        if offset and self.is_pair:
+    def call(self, form: Form) -> Input:
+        """Return the call of a form: everything but its tokens."""
+        if form.offset and self.is_pair:
             raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
         count = len(self.lengths)
-        first = [self.base + offset, *[self.base] * (count - 1)]
+        numbers = range(count)
+        rows = [[number] for number in numbers] if form.is_padded else [[*numbers]]
+        if form.rows == "two":
+            rows.append([count + number for number in reversed(numbers)])
         arguments: dict[str, Any] = {}
         sides = []
-        for half in self.halves:
-            lengths = [*half.lengths, padding]
-            if position_ids:
-                pieces = zip([*first, self.base], lengths, strict=True)
-                positions = [torch.arange(a, a + n, device=self.device) for a, n in pieces]
-                arguments[f"{half.prefix}position_ids"] = torch.cat(positions)[None]
-            if mask:
-                numbers = [i + 1 if mask == "segments" else 1 for i in range(count)]
-                values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor(lengths))
-                arguments[f"{half.prefix}attention_mask"] = values[None].to(self.device)
-            sides.append(Side(np.repeat([*range(count), -1], lengths)[None], half.prefix))
+        for place, half in enumerate(self.halves):
+            filled = [np.repeat(row, [half.lengths[number % count] for number in row]) for row in rows]
+            # A padded source has one column more, so that a field of one half is told from one of the other.
+            width = max(map(len, filled)) + (place if form.is_padded else form.padding)
+            owner = np.full((len(rows), width), -1)
+            for row, of_row in zip(owner, filled, strict=True):
+                begin = width - len(of_row) if form.on_the_left else 0
+                row[begin : begin + len(of_row)] = of_row
+            if form.positions:
+                columns = np.arange(width)
+                begins = np.diff(owner, prepend=-2) != 0
+                since = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+                positions = self.base + since + form.offset * (owner == 0)
+                arguments[f"{half.prefix}position_ids"] = torch.from_numpy(positions).to(self.device)
+            if form.mask:
+                mask = owner >= 0 if form.mask == "ones" else owner + 1
+                arguments[f"{half.prefix}attention_mask"] = torch.from_numpy(mask).long().to(self.device)
+            sides.append(Side(owner, half.prefix))
+        first = [self.base + form.offset, *[self.base] * (sum(map(len, rows)) - 1)]
+        more = self.outputs if form.asks_for_more else {}
+        options = form.options | more | ({} if form.is_padded else self.options_of_packed)
         return Input(arguments, Sides(sides), first, options)
 
-    def two_rows(self) -> Input:
-        """Return a call of the documents in order in one row, reversed in the other."""
-        one = self.one_row()
-        arguments, sides = {}, []
-        for half, side in zip(self.halves, one.sides.halves, strict=True):
-            name = f"{half.prefix}position_ids"
-            (positions,), (owner,) = one.arguments[name], side.owner
-            turned = torch.cat(positions.split(half.lengths)[::-1])
-            arguments[name] = torch.stack([positions, turned])
-            sides.append(Side(np.stack([owner, owner[::-1] + len(half.lengths)]), half.prefix))
-        return Input(arguments, Sides(sides), one.first * 2)
+    def given(self, call: Input, replaced: int | None = None, filler: int | None = None) -> dict[str, Any]:
+        """Return all arguments of a call, with one document's tokens `replaced` if asked.
 
-    def given(self, call: Input, replaced: int | None = None) -> dict[str, Any]:
-        """Return all arguments of a packed call, with one document's tokens `replaced` if asked."""
+        `filler` is the token of padding, if it is to be another one.
+        """
         # Some models count on positions in place (XGLM up to 4.47).
-        copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
-        tokens = self._tokens(call.sides, int(self.documents[0][0]), replaced)
-        return {**tokens, **copied, **call.options, **self.options_of_packed}
-
-    def _tokens(self, sides: Sides, filler: int, replaced: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the tokens of documents at their places, and a filler at all others."""
-        ids = {}
-        for half, side in zip(self.halves, sides.halves, strict=True):
-            placed = torch.full(side.owner.shape, filler, device=self.device)
+        found = {name: value.clone() for name, value in call.arguments.items()} | call.options
+        for half, side in zip(self.halves, call.sides.halves, strict=True):
+            ids = torch.full(side.owner.shape, self.filler if filler is None else filler, device=self.device)
             for number in side.order:
                 source = half.others if number == replaced else half.documents
-                placed[torch.from_numpy(side.owner == number)] = source[number % len(source)]
-            ids[f"{half.prefix}input_ids"] = placed
-        return self._with_zeros(ids)
+                ids[torch.from_numpy(side.owner == number)] = source[number % len(source)]
+            found[f"{half.prefix}input_ids"] = ids
+        return self._with_zeros(found)
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -220,21 +254,7 @@ class Case:
 
     def _with_zeros(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         like = ids["input_ids"]
-        return {**ids, **{name: torch.zeros_like(like) for name in self.zeros}, **self._empty(like)}
-
-    def padded(self, side: str = "right", filler: int | None = None) -> Input:
-        """Return a batch of one document per row, padded on one side, with its tokens."""
-        rows, sides = len(self.lengths), []
-        for place, half in enumerate(self.halves):
-            # A source has one column more, so that a field of one half is told from one of the other.
-            columns = np.arange(max(half.lengths) + place)
-            owner = np.where(columns < np.array(half.lengths)[:, None], np.arange(rows)[:, None], -1)
-            sides.append(Side(owner[:, ::-1] if side == "left" else owner, half.prefix))
-        arguments = self._tokens(Sides(sides), self.filler if filler is None else filler)
-        for each in sides:
-            mask = torch.from_numpy(each.owner >= 0).long()
-            arguments[f"{each.prefix}attention_mask"] = mask.to(self.device)
-        return Input(arguments, Sides(sides), [self.base] * rows)
+        return {**ids, **{name: torch.zeros_like(like) for name in self._zeros}, **self._empty(like)}
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:

@@ -69,10 +69,14 @@ def preserved(
     """
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
-    counted = {} if enabled is None else enabled.tally.counted()
-    settings = {} if enabled is None else {name: getattr(enabled, name) for name in _SETTINGS}
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
-    problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
+    # A loss that finds no kind of problem writes its guess there.
+    attributes = [
+        (config, "problem_type", config.problem_type) for config in configs if hasattr(config, "problem_type")
+    ]
+    if enabled is not None:
+        attributes += [(enabled, name, getattr(enabled, name)) for name in _SETTINGS]
+        attributes += [(enabled.tally, name, value) for name, value in enabled.tally.counted().items()]
     data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
@@ -81,10 +85,9 @@ def preserved(
     contents = Contents(model)
 
     def put_back() -> None:
-        if enabled is not None:
-            vars(enabled.tally).update(counted)
-            for name, value in settings.items():
-                setattr(enabled, name, value)
+        for owner, name, value in attributes:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
         for module, held in buffers:
             put_into(module._buffers, held)
         for parameter, copied in weights:
@@ -96,10 +99,6 @@ def preserved(
         for module, names, before in data:
             _put_back(module, names, before)
         contents.put_back()
-        for config, kind in problem_type:
-            # A loss that finds none writes its guess here.
-            if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
-                config.problem_type = kind
 
     def begin() -> None:
         copies: dict[int, torch.Tensor] = {}

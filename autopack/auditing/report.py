@@ -8,22 +8,15 @@ from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
+import torch
 
+from autopack.auditing.cases import ALIKE, ROUTER
+from autopack.auditing.compare import BOUNDS
 from autopack.pages import parts
 from autopack.pages.figure import Influence, figures, on_axes, picture
 
 __all__ = ["LeakReport"]
 
-_PADDED_GRADIENT_TOLERANCE = 1e-3
-"""Least tolerance of gradients of padded batches and of documents that begin alike.
-
-Softmax and norms round otherwise beside padding, in float32. A token that is computed once for
-documents that begin alike gets the sum of gradients before it is rounded.
-"""
-ALIKE = "one beginning"
-"""The mode with documents that begin alike."""
-ROUTER = "router loss"
-"""The mode that asks for routers' losses: its refusal says nothing of labels alone."""
 _SIDES = "<<>>>><"
 """Alignment of the table's columns: < for texts, > for numbers."""
 
@@ -106,8 +99,6 @@ class LeakReport:
     """Other omissions from the measurements, with the reason."""
     unattributed: set[str] = dataclass_field(default_factory=set)
     """Fields of the output of which nobody can tell what belongs to which document, where a model is proven."""
-    padded_tolerance: float = 0.0
-    """`tolerance` of padded batches, if it is larger; gradients may be off by ten times as much."""
 
     @property
     def exact(self) -> bool:
@@ -119,12 +110,12 @@ class LeakReport:
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
-        tolerance, gradient_tolerance, is_padded = self.tolerance, self.gradient_tolerance, result.kind == "padded"
-        if is_padded:
-            tolerance = max(tolerance, self.padded_tolerance)
-        if is_padded or result.mode == ALIKE:
-            gradient_tolerance = max(gradient_tolerance, _PADDED_GRADIENT_TOLERANCE)
-        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
+        # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding. A token
+        # that is computed once for documents that begin alike gets the sum of gradients before it is rounded.
+        rounds_otherwise = result.kind == "padded" or result.mode == ALIKE
+        least = BOUNDS[torch.float32].gradients if rounds_otherwise else 0.0
+        gradient = result.gradient or 0.0
+        return gradient <= max(self.gradient_tolerance, least) and result.worst <= self.tolerance
 
     @property
     def packed(self) -> str | None:
@@ -147,7 +138,7 @@ class LeakReport:
         they are, or have no loss."""
         wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
         if wrong:
-            worst = max(wrong, key=lambda r: math.inf if math.isnan(r.loss or 0.0) else r.loss or 0.0)
+            worst = max(wrong, key=lambda r: r.loss or 0.0)
             return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
         refused = next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
         if refused is not None:
@@ -201,7 +192,7 @@ class LeakReport:
         said = f"{what} {verb} off by {_number(worst.error)} of their standard deviation"
         if worst.influence is not None:
             said += f", and one document changes another by {worst.worst_influence:.1e}"
-        if worst.worst <= max(self.tolerance, self.padded_tolerance) and not self.is_exact(worst):
+        if worst.worst <= self.tolerance and not self.is_exact(worst):
             said = f"gradients are off by {_number(worst.gradient)} and the loss by {_number(worst.loss)}"
         return f"in mode '{worst.name}' {said}"
 

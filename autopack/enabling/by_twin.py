@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.auditing.asking import first_label_counts
-from autopack.auditing.auditor import EVERY_MODE, audit
-from autopack.auditing.report import LeakReport
+from autopack.auditing.auditor import audit
+from autopack.auditing.cases import FORMS
+from autopack.auditing.report import LeakReport, ModeResult
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import (
     LENGTHS,
-    as_float32,
     callable_part,
     is_in_its_head,
     why_not_left_out,
@@ -96,15 +96,13 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
 def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     precisions, device = precisions_of(model, enabled)
     answer: _Answer | None = None
-    failure, raised = "", False
+    failure = _NoAnswer()
     for dtype in precisions:
         try:
             modes = None if answer is None else answer.unmeasured
             found = _asked(model, enabled, dtype, device, modes, foreign is None)
-        except _AllRefused as refusal:
-            return Proof(f"not, for all calls of its twin are refused: {refusal}", padded=str(refusal), source="twin")
         except _NoAnswer as error:
-            failure, raised = str(error), error.raised
+            failure = error
             continue
         except NoTwin:
             if answer is None:
@@ -113,23 +111,20 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
         answer = found if answer is None else answer.with_rest_of(found)
         if not answer.unmeasured:
             break
-    if answer is None and raised and foreign is None:  # calls of the model would raise too
-        return Proof(f"not, for {failure}", failure, failure, failure, source="twin")
-    if answer is None:
-        raise NoTwin(failure)
-    return _read(answer, foreign, enabled.anatomy.causal)
+    if answer is not None:
+        return _read(answer, foreign, enabled.anatomy.causal)
+    said = str(failure)
+    if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
+        return Proof(f"not, for {said}", said, said, said, source="twin")
+    raise NoTwin(said)
 
 
 class _NoAnswer(Exception):
-    """A twin says nothing in one precision; the message says why, `raised` that its calls raise where stock runs."""
-
-    def __init__(self, message: str, raised: bool = False):
-        super().__init__(message)
-        self.raised = raised
+    """A twin says nothing in one precision; the message says why."""
 
 
-class _AllRefused(Exception):
-    """autopack refuses all calls of a twin, as it will those of the model."""
+class _Raised(_NoAnswer):
+    """Its calls raise where stock runs."""
 
 
 @dataclass
@@ -140,7 +135,7 @@ class _Answer:
     part: PreTrainedModel
     outside: list[str]
     report: LeakReport
-    refused: list[str]
+    refused: list[ModeResult]
     packed: str | None
     labels: str | None
     padded: str | None
@@ -149,7 +144,7 @@ class _Answer:
     def unmeasured(self) -> tuple[str, ...]:
         """The call forms that could not be measured, which they may be in another precision; all without gradients."""
         left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
-        return tuple(EVERY_MODE if "gradients" in self.report.notes else left_out)
+        return tuple(FORMS if "gradients" in self.report.notes else left_out)
 
     def with_rest_of(self, other: _Answer) -> _Answer:
         """This, with what another precision says of call forms that were not measured in this one."""
@@ -177,7 +172,7 @@ def _asked(
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
-            report = as_float32(audit(part, lengths=LENGTHS, modes=modes))
+            report = audit(part, lengths=LENGTHS, modes=modes)
     except AutopackError as error:
         raise NoTwin(f"{type(error).__name__}: {error}") from error
     except NoTwin:
@@ -187,16 +182,14 @@ def _asked(
     refused = [result for result in report.results if result.failure is not None and is_refusal(result.failure)]
     if is_own:  # the library's own code comes by the same refusal in the user's call, which says what to do
         report = replace(report, results=[result for result in report.results if result not in refused])
-        if refused and not report.results:
-            raise _AllRefused(refused[0].failure)
-    if not report.results:
+    if not report.results and not (is_own and refused):
         raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)), None)
-    if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
-        said = f"its twin raised {failed}" if failed else "its twin gives what is no number"
-        raise _NoAnswer(said, raised=failed is not None)
-    names = [result.name for result in refused] if is_own else []
-    return _Answer(twin, part, outside, report, names, report.packed, report.labels, report.padded)
+    if failed is not None:
+        raise _Raised(f"its twin raised {failed}")
+    if report.results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
+        raise _NoAnswer("its twin gives what is no number")
+    return _Answer(twin, part, outside, report, refused if is_own else [], report.packed, report.labels, report.padded)
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
@@ -215,13 +208,16 @@ def is_refusal(failure: str) -> bool:
 
 
 def _read(answer: _Answer, foreign: str | None, causal: bool) -> Proof:
-    twin, outside, report = answer.twin, answer.outside, answer.report
+    twin, outside, report, refused = answer.twin, answer.outside, answer.report, answer.refused
+    if not report.results:
+        said = str(refused[0].failure)
+        return Proof(f"not, for all calls of its twin are refused: {said}", padded=said, source="twin")
     count = sum(parameter.numel() for parameter in twin.model.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
     if outside:
         how += f", but for {', '.join(outside)}: its calls are checked closely"
-    if answer.refused:
-        how += f", refused: {', '.join(answer.refused)}"
+    if refused:
+        how += f", refused: {', '.join(result.name for result in refused)}"
     said = "" if foreign is None else f" (audited because: {foreign})"
     inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"

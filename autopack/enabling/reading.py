@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import empty_images
-from autopack.auditing.compare import BOUNDS
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.code import ModelCode
@@ -84,16 +82,3 @@ def is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> 
 def _is_of_choices(module: PreTrainedModel) -> bool:
     head = row_head(module)
     return head is not None and head.of_choices
-
-
-def as_float32(report: LeakReport) -> LeakReport:
-    """Hold a model in float64 to no more than one in float32: a good part of them casts to it in code of its own."""
-    least = BOUNDS[torch.float32].results
-    of_sums = least if report.dtype == "float64" else 10 * least  # losses and gradients show a term that is missing
-    return replace(
-        report,
-        tolerance=max(report.tolerance, least),
-        gradient_tolerance=max(report.gradient_tolerance, of_sums),
-        loss_tolerance=max(report.loss_tolerance, of_sums),
-        padded_tolerance=max(report.padded_tolerance, least),
-    )

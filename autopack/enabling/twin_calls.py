@@ -8,11 +8,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import Audit
+from autopack.auditing.cases import FORMS, Case
 from autopack.auditing.compare import (
     BOUNDS,
     Fields,
@@ -23,7 +25,7 @@ from autopack.auditing.compare import (
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.enabling.by_twin import enabled_like, is_refusal, parts_outside, precisions_of, with_what_is_on
-from autopack.enabling.reading import as_float32, callable_part
+from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.put_on import hooks_of
@@ -35,10 +37,9 @@ from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin, Twin
-from autopack.registry import first_position
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
-from autopack.tiny import images, media_rows, sounds, tokens
+from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE, as_videos
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
@@ -48,15 +49,18 @@ Result = tuple[list[Fields], list[torch.Tensor]]
 Labels = Literal["no", "shifted", "as they are"]
 """Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
 MakeTwin = Callable[[], PreTrainedModel]
-Ask = Callable[[MakeTwin, torch.dtype], "str | None"]
-Refuse = Callable[[Twin, PreTrainedModel], Any]
 
 _ALIKE = (11,) * 4
 """Tokens of documents behind what they begin with: a batch of them has no padding, for which stock may lack numbers."""
 
 _RANKS = 2
-_LENGTHS = ((7, 60, 29), (50, 11, 35))
-"""Documents of two rows of 96 columns, of which a rank has 48: one is longer than a part, none ends with one."""
+_LENGTHS = (27, 7, 52, 10)
+"""Documents of two rows, in reverse order in the other, of which a rank has half.
+
+One is longer than a part, none ends with one.
+"""
+_PADDING = 4
+"""Columns of padding behind the documents of some rows."""
 
 _PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))
 """Runs of text, and media, over and over: some touch across the end of a document, and some documents have none."""
@@ -67,29 +71,24 @@ _MOST = 256
 # --- Rows that begin alike
 
 
-def _why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
+def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str | None:
     """Return the reason why rows that begin alike cannot share that, in words, or None."""
-
-    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
-        twin = make()
-        with enabled_like(twin, enabled, share=True, unpad=True) as twin_enabled:
-            # Its weights lie elsewhere than those of the model, and its first batches are to be packed too.
-            twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
-            part = callable_part(twin_enabled)
-            with left_as_found(part):
-                before = _shared(twin_enabled)
-                report = as_float32(Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run())
-                shared = _shared(twin_enabled) - before
-        for result in report.results:
-            for said in filter(None, (result.failure, result.loss_refused)):
-                if is_refusal(said):
-                    return f"its twin refuses it: {said.partition(': ')[2]}".partition(". ")[0]
-                raise RuntimeError(said)
-        if not shared:
-            raise NoTwin("it takes none of the tokens together")
-        return None if report.exact else f"its twin gives something else: {report.worst_case}"
-
-    return _why_not(model, enabled, "prefixes", ask)
+    with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
+        # Its weights lie elsewhere than those of the model, and its first batches are to be packed too.
+        twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
+        part = callable_part(twin_enabled)
+        with left_as_found(part):
+            before = _shared(twin_enabled)
+            report = Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run()
+            shared = _shared(twin_enabled) - before
+    for result in report.results:
+        for said in filter(None, (result.failure, result.loss_refused)):
+            if is_refusal(said):
+                return f"its twin refuses it: {said.partition(': ')[2]}".partition(". ")[0]
+            raise RuntimeError(said)
+    if not shared:
+        raise NoTwin("it takes none of the tokens together")
+    return None if report.exact else f"its twin gives something else: {report.worst_case}"
 
 
 def _shared(enabled: EnabledModel) -> int:
@@ -99,31 +98,32 @@ def _shared(enabled: EnabledModel) -> int:
 # --- Parts of rows that ranks share
 
 
-def _why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
+def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: Labels) -> str | None:
     """Return the reason why ranks that share rows get other results than one rank of whole rows, or None.
 
     With labels a call asks for a loss too. Those of all parts have to add up: of `num_items_in_batch` tokens where the
     loss is of shifted labels, else by the tokens that each part counts.
     """
+    wanted = _on_one(make(), enabled, None, labels)
+    groups = ranks_of_threads(_RANKS)
+    models = {group: make() for group in groups}
+    with drawing_nothing(models[groups[0]]):  # what one thread puts back, another may have drawn from
+        parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
+    return _difference(list(map(_together, zip(*parts, strict=True))), wanted, dtype)
 
+
+def _refuse_hooks(model: PreTrainedModel) -> None:
+    """Raise `NoTwin` for a third-party hook.
+
+    One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
+    """
     for name, module in model.named_modules():
         hook = next((hook for hook in hooks_of(module).values() if not is_own(hook)), None)
         if hook is not None:
-            # One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
-            return f"no twin of it tells whether it gives the same: it has no hook, and {whose(hook)} is on {name}"
-
-    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
-        wanted = _on_one(make(), enabled, None, labels)
-        groups = ranks_of_threads(_RANKS)
-        models = {group: make() for group in groups}
-        with drawing_nothing(models[groups[0]]):  # what one thread puts back, another may have drawn from
-            parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
-        return _difference(list(map(_together, zip(*parts, strict=True))), wanted, dtype)
-
-    return _why_not(model, enabled, f"parts of rows, {labels} labels", ask, _refuse_what_it_lacks)
+            raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
 
 
-def _refuse_what_it_lacks(twin: Twin, model: PreTrainedModel) -> None:
+def _refuse_layers(twin: Twin) -> None:
     """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at the token before."""
     for name, module in twin.others.items():
         if not is_own(twins.own_class(module)):
@@ -144,20 +144,16 @@ def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None
 
 
 def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
-    """Packed rows; the last document of each is padding, if so."""
-    count, columns = len(_LENGTHS), sum(_LENGTHS[0])
-    ids = tokens(model.config, count, columns).to(model.device)
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in _LENGTHS])
-    batch: dict[str, Any] = {"input_ids": ids}
-    batch["position_ids"] = positions.to(ids) + first_position(model.config)
-    ignored = positions.to(ids) == 0
-    if padded:
-        filled = torch.tensor([columns - row[-1] for row in _LENGTHS])
-        real = torch.arange(columns) < filled[:, None]
-        batch["attention_mask"] = real.to(ids)
-        ignored |= ~real.to(ignored)
+    """Return packed rows, with some padding if they are to be `padded`."""
+    case = Case(model, _LENGTHS, 0)
+    form = FORMS["two rows"]
+    call = case.call(replace(form, mask="ones", padding=_PADDING) if padded else form)
+    batch = case.given(call)
     if labels != "no":
-        batch["labels"] = ids.masked_fill(ignored, IGNORED_LABEL)
+        owner = call.sides.halves[0].owner
+        # The first document has none, so that a part of one row has another share of labels than one of all.
+        ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
+        batch["labels"] = batch["input_ids"].masked_fill(ignored, IGNORED_LABEL)
         if labels == "shifted":
             batch["num_items_in_batch"] = int((~ignored).sum())
     return batch
@@ -171,6 +167,10 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
             share = int((given["labels"] != IGNORED_LABEL).sum()) / int((batch["labels"] != IGNORED_LABEL).sum())
+
+    def mine(value: torch.Tensor) -> torch.Tensor:
+        return value if group is None else group.part(value, 1)
+
     output = model(**given, use_cache=False, return_dict=True)
     found: Fields = {}
     whole: Any = 0.0
@@ -184,11 +184,8 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
             # What stands in padding is nobody's.
             size = (*shape, *value.shape[2:])
             weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
-            real = counted.to(value).reshape(*shape, *[1] * (value.dim() - 2)).expand_as(weights)
-            if group is not None:
-                weights, real = group.part(weights, 1), group.part(real, 1)
-            value = value * real
-            whole = whole + (value * weights).sum() / counted.numel()
+            value = value * mine(counted.to(value)).reshape(*value.shape[:2], *[1] * (value.dim() - 2))
+            whole = whole + (value * mine(weights)).sum() / counted.numel()
         found[name] = value
     return [found], Runner(model).gradients(whole)
 
@@ -205,41 +202,36 @@ def _together(parts: Sequence[Result]) -> Result:
 # --- Documents with media
 
 
-def _why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
+def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int) -> str | None:
     """Return the reason why documents with `count` media of a kind may not get what they get alone, or None.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
     """
-
-    if count > _MOST:
-        return f"a call has more than {_MOST} {kind}s or documents, of which no twin is asked"
-
-    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
-        twin: Any = make()
-        documents = _documents(twin, kind, count)
-        wanted, found = [], []
-        with enabled_like(twin, enabled) as twin_enabled:
-            for training in (False, True):
-                with left_as_found(twin):  # without dropout
-                    twin.train(training)
-                    for module in twin.modules():
-                        if isinstance(module, _BatchNorm):
-                            module.eval()
-                    with stock(twin_enabled):
-                        wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
-                    logits = twin(**media_rows.packed(twin, [documents])).logits
-                    places = media_rows.spans([documents])
-                    found.append(_result(twin, [logits[row, first:end] for _, row, first, end in places]))
-        return _difference(found, wanted, dtype)
-
-    return _why_not(model, enabled, f"documents with {count} {kind}s", ask)
+    twin: Any = make()
+    documents = _documents(twin, kind, count)
+    wanted, found = [], []
+    with enabled_like(twin, enabled) as twin_enabled:
+        for training in (False, True):
+            with left_as_found(twin):  # without dropout
+                twin.train(training)
+                for module in twin.modules():
+                    if isinstance(module, _BatchNorm):
+                        module.eval()
+                with stock(twin_enabled):
+                    wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
+                logits = twin(**media_rows.packed(twin, [documents])).logits
+                places = media_rows.spans([documents])
+                found.append(_result(twin, [logits[row, first:end] for _, row, first, end in places]))
+    return _difference(found, wanted, dtype)
 
 
 def _documents(model: Any, kind: str, count: int) -> list[Document]:
     """Different documents with media of this kind, as far as the type can be run without: `count`, and as many media.
 
-    Raises `NoTwin` where nobody knows how the type takes them.
+    Raises `NoTwin` where nobody knows how the type takes them, or there are more than a twin is asked of.
     """
+    if count > _MOST:
+        raise NoTwin(f"a call has more than {_MOST} {kind}s or documents")
     if media_rows.form_of(model, "sounds" if kind == "sound" else "images") is None:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
     medium = SOUND if kind == "sound" else IMAGE
@@ -262,45 +254,40 @@ def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
 # --- What they have in common
 
 
+_ASKED: dict[str, Callable[..., str | None]] = {"prefixes": _prefixes, "parts": _parts, "media": _media}
+
+
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
-    """Return why a model does not serve a kind of calls, by the name that `EnabledModel.twin_says` has for it."""
-    asked: dict[str, Callable[..., str | None]]
-    asked = {"prefixes": _why_not_prefixes, "parts": _why_not_parts, "media": _why_not_media}
-    return asked[kind](model, enabled, *given)
+    """Return why a model does not serve a kind of calls, as a twin says, in words; None if it does.
 
-
-def _why_not(
-    model: PreTrainedModel, enabled: EnabledModel, about: str, ask: Ask, refuse: Refuse = parts_outside
-) -> str | None:
-    """Return why a model does not serve one kind of call, as a twin says, in words; None if it does.
-
-    `ask` is given a function that makes a twin, and its precision, and returns the reason. `refuse` raises `NoTwin`
-    where the twin lacks what counts. The answer `about` a model whose code and hooks are all the library's is kept.
-    Weights of the model have no part in it.
+    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code and
+    hooks are all the library's is kept. Weights of the model have no part in it.
     """
+    asked = kind, *given, enabled.options.backend, enabled.implementations()
+    try:
+        if kind == "parts":
+            _refuse_hooks(model)
+        key = enabled.kind and (enabled.kind, asked)
+        return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
+    except NoTwin as error:
+        return f"no twin of it tells whether it gives the same: {error}"
 
-    def answer() -> str | None:
-        try:
-            return apart(lambda: _asked(model, enabled, ask, refuse))
-        except NoTwin as error:
-            return f"no twin of it tells whether it gives the same: {error}"
 
-    asked = about, enabled.options.backend, enabled.implementations()
-    return kept.answered(enabled.kind and (enabled.kind, asked), answer)
-
-
-def _asked(model: PreTrainedModel, enabled: EnabledModel, ask: Ask, refuse: Refuse) -> str | None:
+def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]) -> str | None:
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
             twin = with_what_is_on(model, twins.of(model, dtype, device))
-            refuse(twin, model)
+            if kind == "parts":
+                _refuse_layers(twin)
+            else:
+                parts_outside(twin, model)
             return twin.model.eval()
 
         try:
-            return ask(make, dtype)
+            return _ASKED[kind](enabled, make, dtype, *given)
         except AutopackError as error:
             return f"its twin refuses it: {error.message}".partition(". ")[0]
         except NoTwin:

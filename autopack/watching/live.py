@@ -13,7 +13,6 @@ import torch
 from torch._subclasses import FakeTensor
 
 from autopack.auditing.compare import REPLACED, Difference
-from autopack.auditing.running import DRAWN
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
 from autopack.inspection import media, torches
@@ -29,6 +28,8 @@ from autopack.watching.schedule import TRAINS, is_padded, shape_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()
+_SHARES = (1e-4, 1 - 1e-4)
+"""Shares of draws below the fixed draws of code that draws by itself."""
 
 
 class _Mine(threading.local):
@@ -47,12 +48,12 @@ class Live:
         self.checked = Checked(every=every)
         self._padded = False
         """True if a padded batch was checked, and gave what stock gives."""
-        self.has_checked = self._has_tried = False
+        self.has_checked = False
 
     def begin_anew(self) -> None:
         """Forget how far calls have been checked, since the code or what it reads is something else now."""
         self.checked.begin_anew()
-        self._padded = self.has_checked = self._has_tried = False
+        self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
         """Count a call that is to run packed or without its padding, and check it if its turn has come.
@@ -69,7 +70,7 @@ class Live:
         shape = shape_of(call, closely)
         beyond = self.checked.goes_beyond(*shape, closely)
         due = self.checked.is_due(TRAINS in shape[1])
-        if self._has_tried and not (due or beyond):  # other threads wait for the first check
+        if self.checked.kinds and not (due or beyond):  # other threads wait for the first check
             return
         leak = self._found(call, closely, beyond, TRAINS in shape[1] - self.checked.kinds)
         if leak is None:
@@ -97,7 +98,13 @@ class Live:
         checked.calls += 1
         if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
             return
-        leak = self._found_together(call, packs)
+        turn = checked.calls.bit_length()  # the same on all ranks
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
+        if call.model.groups:
+            ways.append(partial(beside_stock, call, packs=packs, together=True))
+        leak, reasons = self._tried(call, ways, CannotTell)
+        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
+            self._skip(call, reasons[0], call.model.is_checked_closely)
         if leak is not None:
             checked.leaks += 1
             raise LeakDetected(leak)
@@ -114,14 +121,13 @@ class Live:
             ways.append(partial(beside_stock, call, losses=closely or not self.has_checked))
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
-            ways += [partial(by_replacement, share=share) for share in DRAWN.values()]
+            ways += [partial(by_replacement, share=share) for share in _SHARES]
         if not is_padded(call) and (has_media or (closely and begins_to_train)):
             ways.append(partial(influence.by_gradients, call))
         leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
         if leak is not None:
             return leak
         told = "" in reasons
-        self._has_tried = True
         if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
             self._skip(call, reasons[-1 if told else 0], closely)
         self._padded |= told and is_padded(call)
@@ -159,16 +165,6 @@ class Live:
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
         return Leak(call.name, found.document, row, columns, found.name, *numbers, found.than, found.module)
-
-    def _found_together(self, call: Call, packs: bool) -> Leak | None:
-        turn = self.checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
-        if call.model.groups:
-            ways.append(partial(beside_stock, call, packs=packs, together=True))
-        leak, reasons = self._tried(call, ways, CannotTell)
-        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
-            self._skip(call, reasons[0], call.model.is_checked_closely)
-        return leak
 
 
 def _refuse_backward_hooks(call: Call) -> None:

@@ -13,7 +13,7 @@ from transformers import BertModel, LlamaForCausalLM
 
 import autopack
 from autopack import tiny
-from autopack.auditing.auditor import MODES, PADDED_MODES
+from autopack.auditing.cases import FORMS, ROUTER
 from autopack.calls.rows import Unpadded
 from autopack.enabling import by_twin
 from autopack.layout import IGNORED_LABEL
@@ -27,7 +27,7 @@ from tests.support.padded import mask_of, packs_at_once, put_a_fault_into_unpadd
 from tests.unfamiliar.test_losses import per_sequence
 
 PACKED = ("default", "use_cache=False", "padding mask", "two rows")
-PADDED = tuple(PADDED_MODES)
+PADDED = tuple(name for name, form in FORMS.items() if form.is_padded and name != ROUTER)
 
 
 def enabled(model, **options):
@@ -245,7 +245,7 @@ def test_a_leak_past_a_threshold_is_found(column):
     model = tiny.build("llama", max_position_embeddings=4096)
     model.model.layers[0].mlp.register_forward_pre_hook(leaks_past(column))
     enabled(model)
-    usual = tuple(name for name in MODES if name not in ("thresholds", "one beginning"))  # whose rows are longer
+    usual = tuple(name for name, form in FORMS.items() if not (form.own_documents or form.is_padded))
     assert autopack.audit(model, modes=usual, gradients=False).exact
     assert "thresholds" not in {result.mode for result in autopack.audit(model, gradients=False).results}
     model.config.attention_chunk = column
@@ -307,3 +307,11 @@ def test_gradients_of_padded_batches_are_compared():
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
+
+
+def test_gradients_of_padded_batches_are_compared_where_a_forward_writes_to_its_arguments():
+    """Splinter bounds the positions that it is given, in place."""
+    model = enabled(tiny.build("splinter", task="question-answering"))
+    report = autopack.audit(model, modes=("right-padded",), training=(True,))
+    assert report.exact, report
+    assert [result.gradient is not None for result in report.results] == [True]

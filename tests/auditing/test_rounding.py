@@ -5,7 +5,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.other_weights import close_by, in_double, other_weights
+from autopack.auditing.running import close_by, in_double, other_weights
 
 KINKS = [  # weights with which a unit of a ReLU is at its kink: its gradient is on or off by rounding
     ("t5", "seq2seq", 8, "left-padded"),
