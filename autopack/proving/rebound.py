@@ -1,4 +1,4 @@
-"""Third-party functions on a module, copied for its stand-in with what they close over replaced.
+"""Third-party functions on a module, copied for its stand-in with what they hold of it replaced.
 
 A trainer's forward around a model's commonly holds the earlier forward, which is bound to the
 model. Called for a twin it would run the model itself.
@@ -13,14 +13,15 @@ from typing import Any
 from torch import nn
 
 from autopack.inspection.configs import text_config
+from autopack.inspection.source import names_in
 from autopack.proving.twin import NoTwin
 
 
 def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
     """Return an object on a module, rebound to the module that stands in for it.
 
-    Raises `NoTwin` if it closes over a part or a tensor of the module, whose counterpart is
-    unknown. Globals that a function names stay as they are.
+    Raises `NoTwin` if it holds a part or a tensor of the module, whose counterpart is unknown, or
+    names the module as a global (in a notebook): it would run the model itself.
     """
     known: dict[int, Any] = {id(module): stand_in}
     one, other = getattr(module, "config", None), getattr(stand_in, "config", None)
@@ -39,15 +40,21 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
         if isinstance(value, partial):
             named = {name: of(part) for name, part in value.keywords.items()}
             return partial(of(value.func), *map(of, value.args), **named)
-        return copied(value) if isinstance(value, FunctionType) and value.__closure__ else value
+        return copied(value) if isinstance(value, FunctionType) else value
 
     def copied(function: FunctionType) -> FunctionType:
+        for name in names_in(function.__code__) & function.__globals__.keys():
+            if id(function.__globals__[name]) in parts:
+                raise NoTwin(f"what is on {type(module).__name__} names a part of it as the global {name}")
+        if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+            return function
         closed = function.__closure__ or ()
         cells = [cell if cell == CellType() else CellType() for cell in closed]  # one may not be filled yet
-        given = function.__name__, function.__defaults__, tuple(cells)
-        found = FunctionType(function.__code__, function.__globals__, *given)
+        defaults = tuple(map(of, function.__defaults__ or ())) or None
+        found = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
         known[id(function)] = found  # it may hold itself
-        found.__kwdefaults__ = function.__kwdefaults__
+        named = function.__kwdefaults__ or {}
+        found.__kwdefaults__ = {name: of(part) for name, part in named.items()} or None
         found.__dict__.update(function.__dict__)
         for cell, new in zip(closed, cells, strict=True):
             if new is not cell:

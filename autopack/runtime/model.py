@@ -234,7 +234,7 @@ class EnabledModel:
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
         self.neighbours: Neighbours
-        """What other libraries mean for its calls; written when it is attached, or again when it has changed."""
+        """Facts of other libraries for its calls, written when it is attached, or again when it has changed."""
         self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
         self.lenient = False
         """True if a call that would be refused runs as it would without autopack (`autopack run`)."""

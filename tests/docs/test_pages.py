@@ -49,6 +49,14 @@ class Page:
     """Whether every block begins anew, and what holds is asked after each."""
 
 
+def steps():
+    from tests.steps.steps_of import DOCUMENTS, texts, trainer
+
+    made, batches = trainer("llama", texts), [texts(DOCUMENTS[first : first + 4]) for first in (0, 4)]
+    optimizer = torch.optim.SGD(made.model.parameters(), lr=1e-3)
+    return {"autopack": autopack, "trainer": made, "model": made.model, "steps": [batches], "optimizer": optimizer}
+
+
 def sentences(count=16):
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=draw.randint(3, 30))) for _ in range(count)]
@@ -221,6 +229,7 @@ PAGES = {
     "reading.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
     "prefixes.md": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
+    "steps.md": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
     "using.md": Page(padded_batch, holds=lambda names: names["found"]),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
     "distributed.md": Page(
