@@ -5,7 +5,7 @@
 The settings are those that users have: a batch size, accumulation, and ranks (gloo, one thread each). Documents have
 lengths like FLAN's. Every arm trains the same model on the same batches; losses and gradient norms are compared before
 anything is said of speed. `enabled` is `autopack.enable(trainer)`, `cut` is `autopack.enable(trainer, max_tokens=N)`.
-Time is that of optimizer steps, from the first micro-batch to the end of the step, on the first rank.
+Time is that of optimizer steps on the first rank, after some in which most calls are checked (docs/trust.md).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from autopack.commands import keep_freed_memory
 from benchmarks import interleave
 from benchmarks.workload import llama
 
@@ -59,7 +60,7 @@ def _padded(examples: list[dict[str, list[int]]]) -> dict[str, Any]:
 
 
 def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> dict[str, Any]:
-    """Train a new model by one arm; return the seconds, loss and gradient norm of every step but the first."""
+    """Train a new model by one arm; return the seconds of steps after the warm ones, and loss and norm of all."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     import autopack
@@ -79,7 +80,7 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
         tempfile.mkdtemp(),
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
-        max_steps=options.steps + 1,
+        max_steps=options.warm + options.steps,
         report_to=[],
         logging_steps=1,
         save_strategy="no",
@@ -97,7 +98,7 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
     logged = [(each["loss"], each["grad_norm"]) for each in trainer.state.log_history if "loss" in each]
     slowest = trainer.training_step.__self__.slowest if arm == "cut" else 0.0
     memory = interleave.resident() - before
-    return {"seconds": seconds[1:], "logged": logged, "slowest": slowest, "memory": memory}
+    return {"seconds": seconds[options.warm :], "logged": logged, "slowest": slowest, "memory": memory}
 
 
 def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: argparse.Namespace, folder: str) -> None:
@@ -105,6 +106,7 @@ def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: a
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    keep_freed_memory()
     if world > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
         os.environ.update({name: str(value) for name, value in place.items()})
@@ -117,7 +119,9 @@ def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: a
             found[arm].append(_trained(arm, setting, options, data))
     torch.save(found, f"{folder}/{rank}")
     if world > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        # After a Trainer of stock transformers gloo's threads may end a process by a signal as Python ends.
+        os._exit(0)
 
 
 def measured(arms: tuple[str, ...], setting: str, options: argparse.Namespace) -> dict[str, list[Any]]:
@@ -137,10 +141,10 @@ def of_setting(setting: str, options: argparse.Namespace) -> dict[str, Any]:
     apart = {arm: float((abs(np.array(laps[arm][0]["logged"]) - wanted) / abs(wanted)).max()) for arm in ARMS}
     if max(apart.values()) > TOLERANCE:
         raise SystemExit(f"{setting}: the arms do not train alike: {apart}")
-    alone = argparse.Namespace(**{**vars(options), "rounds": 1, "steps": min(options.steps, 3)})
+    alone = argparse.Namespace(**{**vars(options), "rounds": 1, "warm": 0, "steps": 3})
     return {
         "setting": setting,
-        "seconds": {arm: [statistics.median(lap["seconds"]) for lap in laps[arm]] for arm in ARMS},
+        "seconds": {arm: [statistics.fmean(lap["seconds"]) for lap in laps[arm]] for arm in ARMS},
         "difference": apart,
         "slowest": laps["cut"][0]["slowest"],
         "memory": {arm: measured((arm,), setting, alone)[arm][0]["memory"] for arm in ARMS},
@@ -151,7 +155,8 @@ def lines(found: list[dict[str, Any]], options: argparse.Namespace) -> list[str]
     """Return the result in words."""
     text = [
         f"Lengths of mean {options.mean:.0f} and deviation {options.spread:.0f}, at most {options.most}; max_tokens="
-        f"{options.max_tokens}; medians of {options.steps} steps, {options.rounds} rounds",
+        f"{options.max_tokens}; means of {options.steps} steps after {options.warm}, medians of "
+        f"{options.rounds} rounds; ratios of these",
         "",
         f"{'':36}{'s a step':>10}{'x padded':>10}{'x enabled':>11}{'memory':>9}{'loss, norm':>12}{'slowest rank':>14}",
     ]
@@ -177,7 +182,7 @@ def lines(found: list[dict[str, Any]], options: argparse.Namespace) -> list[str]
 
 def main() -> None:
     parser = interleave.parser(__doc__, rounds=3, threads=None)
-    numbers = {"steps": 6, "max_tokens": 2048, "mean": 300, "spread": 350, "most": 2048}
+    numbers = {"warm": 6, "steps": 6, "max_tokens": 2048, "mean": 300, "spread": 350, "most": 2048}
     for name, value in {**numbers, "layers": 4, "hidden": 256, "heads": 4}.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help="(%(default)s)")
     options = parser.parse_args()

@@ -93,7 +93,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many documents have how many tokens, and a dashed line at the mean."""
+    """Numbers of documents by their tokens, and a dashed line at the mean."""
 
     caption: str
     lengths: Any
