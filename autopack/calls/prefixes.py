@@ -68,7 +68,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or (layout is not None and not _shares_in_rows(call, layout)):
+    if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
         return None
     if call.documents is not None or call.continues or "inputs_embeds" in call.given:
         return None

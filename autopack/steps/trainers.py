@@ -28,9 +28,8 @@ from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # losses are computed in float32
-_COARSE = 3e-2
-"""Relative difference of losses in half precision that may be rounding."""
+_TOLERANCE, _COARSE = 1e-4, 3e-2
+"""Relative differences of losses that may be rounding, in float32 and in half precision."""
 _COUNTS = ("_metrics", "_total_train_tokens")
 """Attributes in which trainers of TRL count what their losses see."""
 
@@ -191,9 +190,9 @@ class StepCutter:
             return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
     def _tolerance(self, model: Any) -> float:
-        if getattr(self._trainer.accelerator, "mixed_precision", "no") != "no":
-            return _COARSE
-        return max(_TOLERANCE.get(each.dtype, _COARSE) for each in model.parameters())
+        mixed = getattr(self._trainer.accelerator, "mixed_precision", "no") != "no"
+        halves = any(each.dtype.itemsize < 4 for each in model.parameters())
+        return _COARSE if mixed or halves else _TOLERANCE
 
     @contextlib.contextmanager
     def _unnoticed(self, model: Any) -> Iterator[None]:
