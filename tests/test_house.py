@@ -18,11 +18,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 232_959,
-    "statements": 20_470,
+    "tokens": 233_081,
+    "statements": 20_479,
     "functions": 2_087,
     "modules": 203,
-    "lines over 110 characters": 1_294,
+    "lines over 110 characters": 1_295,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,

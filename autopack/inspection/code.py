@@ -185,6 +185,8 @@ class ModelCode:
                 self._of_class(kind, within)
             elif isinstance(value, int):
                 self.words.add(value)
+            if isinstance(value, type) and issubclass(value, BaseException):
+                continue  # one that is raised or caught
             if callable(value) or (value is None and within is not None):
                 other = self._stands(held, name, value, within)
                 found = found or other

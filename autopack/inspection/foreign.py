@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 _AUTOPACK = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -22,12 +23,13 @@ _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = (
     *("transformers", "torch", "typing_extensions", "peft", "accelerate"),
     *("deepspeed", "wandb", "flash_attn", "flash_attn_interface"),
+    *("safetensors", "huggingface_hub", "tokenizers", "numpy", "tqdm", "packaging", "regex", "yaml"),
 )
 """Packages whose functions and hooks keep documents apart.
 
 `autopack.integrations` knows PEFT and accelerate. DeepSpeed gathers parameters and counts time, and
-wandb records. transformers takes kernels from the last two. torch marks functions as deprecated by
-a decorator of typing_extensions.
+wandb records. transformers takes kernels from the two after them, and the last ones are what it is
+built on. torch marks functions as deprecated by a decorator of typing_extensions.
 """
 _MADE_BY_CODE = 1 << 9
 """The flag of classes made by Python code (`Py_TPFLAGS_HEAPTYPE`)."""
@@ -118,6 +120,8 @@ def is_own(value: Any) -> bool:
 def _is_own_layer(layer: Any) -> bool:
     if isinstance(layer, FunctionType):
         return is_own_file(layer.__code__.co_filename)
+    if isinstance(layer, torch.jit.ScriptFunction):  # DeBERTa before transformers 5.20
+        return layer.qualified_name.startswith("__torch__.transformers.")
     return is_own(type(layer))
 
 

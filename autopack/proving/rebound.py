@@ -6,6 +6,7 @@ model. Called for a twin it would run the model itself.
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -46,15 +47,18 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
         for name in names_in(function.__code__) & function.__globals__.keys():
             if id(function.__globals__[name]) in parts:
                 raise NoTwin(f"what is on {type(module).__name__} names a part of it as the global {name}")
-        if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+        given, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+        defaults = tuple(map(of, given))
+        options = {name: of(part) for name, part in named.items()}
+        same = all(map(operator.is_, (*given, *named.values()), (*defaults, *options.values())))
+        if same and not function.__closure__:
             return function
         closed = function.__closure__ or ()
         cells = [cell if cell == CellType() else CellType() for cell in closed]  # one may not be filled yet
-        defaults = tuple(map(of, function.__defaults__ or ())) or None
-        found = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
+        held = function.__code__, function.__globals__, function.__name__
+        found = FunctionType(*held, defaults or None, tuple(cells))
         known[id(function)] = found  # it may hold itself
-        named = function.__kwdefaults__ or {}
-        found.__kwdefaults__ = {name: of(part) for name, part in named.items()} or None
+        found.__kwdefaults__ = options or None
         found.__dict__.update(function.__dict__)
         for cell, new in zip(closed, cells, strict=True):
             if new is not cell:

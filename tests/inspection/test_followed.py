@@ -236,3 +236,10 @@ def test_a_class_that_exec_has_made_is_the_users(user):
     model = tiny.build("llama").eval()
     model.model.layers[0].mlp = namespace["Own"](model.config)
     refused_by_its_first_call(model)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mamba2", "gpt_bigcode", "mixtral"])
+def test_what_transformers_is_built_on_is_no_third_party_code(model_type):
+    """Names lead from models to functions that save weights, and to errors of other packages."""
+    code = ModelCode(tiny.build(model_type), ["sdpa", "eager"])
+    assert (code.foreign, code.hook, code.onlooker) == ([], None, None)

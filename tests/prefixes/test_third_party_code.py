@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tests.proving.untouched import Mine
 from tests.support.padded import FLOAT32, build, logit_error, model_gradient_error, packs_at_once
@@ -110,24 +109,6 @@ def test_third_party_code_computes_every_row(change, when):
         assert handle.tally.training.shared == before
         assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < 10 * FLOAT32
-
-
-class Passing(TorchFunctionMode):
-    """Passes all calls of torch on."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-def test_under_a_mode_of_torch_every_row_is_computed():
-    model, batch = build("llama").train(), padded(tree())
-    with packs_at_once(model) as handle:
-        _trained(model, batch)
-        before = handle.tally.training.shared
-        assert before > 40
-        with Passing():
-            _trained(model, batch)
-        assert handle.tally.training.shared == before
 
 
 class Note:
