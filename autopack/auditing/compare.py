@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
 
 
 BOUNDS = {
-    torch.float64: Bounds(1e-4, 1e-4, 1e-4),
+    torch.float64: Bounds(1e-9, 1e-8, 1e-5),
     torch.float32: Bounds(1e-4, 1e-3, 1e-3),
     torch.float16: Bounds(2e-2, 4e-2, 2e-3),
     torch.bfloat16: Bounds(1e-1, 2e-1, 1e-2),
@@ -33,10 +33,13 @@ BOUNDS = {
 """Bounds by precision.
 
 In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
-well between. float64 leaves 1e-14, but a good part of the models casts to float32 in code of its own; its losses and
-gradients show a term that is missing. The half precisions keep 11 and 8 bits per operation over the depth of a model.
-Their losses are means over tokens, closer than single logits. Their bound of gradients is wide already: ten times the
-one of results would let everything pass.
+well between. float64 leaves 1e-14, but transformers computes losses in float32. The half precisions keep 11 and 8 bits
+per operation over the depth of a model. Their losses are means over tokens, closer than single logits. Their bound of
+gradients is wide already: ten times the one of results would let everything pass.
+"""
+OF_TWINS = {**BOUNDS, torch.float64: Bounds(1e-4, 1e-4, 1e-4)}
+"""Bounds of tiny twins: in float64 a good part of the models casts to float32 in code of its own, and losses and
+gradients show a term that is missing.
 """
 ROUNDINGS = 4
 """Roundings of a dtype that are no difference.
@@ -73,8 +76,7 @@ def bound_in_use(dtypes: Iterable[torch.dtype]) -> float:
 
     In float64 alone it is a tenth of float32's: a good part of the models casts to float32 in code of its own.
     """
-    found = {*dtypes} or {torch.float32}
-    return max([BOUNDS[torch.float32].results / 10, *(bounds_of(each).results for each in found - {torch.float64})])
+    return max(BOUNDS[torch.float32].results / 10, *(bounds_of(each).results for each in [*dtypes] or [torch.float32]))
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.cases import ALIKE, ROUTER
-from autopack.auditing.compare import BOUNDS
+from autopack.auditing.compare import BOUNDS, Bounds
 from autopack.pages import parts
 from autopack.pages.figure import Influence, figures, on_axes, picture
 
@@ -113,9 +113,15 @@ class LeakReport:
         # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding. A token
         # that is computed once for documents that begin alike gets the sum of gradients before it is rounded.
         rounds_otherwise = result.kind == "padded" or result.mode == ALIKE
-        least = BOUNDS[torch.float32].gradients if rounds_otherwise else 0.0
-        gradient = result.gradient or 0.0
-        return gradient <= max(self.gradient_tolerance, least) and result.worst <= self.tolerance
+        least, gradient = BOUNDS[torch.float32], result.gradient or 0.0
+        of_gradients = max(self.gradient_tolerance, least.gradients if rounds_otherwise else 0.0)
+        of_results = max(self.tolerance, least.results if result.kind == "padded" else 0.0)
+        return gradient <= of_gradients and result.worst <= of_results
+
+    def held_to(self, bounds: Bounds) -> LeakReport:
+        """Return the same measurements, held to other bounds."""
+        results, gradients, losses = bounds
+        return replace(self, tolerance=results, gradient_tolerance=gradients, loss_tolerance=losses)
 
     @property
     def packed(self) -> str | None:

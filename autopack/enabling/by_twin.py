@@ -19,6 +19,7 @@ from autopack import registry
 from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import audit
 from autopack.auditing.cases import FORMS
+from autopack.auditing.compare import OF_TWINS
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import (
@@ -172,7 +173,7 @@ def _asked(
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
-            report = audit(part, lengths=LENGTHS, modes=modes)
+            report = audit(part, lengths=LENGTHS, modes=modes).held_to(OF_TWINS[dtype])
     except AutopackError as error:
         raise NoTwin(f"{type(error).__name__}: {error}") from error
     except NoTwin:

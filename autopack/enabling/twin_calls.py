@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.auditor import Audit
 from autopack.auditing.cases import FORMS, Case
 from autopack.auditing.compare import (
-    BOUNDS,
+    OF_TWINS,
     Fields,
     errors_between,
     gradient_error,
@@ -79,7 +79,7 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
         part = callable_part(twin_enabled)
         with left_as_found(part):
             before = _shared(twin_enabled)
-            report = Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run()
+            report = Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run().held_to(OF_TWINS[dtype])
             shared = _shared(twin_enabled) - before
     for result in report.results:
         for said in filter(None, (result.failure, result.loss_refused)):
@@ -300,7 +300,7 @@ def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tup
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
     """Return the difference between the same calls in words; None if that is rounding."""
     # What casts to float32 in code of its own rounds as float32 does.
-    tolerance, of_gradients, _ = map(max, BOUNDS[dtype], BOUNDS[torch.float32])
+    tolerance, of_gradients, _ = map(max, OF_TWINS[dtype], OF_TWINS[torch.float32])
     for (documents, gradients), (expected, right_gradients) in zip(found, wanted, strict=True):
         error, name = max(errors_between(documents, expected, scales_of(expected)))
         if not error <= tolerance:

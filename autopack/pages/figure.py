@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -210,11 +211,11 @@ class Sections(NamedTuple):
     notes: Sequence[str]
 
 
-class Report:
+class Report(ABC):
     """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its sections."""
 
-    def _sections(self) -> Sections:
-        raise NotImplementedError
+    @abstractmethod
+    def _sections(self) -> Sections: ...
 
     def __str__(self) -> str:
         head, tables, _, notes = self._sections()

@@ -114,6 +114,11 @@ class Traits:
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     sounds_together: Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None = None
 
+    @property
+    def counts_padding(self) -> bool:
+        """True if tokens get something else behind padding: a state runs over it, or columns are counted."""
+        return self.recurs or self.reads_padding or self.counts_columns
+
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
         """Return the properties of a model of this anatomy by its family."""

@@ -65,13 +65,15 @@ def cut(
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
     if rows_each > 1 and any(len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)):
         raise _not_cut("its rows are pairs, and hold several documents each")
-    columns = Columns(per, rows_each, any(start > 0 for each in spans for _, start, _ in each[0]))
-    for part, (_, padding) in zip(parts, spans, strict=True):
+    columns = Columns(per, rows_each)
+    for part, (lies, padding) in zip(parts, spans, strict=True):
+        if padding is None:
+            continue
+        columns.on_the_left |= any(start for _, start, _ in lies)
         for name in names:
-            if per[name] is Per.TOKEN and padding is not None and name not in columns.fill:
+            if per[name] is Per.TOKEN and name not in columns.fill:
                 columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
-    usual = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, _MASK: 0}
-    columns.fill = {**usual, **columns.fill, _MASK: 0}
+    columns.fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, **columns.fill, _MASK: 0}
     return columns, [_examples(part, each[0], columns) for part, each in zip(parts, spans, strict=True)]
 
 
@@ -82,9 +84,7 @@ def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
     for name, per in columns.per.items():
         values = [row[name] for row in (rows if per is not Per.EXAMPLE else rows[: len(examples)])]
         if per in (Per.TOKEN, Per.TARGET):
-            fill = columns.fill.get(name, IGNORED_LABEL if name == "labels" else 0)
-            padded = _padded(values, fill, columns.on_the_left and per is Per.TOKEN)
-            found[name] = padded.movedim(-1, 0) if name.endswith("position_ids") and padded.dim() == 3 else padded
+            found[name] = _padded(values, columns.fill.get(name, 0), columns.on_the_left and per is Per.TOKEN)
         elif per is Per.CALL:
             found[name] = values[0]
         else:
@@ -96,12 +96,6 @@ def length_of(example: Example, columns: Columns) -> int:
     """Return the number of tokens of a document, on both sides of an encoder-decoder."""
     of_side = {per: name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)}
     return sum(len(row[name]) for row in example for name in of_side.values())
-
-
-def head_of(example: Example, columns: Columns) -> Example:
-    """Return the first half of a document, at least two tokens of it."""
-    ragged = [name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)]
-    return tuple({n: v[: max(2, len(v) // 2)] if n in ragged else v for n, v in row.items()} for row in example)
 
 
 def _shape(batch: Batch) -> tuple[int, int]:
@@ -124,19 +118,14 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tupl
     assert tokens is not None
     declared = declarations.read(found, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)
-    for name, value in found.items():
-        if name.endswith("position_ids") and isinstance(value, torch.Tensor):
-            value = value.movedim(0, -1) if value.dim() == 3 else value
-            found[name] = value.expand(rows, *value.shape[1:])
-    kind = found[_MASK] if isinstance(found.get(_MASK), torch.Tensor) else tokens
     if layout is None:
         if found.get(_MASK) is None or found[_MASK].dim() != 2:
-            found[_MASK] = torch.from_numpy(real).to(kind.device).long()
+            found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
         starts, ends = real.argmax(1), columns - real[:, ::-1].argmax(1)
         lies = [(row, int(starts[row]), int(ends[row])) for row in range(rows)]
         return found, (lies, None if real.all() else ~real)
     found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
-    found[_MASK] = torch.ones(shape, dtype=torch.long, device=kind.device)
+    found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
     kept = np.ones(len(layout.sizes), bool) if layout.is_padding is None else ~layout.is_padding
     begins = layout.bounds[:-1][kept]
     lies = [

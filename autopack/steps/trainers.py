@@ -2,8 +2,8 @@
 
 `Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
 before any of them runs. They go on through the trainer's loop, which counts them as ever; the last
-of them runs the whole step. Losses are added up by one of two rules, and the first step tries
-whether it holds before anything is learned.
+of them runs the whole step. Losses are added up by one of two rules; steps 1, 2, 4, 8 and so on try
+whether it holds before anything of them is learned.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from autopack import registry
+from autopack.auditing.left_as_found import preserved
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.positions import rotates
-from autopack.inspection.randomness import drawing_nothing
+from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.packing.balance import CostModel
 from autopack.runtime.model import EnabledModel
-from autopack.steps.examples import Columns, Example, Per, cut, head_of, join, length_of
+from autopack.steps.examples import Columns, Example, Per, cut, join, length_of
 from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
-_TOLERANCE, _COARSE = 1e-4, 3e-2
-"""Relative differences of losses that may be rounding, in float32 and in half precision."""
+_TOLERANCE, _COARSE = 1e-4, 1e-2
+"""Relative differences of losses that may be rounding, in float32 and of weights in half precision."""
+_TRIED = 4
+"""Number of documents whose losses are tried together and alone, in steps 1, 2, 4, 8 and so on."""
 _COUNTS = ("_metrics", "_total_train_tokens")
 """Attributes in which trainers of TRL count what their losses see."""
 
@@ -44,13 +47,13 @@ class StepCutter:
     def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False):
         check_most(max_tokens)
         self.max_tokens, self.steps, self.micro_batches, self.tokens, self.slowest = max_tokens, 0, 0, 0, 0.0
-        self._trainer, self._first_position = trainer, enabled.traits.first_position
+        self._trainer, self._enabled = trainer, enabled
         self._numbers_from_the_first = _numbers_from_the_first(enabled)
         self._lenient = lenient
-        self._refuse_kind(enabled.anatomy.has_row_dependent_rotary)
+        self._refuse_kind()
         self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
         self._batches: Sequence[Any] = ()
-        self._adds_up: bool | None = None
+        self._adds_up = False
         self._per_batch: int | None = None
         self._share = 1.0
         self._before = {name: vars(trainer)[name] for name in _SEAMS if name in vars(trainer)}
@@ -130,7 +133,7 @@ class StepCutter:
                 self._rows_each,
                 bool(getattr(config, "is_encoder_decoder", False)),
                 getattr(config, "pad_token_id", None),
-                self._first_position,
+                self._enabled.traits.first_position,
             )
             self._refuse_padding(columns)
         except AutopackError as error:
@@ -142,13 +145,15 @@ class StepCutter:
         if elsewhere is not None:
             raise _not_cut(trainer, f"another rank says: {elsewhere}")
         examples = [example for each in found for example in each]
-        if self._adds_up is None:
+        if (self.steps + 1).bit_count() == 1:  # a loss may begin to compare documents later on
             self._adds_up = self._rule(model, columns, examples, items, ranks)
         sizes = set().union(*(each for _, each in of_ranks))
         self._per_batch = sizes.pop() if len(sizes) == 1 else None
         if self._per_batch is None and not self._adds_up:
             # Of batches of several sizes, an epoch's last ones, documents have several weights.
-            return Step([MicroBatch(join(each, columns), len(each), _tokens(each, columns)) for each in found], 1.0)
+            tokens = [sum(length_of(example, columns) for example in each) for each in found]
+            parts = zip(found, tokens, strict=True)
+            return Step([MicroBatch(join(each, columns), len(each), count) for each, count in parts], 1.0)
         moves = not self._adds_up or bool(getattr(trainer.args, "average_tokens_across_devices", False))
         return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
 
@@ -159,61 +164,55 @@ class StepCutter:
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
     def _rule(self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks) -> bool:
-        """Return True if the losses of two documents add up, False if the loss is their mean.
+        """Return True if the losses of some documents add up, False if the loss is their mean.
 
         Raises `UnsupportedModel` where neither holds on every rank.
         """
-        longest = max(examples, key=lambda each: length_of(each, columns))
-        shortest = min(examples, key=lambda each: length_of(each, columns))
-        shortest = head_of(longest, columns) if shortest is longest else shortest
-        with self._unnoticed(model):
-            parts = ([longest], [shortest], [longest, shortest])
-            one, two, both = (self._loss(model, join(part, columns), items) for part in parts)
-        tolerance, of_tokens = self._tolerance(model), columns.per.get("labels") in (Per.TOKEN, Per.TARGET)
-        sums = items is not None and _is_close(both, one + two, tolerance)
-        # Of losses of all tokens a mean over documents cannot be told from one over their targets.
-        means = not of_tokens and _is_close(both, (one + two) / 2, tolerance)
+        chosen = _unlike(examples, columns, self.steps)
+        model.train()
+        with self._unnoticed() as begin:
+            parts = [*([each] for each in chosen), chosen]
+            *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
+        tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
+        # Of losses of tokens a mean over documents cannot be told from one over their targets.
+        of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
+        sums = items is not None and _is_close(together, sum(alone), tolerance)
+        means = of_documents and _is_close(together, sum(alone) / len(alone), tolerance)
         found = ranks.gathered((sums, means))
         if all(sums for sums, _ in found):
             return True
         if all(means for _, means in found):
             return False
-        kind = "a mean over the targets of each batch, or" if of_tokens else ""
         raise _not_cut(
             self._trainer,
-            f"its loss is {kind} no sum over documents: two give {both:.6g} together, {one:.6g} and {two:.6g} alone, "
-            f"so it matters which documents share a batch",
+            f"its loss is neither a sum over documents nor, of results of documents, their mean: some give "
+            f"{together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} alone, so it matters which "
+            f"documents share a batch",
         )
 
-    def _loss(self, model: Any, batch: dict[str, Any], items: Any) -> float:
+    def _loss(self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any) -> float:
+        begin()
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
             return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
-    def _tolerance(self, model: Any) -> float:
-        mixed = getattr(self._trainer.accelerator, "mixed_precision", "no") != "no"
-        halves = any(each.dtype.itemsize < 4 for each in model.parameters())
-        return _COARSE if mixed or halves else _TOLERANCE
-
     @contextlib.contextmanager
-    def _unnoticed(self, model: Any) -> Iterator[None]:
-        """Run without dropout, and leave the random state and what TRL counts as they were."""
+    def _unnoticed(self) -> Iterator[Callable[[], None]]:
+        """Run without dropout, in the weights' own precision, and leave what is counted as it was."""
         kept = {name: copy.deepcopy(value) for name, value in vars(self._trainer).items() if name in _COUNTS}
+        base = self._enabled.anatomy.entries[0]
         try:
-            model.eval()
-            with drawing_nothing(model):
-                yield
+            with preserved(base, self._enabled) as begin, in_their_own_precision(self._trainer.model.modules()):
+                yield begin
         finally:
-            model.train()
             vars(self._trainer).update(kept)
 
     # --- Refusals
 
-    def _refuse_kind(self, looks_at_rows: bool) -> None:
+    def _refuse_kind(self) -> None:
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
-        adapter = adapter_of(trainer) or TRANSFORMERS
-        own = getattr(type(trainer)._prepare_inputs, "__module__", "")
+        own = type(trainer)._prepare_inputs.__module__
         parallel = getattr(accelerator, "parallelism_config", None)
-        why = adapter.why_not_cut(trainer)
+        why = (adapter_of(trainer) or TRANSFORMERS).why_not_cut(trainer)
         if not hasattr(trainer, "get_batch_samples"):
             why = "this release collects no batches of a step beforehand; transformers 4.46 and later do"
         elif own.partition(".")[0] != "transformers":
@@ -224,7 +223,7 @@ class StepCutter:
             why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
             why = "ranks of it share rows or layers"
-        elif looks_at_rows:
+        elif self._enabled.anatomy.has_row_dependent_rotary:
             why = "rotary frequencies of its model depend on the longest row of a batch"
         if why is not None:
             raise _not_cut(trainer, why)
@@ -259,18 +258,23 @@ def cutter_of(trainer: Any) -> StepCutter | None:
 def _numbers_from_the_first(enabled: EnabledModel) -> bool:
     """Return True if padding on the left changes nothing: positions skip it, or only their differences count."""
     traits, model = enabled.traits, enabled.anatomy.entries[0]
-    if traits.recurs or traits.reads_padding or traits.counts_columns:
+    if traits.counts_padding:
         return False
     numbering = registry.numbering_of(model.config)
     return numbering.along_mask or numbering.after_pad_token or numbering.relative or rotates(model)
 
 
+def _unlike(examples: Sequence[Example], columns: Columns, turn: int) -> list[Example]:
+    """Return a few documents, of unlike labels of rows and unlike lengths, others in each turn."""
+    by_length = sorted(examples, key=lambda each: length_of(each, columns))
+    of_rows = [name for name, per in columns.per.items() if per in (Per.ROW, Per.EXAMPLE)]
+    by_labels = {str([each[0][name] for name in of_rows]): each for each in by_length}
+    ordered = [*by_labels.values(), *by_length]
+    return [ordered[(turn + number) % len(ordered)] for number in range(_TRIED)]
+
+
 def _is_close(found: float, wanted: float, tolerance: float) -> bool:
     return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
-
-
-def _tokens(examples: Sequence[Example], columns: Columns) -> int:
-    return sum(length_of(each, columns) for each in examples)
 
 
 def _not_cut(trainer: Any, why: str) -> UnsupportedModel:

@@ -151,9 +151,9 @@ def _strips(call: Call) -> bool:
         return not any(map(releases.is_flash, call.model.implementations()))
     if call.declared.real is None:
         return True
-    traits = call.model.traits
-    reads = traits.recurs or traits.reads_padding or traits.counts_columns
-    return not reads or (call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary)
+    return not call.model.traits.counts_padding or (
+        call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary
+    )
 
 
 def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:

@@ -3,7 +3,7 @@
 The recorded table has all types in every call mode on every backend (`python -m compat.exactness`), and the matrix
 those of every release; flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some. The measurement is
 `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4 of the logits'
-standard deviation, 1e-3 for gradients and losses in float32. In float64 packed rows are held to 1e-9 and 1e-8 here.
+standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
 """
 
 import json
@@ -36,9 +36,6 @@ def _check(model_type, backend, dtype=torch.float32, **modes):
     if result["status"] == "upstream error":
         pytest.skip(f"stock transformers cannot run it: {result['reason']}")
     assert result["status"] == "exact", result
-    if dtype == torch.float64:
-        assert result["worst"] <= 1e-9
-        assert result["gradient"] <= 1e-8
 
 
 def _types(names):

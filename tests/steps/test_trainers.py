@@ -54,6 +54,42 @@ class _Negatives(Trainer):
         return torch.nn.functional.cross_entropy(states @ states.T, torch.arange(len(states)))
 
 
+class _Weighted(Trainer):
+    """Weighs classes: a mean over the weights of a batch, which is that of documents where they are of one class."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        weights = torch.tensor([1.0, 3.0])
+        return torch.nn.functional.cross_entropy(model(**inputs).logits, labels, weight=weights)
+
+
+def _apart(outputs):
+    return outputs.logits[:, :2].flatten(1).std(0, unbiased=False).sum()
+
+
+class _InTraining(Trainer):
+    """Compares documents in training alone."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        return outputs.loss + model.training * _apart(outputs)
+
+
+class _Later(Trainer):
+    """Begins to compare documents after three steps."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        return outputs.loss + (self.state.global_step >= 3) * _apart(outputs)
+
+
+class _OfTokens(Trainer):
+    """Takes a mean over targets of another name."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**{**inputs, "labels": inputs["input_ids"]}).loss
+
+
 class _Buffered(Trainer):
     def _prepare_inputs(self, inputs):
         return super()._prepare_inputs(inputs)
@@ -63,10 +99,22 @@ def _with_pictures(examples):
     return {**texts(examples), "pixel_values": torch.zeros(2 * len(examples), 3, 8, 8)}
 
 
+def _without_labels(examples):
+    return {name: value for name, value in texts(examples).items() if name != "labels"}
+
+
 REFUSED = {
     "a mean over targets": ("bert", texts, {"task": "masked-lm"}, "step-not-cut"),
     "a mean over targets of pairs": ("t5", pairs, {"task": "seq2seq"}, "step-not-cut"),
     "documents that are compared": ("llama", texts, {"kind": _Negatives}, "step-not-cut"),
+    "classes that are weighed": (
+        "bert",
+        classes,
+        {"task": "sequence-classification", "kind": _Weighted},
+        "step-not-cut",
+    ),
+    "documents that are compared in training": ("llama", texts, {"kind": _InTraining}, "step-not-cut"),
+    "a mean over targets of another name": ("llama", _without_labels, {"kind": _OfTokens}, "step-not-cut"),
     "batches of the trainer's own": ("llama", texts, {"kind": _Buffered}, "step-not-cut"),
     "columns that are counted": ("gpt2", on_the_left, {}, "step-not-cut"),
     "pictures": ("llama", _with_pictures, {}, "batch-not-cut"),
@@ -83,6 +131,14 @@ def test_what_depends_on_the_batch_is_refused_before_anything_is_learned(case):
         trained(made, MOST)
     assert error.value.code == code
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+def test_a_loss_that_begins_to_compare_documents_is_refused_at_the_next_step_that_is_tried():
+    made = trainer("llama", texts, kind=_Later, steps=9)
+    with pytest.raises(UnsupportedModel) as error:
+        trained(made, MOST)
+    assert error.value.code == "step-not-cut"
+    assert made.state.global_step == 3
 
 
 @pytest.mark.parametrize(("loss", "served"), [("sigmoid", True), ("ipo", True), ("aot", False), ("sft", False)])
