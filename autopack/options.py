@@ -97,7 +97,9 @@ class Option:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that the command line takes; none for a number and for a switch."""
-        return () if self.values == _SWITCH else tuple(_WORDS.get(value, (value,))[0] for value in self.values)
+        if self.values == _SWITCH or self.metavar is not None:
+            return ()
+        return tuple(_WORDS.get(value, (value,))[0] for value in self.values)
 
     @property
     def words(self) -> dict[str, Any]:
@@ -114,6 +116,10 @@ class Option:
         """Name of the environment variable."""
         return f"AUTOPACK_{self.name.upper()}"
 
+    def number(self, text: str) -> Any:
+        """Return the number that a text is, or the word. Raises `ValueError` for anything else."""
+        return self.words[text] if text in self.words else int(text)
+
     def read(self, environment: Mapping[str, str]) -> Any:
         """Return the value in the environment; the default where the variable is unset or empty."""
         text = environment.get(self.variable, "").strip()
@@ -125,8 +131,9 @@ class Option:
         if word not in self.words:
             instead = INSTEAD.get((self.name, word))
             hint = "" if instead is None else f" (in Python {instead})"
-            wanted = f"one of {', '.join(self.words)}" if self.words else "a whole number of at least 0"
-            raise BadSetting(f"{self.variable} must be {wanted}; found {text!r}{hint}")
+            wanted = [f"one of {', '.join(self.words)}"] if self.words else []
+            wanted += ["a whole number of at least 0"] if self.metavar is not None else []
+            raise BadSetting(f"{self.variable} must be {' or '.join(wanted)}; found {text!r}{hint}")
         return self.words[word]
 
     def write(self, value: Any) -> str:

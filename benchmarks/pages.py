@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import paper_table, web_laws
+from benchmarks import paper_ranks, paper_table, web_laws
 from benchmarks.paper_arms import ARMS, FIXED, PADDING
 from benchmarks.pretrained import PACKAGES
 
@@ -78,6 +78,27 @@ def _waits(record: Record) -> Iterator[str]:
         yield _row([arm, *cells])
 
 
+def _ranks(record: Record) -> Iterator[str]:
+    """The table of `benchmarks.paper_ranks`."""
+    where, settings = record["origin"], record["settings"]
+    yield f"{where['device']}, torch {where['torch']}, transformers {where['transformers']}, {where['date'][:10]};"
+    yield f"{settings['documents']} documents with lengths like FLAN's, Llama `{settings['model']}`, rows of at most"
+    yield f"{settings['max_length']} tokens."
+    yield ""
+    yield _row(["batching", "mini-batches of a rank", "speed, eight in step", "slowest rank", "loss apart"])
+    yield _row(["---"] * 5)
+    for accumulation, found in record["found"].items():
+        base = found[PADDING]["tokens per second"]
+        for arm, each in found.items():
+            of_documents = arm != paper_ranks.OFFLINE
+            apart = f"{paper_ranks.difference(found, arm):.0e}" if of_documents else "other steps"
+            speed, slowest = each["tokens per second"] / base, each["slowest over mean"]
+            batches = accumulation if of_documents else "one row"
+            yield _row([arm, batches, f"{speed:.2f}", f"{slowest:.2f}", "" if arm == PADDING else apart])
+    yield ""
+    yield from (f"* {'holds' if passed else 'DOES NOT HOLD'}: {text}" for passed, text in record["checks"])
+
+
 def _pretrained(record: Record) -> Iterator[str]:
     """The table of `benchmarks.pretrained`, with what was measured on."""
     arms = ("enabled", "packed", "alone")
@@ -109,6 +130,7 @@ BLOCKS: tuple[Block, ...] = (
     ("docs/paper.md", "paper_full", "paper_full", _paper),
     ("docs/paper.md", "waits", "paper_full", _waits),
     ("docs/paper.md", "paper", "paper", _paper),
+    ("docs/paper.md", "paper_ranks", "paper_ranks", _ranks),
     ("docs/pretrained.md", "pretrained", "pretrained", _pretrained),
     ("docs/scale.md", "web_scale", "web_scale", web_laws.page),
 )

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if option.choices:
             form = {"choices": option.choices}
         elif option.metavar is not None:
-            form = {"type": int, "metavar": option.metavar}
+            form = {"type": option.number, "metavar": option.metavar}
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)

@@ -41,7 +41,7 @@ class _Keywords(TypedDict, total=False):
     verify: bool | Literal["strict"]
     check_every: int | None
     sequence_parallel: Any
-    max_tokens: int | None
+    max_tokens: int | Literal["auto"] | None
 
 
 @overload
@@ -65,7 +65,7 @@ def enable(
     verify: bool | Literal["strict"] = True,
     check_every: int | None = None,
     sequence_parallel: Any = None,
-    max_tokens: int | None = None,
+    max_tokens: int | Literal["auto"] | None = None,
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -100,7 +100,8 @@ def enable(
             DeepSpeed shares out (ALST) need no word of it.
         max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those
             of batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses
-            and gradients are those of the step as it was (docs/steps.md). None leaves batches as they come.
+            and gradients are those of the step as it was (docs/steps.md). "auto" measures in the first two steps what
+            fits into the memory of a GPU. None leaves batches as they come.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -125,7 +126,7 @@ def enable(
 
 
 def _enable(
-    model: Any, given: Options, undo: ExitStack, max_tokens: int | None = None
+    model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle | TrainerHandle | Handles:
     """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
     if adapter_of(model) is not None:
@@ -257,7 +258,7 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | None) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
     from autopack.steps.trainers import cut_steps
 

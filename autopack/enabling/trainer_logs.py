@@ -9,6 +9,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from autopack.integrations.trainers import callbacks_of
 from autopack.runtime.tally import Tally, Volume
+from autopack.steps.fitting import AUTO
 from autopack.steps.trainers import cutter_of
 
 _PREFIX = "autopack/"
@@ -67,6 +68,7 @@ class PackingLogs(TrainerCallback):
             if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
                 added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
                 added[f"{_PREFIX}slowest_rank"] = round(cutter.slowest, 4)
+                added |= {f"{_PREFIX}max_tokens": cutter.max_tokens} if cutter.asked == AUTO else {}
             self._add(logs, added)
             last = state.log_history[-1] if state.log_history else {}
             if last.get("step") == state.global_step and "loss" in last:

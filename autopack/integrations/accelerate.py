@@ -7,6 +7,7 @@ forward in `_original_forward`, and wraps it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
@@ -69,6 +70,13 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, forward in found:
             module.__dict__["forward"] = forward
+
+
+def says_when_to_step() -> bool:
+    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let it count."""
+    from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
+
+    return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters
 
 
 def _in_mixed_precision(module: nn.Module) -> Any:

@@ -29,8 +29,11 @@ class RunSettings(Options):
         False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
     )
     quiet: bool = option(False, "print nothing at exit; a model that cannot be enabled is still named")
-    max_tokens: int | None = option(
-        None, "cut the optimizer steps of a Trainer into micro-batches of at most N real tokens", (), "N"
+    max_tokens: int | str | None = option(
+        None,
+        "cut the optimizer steps of a Trainer into micro-batches of at most N real tokens; auto finds what fits",
+        ("auto",),
+        "N",
     )
     subprocesses: bool = option(True, "enable models in processes that the script starts too")
 

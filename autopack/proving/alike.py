@@ -151,7 +151,10 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
     return {
         name: value
         for name, value in lists.items()
-        if len(value) in counts and not name.startswith("_") and [*value] != [*range(len(value))]
+        if len(value) in counts
+        and not name.startswith("_")
+        and not name.endswith("image_size")  # of two sides
+        and [*value] != [*range(len(value))]
     }
 
 

@@ -60,7 +60,7 @@ def cut(
     both sides (`is_pair`).
     """
     parts, spans = zip(*(_declared(batch, first) for batch in batches), strict=True)
-    shapes = [_shape(part) for part in parts]
+    shapes = [shape_of(part) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
     if rows_each > 1 and any(len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)):
@@ -98,7 +98,8 @@ def length_of(example: Example, columns: Columns) -> int:
     return sum(len(row[name]) for row in example for name in of_side.values())
 
 
-def _shape(batch: Batch) -> tuple[int, int]:
+def shape_of(batch: Batch) -> tuple[int, int]:
+    """Return the rows and columns of a batch. Raises `InvalidPacking` where it has no tokens."""
     tokens = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
@@ -112,7 +113,7 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tupl
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
         raise _not_cut(f"nothing says which of {', '.join(media.given(batch))} belongs to which row")
-    shape = rows, columns = _shape(batch)
+    shape = rows, columns = shape_of(batch)
     found = {name: value for name, value in batch.items() if value is not None}
     tokens = found.get("input_ids", found.get("inputs_embeds"))
     assert tokens is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,17 +21,20 @@ from autopack import registry
 from autopack.auditing.left_as_found import preserved
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.positions import rotates
-from autopack.integrations.accelerate import in_their_own_precision
+from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.packing.balance import CostModel
 from autopack.runtime.model import EnabledModel
-from autopack.steps.examples import Columns, Example, Per, cut, join, length_of
+from autopack.steps.examples import Columns, Example, Per, cut, join, length_of, shape_of
+from autopack.steps.fitting import AUTO, Memory, tokens_that_fit
 from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
 _TOLERANCE, _COARSE = 1e-4, 1e-2
 """Relative differences of losses that may be rounding, in float32 and of weights in half precision."""
+_MEASURED = 2
+"""Number of the step whose memory says what fits: the first one makes the optimizer's states."""
 _TRIED = 4
 """Number of documents whose losses are tried together and alone, in steps 1, 2, 4, 8 and so on."""
 _COUNTS = ("_metrics", "_total_train_tokens")
@@ -44,9 +48,10 @@ class StepCutter:
     steps that it cannot cut as they are, with a warning.
     """
 
-    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False):
-        check_most(max_tokens)
-        self.max_tokens, self.steps, self.micro_batches, self.tokens, self.slowest = max_tokens, 0, 0, 0, 0.0
+    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False):
+        self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
+        self.asked, self.max_tokens = max_tokens, 0 if self._memory is not None else check_most(max_tokens)
+        self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
         self._numbers_from_the_first = _numbers_from_the_first(enabled)
         self._lenient = lenient
@@ -69,9 +74,10 @@ class StepCutter:
 
     def __repr__(self) -> str:
         if not self.steps:
-            return f"max_tokens={self.max_tokens}, no step so far"
+            return f"max_tokens={self.asked}, no step so far"
+        found = " (auto)" if self.asked == AUTO else ""
         return (
-            f"max_tokens={self.max_tokens}: {self.micro_batches / self.steps:.1f} micro-batches of "
+            f"max_tokens={self.max_tokens}{found}: {self.micro_batches / self.steps:.1f} micro-batches of "
             f"{self.tokens / self.micro_batches:.0f} tokens a step, slowest rank {self.slowest:.3f} x the mean"
         )
 
@@ -99,11 +105,14 @@ class StepCutter:
             self._per_batch = None
             cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
         accelerator = self._trainer.accelerator
-        always = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        state = accelerator.gradient_state
+        held = self._memory.begin() if self._memory is not None else 0
+        always = state.plugin_kwargs.get("sync_each_batch", False)
         for number, each in enumerate(cut_anew.micro_batches, 1):
-            syncs = always or number == len(cut_anew.micro_batches)
-            with contextlib.nullcontext() if syncs else accelerator.no_sync(model):
+            last = number == len(cut_anew.micro_batches)
+            with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
                 self._share = self._share_of(each)
+                state._set_sync_gradients(last)  # by which DeepSpeed is told to step
                 try:
                     total += self._original["training_step"](model, each.batch, num_items_in_batch)
                 finally:
@@ -112,6 +121,11 @@ class StepCutter:
         self.micro_batches += len(cut_anew.micro_batches)
         self.tokens += sum(each.tokens for each in cut_anew.micro_batches)
         self.slowest += (cut_anew.slowest - self.slowest) / self.steps
+        if self._memory is not None and self.steps == _MEASURED:
+            longest = max(each.tokens for each in cut_anew.micro_batches)
+            fit = tokens_that_fit(held, self._memory.peak(), longest, self._memory.total())
+            self.max_tokens = min(Ranks().gathered(fit))
+            logger.info("autopack cuts steps by max_tokens=%s, which fits into memory", self.max_tokens)
         return total
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +161,9 @@ class StepCutter:
         examples = [example for each in found for example in each]
         if (self.steps + 1).bit_count() == 1:  # a loss may begin to compare documents later on
             self._adds_up = self._rule(model, columns, examples, items, ranks)
+        if self._memory is not None and self.steps < _MEASURED:
+            # As many as the columns of a batch as it came, which fits.
+            self.max_tokens = max(ranks.gathered(max(math.prod(shape_of(batch)) for batch in batches)))
         sizes = set().union(*(each for _, each in of_ranks))
         self._per_batch = sizes.pop() if len(sizes) == 1 else None
         if self._per_batch is None and not self._adds_up:
@@ -217,8 +234,8 @@ class StepCutter:
             why = "this release collects no batches of a step beforehand; transformers 4.46 and later do"
         elif own.partition(".")[0] != "transformers":
             why = f"it makes its batches itself ({own})"
-        elif getattr(trainer, "is_deepspeed_enabled", False):
-            why = "DeepSpeed counts the micro-batches of a step itself"
+        elif getattr(trainer, "is_deepspeed_enabled", False) and not says_when_to_step():
+            why = "DeepSpeed counts the micro-batches of a step itself; accelerate 1.8 and later count them for it"
         elif args.n_gpu > 1:
             why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
@@ -236,14 +253,14 @@ class StepCutter:
             )
 
 
-def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int, lenient: bool = False) -> StepCutter | None:
+def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False) -> StepCutter | None:
     """Cut the steps of a trainer anew; return None if that is so already. Raises `ValueError` for another number."""
     found = cutter_of(trainer)
     if found is None:
         return StepCutter(trainer, enabled, max_tokens, lenient)
-    if found.max_tokens != max_tokens:
+    if found.asked != max_tokens:
         raise ValueError(
-            f"the trainer is enabled with max_tokens={found.max_tokens}; call autopack.disable(trainer) before "
+            f"the trainer is enabled with max_tokens={found.asked!r}; call autopack.disable(trainer) before "
             f"enabling it with max_tokens={max_tokens!r}"
         )
     return None

@@ -2,6 +2,7 @@
 
     python -m compat.programs llamafactory --python ENV/bin/python            all its runs
     python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results
+    python -m compat.programs trl_trainers --only SFT --max-tokens 64         its optimizer steps cut anew
     python -m compat.programs --page                                          write docs/programs.md anew
 
 With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
@@ -11,7 +12,8 @@ own, as its module in `compat/programs` says: NAME, PACKAGE, STAND_INS, RUNS, AP
 
 A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
 stock lets see each other, or where stock predicts the first token of a row from the padding on its left (then those of
-autopack are the documents' alone, and have to differ), `ended` where only one of both ran.
+autopack are the documents' alone, and have to differ), `ended` where only one of both ran. With `--max-tokens`, it is
+`not cut` where the numbers agree and autopack left the steps as they were.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _TOLERANCE = 1e-5
 _ROUNDING = 1e-6
 """A run that differs by more is made again in float64, where rounding is a billionth of that and a fault stays."""
 _PACKED = re.compile(r"packed inside; [\d,]+ of [\d,]+ tokens were padding and were not computed \(([\d.]+)%\)")
+_NOT_CUT = re.compile("autopack leaves the steps of this run as they are")
 _LINE = re.compile(r"^autopack: .*", re.MULTILINE)
 _VERSIONS = (
     "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in (%r, 'transformers', 'torch')), sep=', ')"
@@ -51,6 +54,7 @@ def main() -> int:
     parser.add_argument("program", nargs="?", choices=sorted(p.stem for p in Path(__file__).parent.glob("[!_]*.py")))
     parser.add_argument("--python", type=Path, default=sys.executable, help="of an environment that has the program")
     parser.add_argument("--only", nargs="+", default=[], help="words of runs")
+    parser.add_argument("--max-tokens", help="cut the optimizer steps anew; results are recorded beside the others")
     parser.add_argument("--record", action="store_true", help="write the results and their page")
     parser.add_argument("--page", action="store_true", help="write the page of what is recorded, and run nothing")
     given = parser.parse_args()
@@ -63,24 +67,24 @@ def main() -> int:
     wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(program, given.python, Path(folder))
+        runner = Runner(program, given.python, Path(folder), max_tokens=given.max_tokens)
         for run in tqdm(wanted):
             found[run] = runner.compared(run)
             if found[run]["verdict"] == "exact" and found[run]["worst"] > _ROUNDING:
                 with tempfile.TemporaryDirectory() as other:
-                    again = Runner(program, given.python, Path(other), "float64").compared(run)
+                    again = Runner(program, given.python, Path(other), "float64", given.max_tokens).compared(run)
                 found[run]["float64"] = again.get("worst")
             tqdm.write(f"{run}: {found[run]}")
         if given.record:
-            _record(given.program, program, runner.versions(), found)
+            _record(given.program, program, runner.versions(), found, given.max_tokens)
     return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
 
 
 class Runner:
     """Runs of one program in a folder of their own, with models whose weights are of a type."""
 
-    def __init__(self, program: Any, python: Path, folder: Path, dtype: str = "float32"):
-        self.program, self.python, self.folder = program, python, folder
+    def __init__(self, program: Any, python: Path, folder: Path, dtype: str = "float32", max_tokens: str | None = None):
+        self.program, self.python, self.folder, self.max_tokens = program, python, folder, max_tokens
         stand_ins = folder / "stand_ins"
         stand_ins.mkdir()
         for name in program.STAND_INS:
@@ -110,13 +114,15 @@ class Runner:
         worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
         packed, lines = _PACKED.search(said), _LINE.findall(said)
         apart = run in self.program.APART
-        verdict = "exact" if worst <= _TOLERANCE else "apart" if apart else "other numbers"
+        same = "not cut" if self.max_tokens and _NOT_CUT.search(said) else "exact"
+        verdict = same if worst <= _TOLERANCE else "apart" if apart else "other numbers"
         skipped = float(packed[1]) if packed is not None else 0.0
         return {"verdict": verdict, "steps": len(stock), "worst": worst, "padding skipped": skipped, "said": lines[-1:]}
 
     def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]] | None, str]:
         output = self.folder / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
-        before = ("-m", "autopack", "run") if enabled else ()
+        options = ("--max-tokens", self.max_tokens) if self.max_tokens else ()
+        before = ("-m", "autopack", "run", *options) if enabled else ()
         output.mkdir()
         command = [self.python, *before, *self.program.command(run, self.folder, output)]
         ended = subprocess.run(
@@ -150,11 +156,13 @@ def recorded() -> dict[str, Any]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
 
 
-def _record(name: str, program: Any, versions: str, found: dict[str, Any]) -> None:
-    known = {**recorded().get(name, {}).get("runs", {}), **found}
+def _record(name: str, program: Any, versions: str, found: dict[str, Any], max_tokens: str | None) -> None:
+    stem = f"{name}.max_tokens" if max_tokens else name
+    known = {**recorded().get(stem, {}).get("runs", {}), **found}
     runs = {run: known[run] for run in program.RUNS if run in known}
-    written = {"name": program.NAME, "with": versions, "runs": runs}
-    (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n")
+    title = f"{program.NAME}, --max-tokens {max_tokens}" if max_tokens else program.NAME
+    written = {"name": title, "with": versions, "runs": runs}
+    (RESULTS / f"{stem}.json").write_text(json.dumps(written, indent=1) + "\n")
     PAGE.write_text(page(recorded()))
 
 
@@ -171,6 +179,8 @@ def page(found: dict[str, Any]) -> str:
         "autopack keeps them apart, says so once: losses are those of the documents "
         "alone. So it is where a row is padded on the left, and stock also predicts its first token "
         "[from padding](unpadding.md#what-differs-from-the-padded-run). "
+        "Below `--max-tokens`, optimizer steps are [cut anew](steps.md), and `not cut` says that autopack left them as "
+        "they were, with a warning. "
         "The last column is the share of the tokens that came which were padding and were not computed.",
     ]
     for each in found.values():

@@ -7,6 +7,7 @@ import copy
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import send_to_device
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 import autopack
 from autopack import tiny
 from autopack.layout import declarations, host
-from autopack.layout.host import note_padding, recall, remember
+from autopack.layout.host import note_padding, noted_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
 from tests.support.padded import batch, mask_of
@@ -159,10 +160,13 @@ def positions_of_four():
 
 class TestHostBatch:
     def test_what_is_remembered_is_what_was_moved(self):
-        batch = HostBatch(position_ids=torch.arange(4)[None], weights=torch.ones(2), name="one", parts=[torch.ones(1)])
+        more = {"parts": [torch.ones(1)], "nested": {"pair": (torch.ones(1), 2)}}
+        batch = HostBatch(position_ids=torch.arange(4)[None], weights=torch.ones(2), name="one", **more)
         moved = batch.to("meta")
         assert type(moved) is HostBatch
         assert [moved["weights"].is_meta, moved["parts"][0].is_meta, moved["name"]] == [True, True, "one"]
+        assert moved["nested"]["pair"][0].is_meta
+        assert moved["nested"]["pair"][1] == 2
         known = recall(moved)
         assert list(known) == ["position_ids"]
         assert torch.equal(known["position_ids"], batch["position_ids"])
@@ -172,6 +176,13 @@ class TestHostBatch:
         assert list(recall({"one": tensor})) == ["one"]
         tensor.add_(1)
         assert recall({"one": tensor}) == {}
+
+    def test_of_a_tensor_that_counts_no_writes_nothing_is_known(self):
+        with torch.inference_mode():
+            tensor = HostBatch(one=torch.arange(4)).to("meta")["one"]
+            note_padding(tensor, np.array([True, False, True, True]))
+        assert recall({"one": tensor}) == {}
+        assert noted_padding(tensor) is None
 
     def test_a_tensor_that_got_other_data_is_not_known(self):
         """Which counts no version up."""

@@ -184,7 +184,7 @@ def test_disable_gives_the_trainer_its_step_back():
     assert not {"training_step", "get_batch_samples", "compute_loss"} & vars(made).keys()
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.0, True, "auto"])
+@pytest.mark.parametrize("most", [0, -1, 2.0, True, "many"])
 def test_a_budget_is_a_number_of_tokens(most):
     made = trainer("llama", texts)
     with pytest.raises(ValueError, match="max_tokens must be"):
@@ -226,3 +226,61 @@ def test_logs_and_the_handle_say_how_steps_were_cut():
     assert len(logged) == 6
     assert all(each["autopack/slowest_rank"] == 1.0 < each["autopack/micro_batches"] for each in logged)
     assert f"{made.training_step.__self__}" in repr(handle)
+
+
+class _Counted:
+    """Memory of a device that takes so many bytes a token, and holds more from the second step on."""
+
+    _OF_A_TOKEN, _OF_STATES = 1000, 50_000
+
+    def __init__(self, device):
+        self.held, self.steps = 10_000, 0
+
+    def begin(self):
+        self.held += self._OF_STATES * (self.steps == 1)
+        self.steps += 1
+        self.longest = 0
+        return self.held
+
+    def peak(self):
+        return self.held + self._OF_A_TOKEN * self.longest
+
+    def total(self):
+        return 300_000
+
+
+def test_what_fits_is_measured_in_the_second_step(monkeypatch):
+    monkeypatch.setattr("autopack.steps.trainers.Memory", _Counted)
+    wanted, _ = trained(trainer("llama", texts))
+    sizes = []
+
+    def noting(examples):
+        batch = texts(examples)
+        sizes.append(batch["input_ids"].numel())
+        return batch
+
+    made = trainer("llama", noting)
+    autopack.enable(made, max_tokens="auto")
+    cut = made.training_step.__self__
+    widths, limits = [], []
+
+    def noted(model, args, kwargs):
+        if model.training and torch.is_grad_enabled():
+            widths.append(int(kwargs["attention_mask"].sum()))
+            limits.append(cut.max_tokens)
+            cut._memory.longest = max(cut._memory.longest, widths[-1])
+
+    made.model.register_forward_pre_hook(noted, with_kwargs=True)
+    found, _ = trained(made, None)
+    torch.testing.assert_close(found, wanted, rtol=_TOLERANCE, atol=0)
+    assert cut.max_tokens == (0.8 * 300_000 - 60_000) // 1000
+    assert limits[0] == max(sizes[:4])
+    assert max(width for width, limit in zip(widths, limits, strict=True) if limit == cut.max_tokens) > 100
+    assert "max_tokens=180 (auto)" in repr(cut)
+
+
+def test_a_cpu_does_not_say_what_fits():
+    made = trainer("llama", texts)
+    with pytest.raises(ValueError, match="Give a number of tokens"):
+        autopack.enable(made, max_tokens="auto")
+    assert not autopack.is_enabled(made)
