@@ -40,7 +40,7 @@ def examples(lengths=LENGTHS):
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_padding_of_the_examples_is_removed(kind):
     made = [
-        {"input_ids": [9, 9, 1, 2], "labels": [-100, -100, 1, 2], "attention_mask": [0, 0, 1, 1]},
+        {"input_ids": [9, 9, 1, 2], "labels": [None, -100, 1, 2], "attention_mask": [0, 0, 1, 1]},
         {"input_ids": [3, 4, 5, 9], "labels": [3, 4, 5, -100], "attention_mask": [1, 1, 1, 0]},
         {"input_ids": [6, 7], "labels": [6, 7], "attention_mask": [1, 1]},
     ]
