@@ -213,7 +213,7 @@ class PackingCollator:
             found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif "labels" in arguments and not shifts_labels(model):  # compares labels with logits of their columns
+        elif "labels" in arguments and not shifts_labels(model):  # a label and the logits of its column
             found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]

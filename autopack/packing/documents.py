@@ -132,10 +132,11 @@ class Documents:
         """Return parts of a column's arrays, or of the values of their lists, in the batches that
         have these rows, end to end."""
         numbers = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
-        columns = {number: self.batches[number].column(name) for number in {*numbers}}
-        arrays = {number: _as_list(column).values if inside_lists else column for number, column in columns.items()}
-        if inside_lists and all(_is_number(array.type) and not array.null_count for array in arrays.values()):
-            arrays = {number: array.to_numpy() for number, array in arrays.items()}  # faster to cut
+        arrays = {number: self.batches[number].column(name) for number in {*numbers}}
+        if inside_lists:
+            arrays = {number: _as_list(column).values for number, column in arrays.items()}
+            if all(_is_number(array.type) and not array.null_count for array in arrays.values()):
+                arrays = {number: array.to_numpy() for number, array in arrays.items()}  # faster to cut
         places = zip(numbers, begins.tolist(), (begins + lengths).tolist(), strict=True)
         parts = [arrays[number][begin:end] for number, begin, end in places]
         return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)

@@ -134,7 +134,7 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
     if groups is not None and lengths.ndim > 1:
         raise ValueError(f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}")
     found = {} if groups is None else {"groups": _of_each("groups", groups, len(lengths), ALONE)}
-    begun = np.zeros(len(lengths), np.int64) if prefixes is None else _of_each("prefixes", prefixes, len(lengths), 0)
+    begun = _of_each("prefixes", prefixes if prefixes is not None else zeros(len(lengths)), len(lengths), 0)
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
     check_each("prefixes", begun, begun > shortest, "wanted at most the tokens of its document")
     return found | {"prefixes": begun}

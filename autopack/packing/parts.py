@@ -247,7 +247,8 @@ def pack_own(
         if count > len(dataset):
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
         size, larger = divmod(len(dataset), count)
-        edges = np.arange(count + 1) * size + np.minimum(np.arange(count + 1), larger)  # as dataset.shard has them
+        shards = np.arange(count + 1)
+        edges = shards * size + np.minimum(shards, larger)  # as dataset.shard has them
     else:
         documents = Documents.of_dataset(dataset, packing.drop_columns)
         whole = plan_of(documents.lengths, packing, plan)
