@@ -23,7 +23,7 @@ from autopack.packing.checks import (
     unusable,
     wrong_numbers,
 )
-from autopack.packing.lengths import to_numpy
+from autopack.packing.lengths import to_numpy, zeros
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
@@ -54,7 +54,7 @@ class Documents:
             raise no_examples("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
-        self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
+        self._begins = zeros(table.num_rows)
         ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
             raise unusable(f"column 'input_ids': wanted a list of ints per example, found {ids}")

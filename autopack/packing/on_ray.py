@@ -16,10 +16,10 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
+from autopack.packing.checks import in_the_whole, no_examples, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import bounds_of, nothing_left
-from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of
+from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, refuse_other
 from autopack.packing.rows import Packing, WrittenRows
 
 
@@ -48,8 +48,9 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         whole, works = plan_of(lengths, packing, plan), []
         plans = [whole]
         for first, end in pairwise(edges_of(whole, num_shards)):
-            numbers, places = np.unique(whole[first:end].documents, return_inverse=True)
-            works.append(Work(replace(whole[first:end], documents=places), numbers, lengths[numbers]))
+            part = whole[first:end]
+            numbers, places = np.unique(part.documents, return_inverse=True)
+            works.append(Work(replace(part, documents=places), numbers, lengths[numbers]))
         parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
         marked = mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
@@ -155,12 +156,7 @@ def write_shard(
     given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
     with in_the_whole(work.numbers):
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
-        if (wrong := documents.lengths != work.lengths).any():
-            index = int(wrong.argmax())
-            raise other_data(
-                f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
-                f"{work.lengths[index]}; make the plan of the same data again"
-            )
+        refuse_other(documents.lengths != work.lengths, documents.lengths, work.lengths)
         folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
 
 

@@ -226,13 +226,18 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
     wanted = lengths
     if plan.counts.truncated or plan.counts.dropped:
         wanted = np.where(lengths > plan.max_length, plan.max_length if plan.counts.truncated else 0, lengths)
-    if (other := planned != wanted).any():
-        index = int(other.argmax())
+    refuse_other(planned != wanted, lengths, planned)
+    return plan
+
+
+def refuse_other(wrong: np.ndarray, lengths: np.ndarray, planned: np.ndarray) -> None:
+    """Raise `InvalidPacking` for the first document whose length is not the one planned."""
+    if wrong.any():
+        index = int(wrong.argmax())
         raise other_data(
             f"example {index} has {lengths[index]} tokens, of which the plan has "
             f"{planned[index]}; make the plan of the same data again"
         )
-    return plan
 
 
 def pack_own(
