@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autopack.inspection.configs import text_config
+from autopack.packing.lengths import sums
 from autopack.packing.strategies import permutation
 
 
@@ -47,8 +48,7 @@ class CostModel:
         equal cost depends on it.
         """
         squares = lengths * lengths if squares is None else squares
-        tokens, of_pairs = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, squares))
-        return self.linear * tokens + self.quadratic * of_pairs
+        return self.linear * sums(lengths, bounds) + self.quadratic * sums(squares, bounds)
 
     @classmethod
     def for_model(cls, model: Any) -> CostModel:

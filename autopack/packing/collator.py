@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import UnsupportedModel
 from autopack.inspection.configs import text_config
 from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.packing.checks import (
@@ -41,7 +40,7 @@ from autopack.packing.checks import (
 from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
 from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.places import Places, place, tokens_within
+from autopack.packing.places import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
@@ -189,20 +188,24 @@ class PackingCollator:
         alone does not tell, sets `labels="unshifted"` for masked language models, token
         classification and decoders whose loss stays in one column (BART, XLNet), and
         `labels="given"` for heads with one result per document. `options` are
-        those of the class and win. Raises `ValueError` if there is no model or config, or a
-        RoBERTa-like one without the `pad_token_id` to start after, and for encoder-decoders, whose
-        padded batches run without padding as they are.
+        those of the class and win. Raises `UnsupportedModel` if there is no model or config, and
+        `ValueError` for a RoBERTa-like one without the `pad_token_id` to start after, and for
+        encoder-decoders, whose padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):
-            model = _model_in(model)
+            from autopack.integrations.wrappers import unwrap  # needs torch, which this module does not
+
+            model = unwrap(model)
         forward = getattr(type(model), "forward", None)
-        if forward is not None and "decoder_input_ids" in inspect.signature(forward).parameters:
+        arguments: Collection[str] = () if forward is None else inspect.signature(forward).parameters
+        if "decoder_input_ids" in arguments:
             raise ValueError(
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
                 f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
         config = getattr(model, "config", model)
         from autopack.inspection.heads import row_head  # need torch, which this module does not
+        from autopack.inspection.source import shifts_labels
         from autopack.registry import families, first_position
 
         found: dict[str, Any] = {}
@@ -210,7 +213,7 @@ class PackingCollator:
             found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif _keeps_columns(model):
+        elif "labels" in arguments and not shifts_labels(model):  # a label and the logits of its column
             found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
@@ -274,16 +277,16 @@ class PackingCollator:
         completes = self.labels == "completions"
         given = as_documents(example, ignored) if completes else example
         read = read_example(given, ignored, self.loss_weights is not None, self.image_processor is not None, completes)
-        columns = int(aligned(read.lengths, self.align).sum())
         found = f"{IDS!r}: found {len(read)} tokens"
-        if self.max_length and columns > self.max_length:
+        columns = bounds_of(aligned(read.lengths, self.align))
+        if self.max_length and columns[-1] > self.max_length:
             if self.overflow == "error":
-                of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
-                found += f"{of_columns} for rows of at most max_length={self.max_length}"
+                of_columns = f" ({columns[-1]} with each document padded to a multiple of {self.align})"
+                found += of_columns * (self.align > 1) + f" for rows of at most max_length={self.max_length}"
                 raise unusable(f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
                 raise unusable(f"{found} and {[*read.media]}, which are not cut with them; raise max_length")
-            read.truncate(tokens_within(read.lengths, self.align, self.max_length))
+            read.truncate(int(np.clip(self.max_length - columns[:-1], 0, read.lengths).sum()))
         if self.max_documents and len(read.starts) > self.max_documents:
             found = f"{IDS!r}: found {len(read.starts)} documents for rows of at most {self.max_documents}"
             raise unusable(f"{found}; raise max_documents, or pack with it")
@@ -339,29 +342,6 @@ class PackingCollator:
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
         return batch | whole.per_document
-
-
-def _model_in(model: Any) -> Any:
-    """Return the transformers model that `autopack.enable` would enable; raise `ValueError` if
-    none."""
-    from autopack.integrations.wrappers import unwrap  # needs torch, which this module does not
-
-    try:
-        return unwrap(model)
-    except UnsupportedModel as error:
-        raise ValueError(
-            f"wanted a transformers model or config, found {type(model).__name__}: {error.message}"
-        ) from None
-
-
-def _keeps_columns(model: Any) -> bool:
-    """Return True if the model's loss compares a label with the logits of its own column."""
-    forward = getattr(type(model), "forward", None)
-    if forward is None or "labels" not in inspect.signature(forward).parameters:
-        return False
-    from autopack.inspection.source import shifts_labels
-
-    return not shifts_labels(model)
 
 
 def _say_if_plain(model: Any) -> None:

@@ -95,7 +95,7 @@ def pack(
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
     packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, mask_first_label, groups)
-    if not _kind(dataset).endswith("Dict"):
+    if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
     for name, split in dataset.items():
@@ -126,34 +126,23 @@ def prepare(
     return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), mask_first_label, groups)
 
 
-def _kind(dataset: Any) -> str:
-    """Return the sort of dataset; raise `InvalidPacking` for others."""
-    for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
-        if derives_from(dataset, name, "datasets"):
-            return name
-    if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
-        return "list"
-    raise no_examples(
-        "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
-        f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
-    )
-
-
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
     """Return the packed rows of one split."""
     from autopack.packing.documents import Documents, columns_of
-    from autopack.packing.media import put_back, set_aside
 
-    kind = _kind(dataset)
-    if kind == "IterableDataset":
+    if derives_from(dataset, "IterableDataset", "datasets"):
         from autopack.packing.streaming import pack_stream
 
         return pack_stream(dataset, packing, buffer_size)
-    if kind == "list":
-        columns, pictures = set_aside(columns_of(dataset), packing.drop_columns)
-        rows = put_back(packing.rows(packing.documents(columns)).table().to_pydict(), pictures)
-        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    return _write(dataset, packing, packing.rows(Documents.of_dataset(dataset, packing.drop_columns)), num_proc)
+    if derives_from(dataset, "Dataset", "datasets"):
+        return _write(dataset, packing, packing.rows(Documents.of_dataset(dataset, packing.drop_columns)), num_proc)
+    if not isinstance(dataset, (list, tuple)) or not all(isinstance(example, Mapping) for example in dataset):
+        raise no_examples(
+            "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
+            f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
+        )
+    rows = packing.rows(packing.documents(columns_of(dataset))).lists()
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
 
 def features_of(dataset: Any, rows: WrittenRows) -> Any:
@@ -186,34 +175,16 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     # Without caching, datasets would hold all rows in memory.
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
-    features = features_of(dataset, rows)
-    count, width = len(rows.plan), rows.width
-    packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
+    return datasets.Dataset.from_dict({"row": np.arange(len(rows.plan))}).map(
         rows,
         batched=True,
-        batch_size=width,
-        writer_batch_size=width,
+        batch_size=rows.width,
+        writer_batch_size=rows.width,
         remove_columns=["row"],
-        features=features,
+        features=features_of(dataset, rows),
         cache_file_name=path,
         load_from_cache_file=None if caches else False,
         new_fingerprint=fingerprint,
-        num_proc=num_proc if num_proc is None else max(1, min(num_proc, -(-count // width))),
+        num_proc=num_proc,
         desc="Packing",
     )
-    packed.info.description = f"{rows.plan!r}"[5:-1]
-    found = dataset.format
-    if found["type"] in (None, "custom"):  # a transform is one of documents, and may drop what rows hold besides
-        return packed
-    # Of lists of lists of pictures datasets makes no arrays, but fails: they stay what they are.
-    plain = [name for name, kind in features.items() if not _holds_lists_of_media(kind)]
-    columns: dict[str, Any] = {} if len(plain) == len(features) else {"columns": plain, "output_all_columns": True}
-    return packed.with_format(found["type"], **columns, **found["format_kwargs"])
-
-
-def _holds_lists_of_media(kind: Any) -> bool:
-    """Return True if a column of rows holds, for each document, several pictures or recordings."""
-    import datasets
-
-    inner = getattr(getattr(kind, "feature", None), "feature", None)
-    return isinstance(inner, datasets.Image | datasets.Audio)

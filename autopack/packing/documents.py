@@ -23,7 +23,7 @@ from autopack.packing.checks import (
     unusable,
     wrong_numbers,
 )
-from autopack.packing.lengths import bounds_of, to_numpy
+from autopack.packing.lengths import to_numpy, zeros
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
@@ -36,11 +36,17 @@ class Documents:
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
     `drop_columns` are not carried. `per_token` and `per_document` name the columns with one value
-    of each.
+    of each. `pictures` are those of columns that number them, which tables cannot hold.
     """
 
-    def __init__(self, table: Any, chosen: np.ndarray | None = None, drop_columns: Collection[str] = ()):
-        self.table = table
+    def __init__(
+        self,
+        table: Any,
+        chosen: np.ndarray | None = None,
+        drop_columns: Collection[str] = (),
+        pictures: Mapping[str, Sequence[Any]] | None = None,
+    ):
+        self.table, self.pictures = table, pictures or {}
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
         names = carried(table.column_names, drop_columns)
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
@@ -48,12 +54,11 @@ class Documents:
             raise no_examples("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
-        self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
+        self._begins = zeros(table.num_rows)
         ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
             raise unusable(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
-        self._values: dict[str, list[Values]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
         for name in names:
@@ -61,14 +66,8 @@ class Documents:
         if MASK in self.per_token:
             self.per_token.remove(MASK)
             self._remove_padding()
-        empty = int((self.lengths == 0).sum())
-        also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
-        self._refuse(
-            self._sizes == 0,
-            IDS,
-            f"found no tokens{also}; leave empty documents out, as by "
-            "dataset.filter(lambda example: len(example['input_ids']) > 0)",
-        )
+        way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
+        self._refuse(self._sizes == 0, IDS, f"found no tokens; {way}")
 
     @classmethod
     def of_dataset(cls, dataset: Any, drop_columns: Collection[str] = ()) -> Documents:
@@ -79,7 +78,7 @@ class Documents:
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
-        return {k: v for k, v in self.__dict__.items() if k not in ("batches", "first_rows")} | {"_values": {}}
+        return {k: v for k, v in self.__dict__.items() if k not in ("batches", "first_rows")}
 
     @cached_property
     def batches(self) -> list[pa.RecordBatch]:
@@ -108,39 +107,39 @@ class Documents:
 
         Ints and floats come as arrays of numpy.
         """
-        rows, number = self._places(documents)
+        rows = self.chosen[documents]
         made: dict[str, Values] = {}
         for name in self.per_token if names is None else names:
-            if name not in self._values:
-                children = [_as_list(batch.column(name)).values for batch in self.batches]
-                plain = all(_is_number(child.type) and not child.null_count for child in children)
-                self._values[name] = [child.to_numpy() for child in children] if plain else children
-            begins, children = self._starts[name][rows] + self._begins[rows] + starts, self._values[name]
-            places = zip(number.tolist(), begins.tolist(), (begins + lengths).tolist(), strict=True)
-            parts = [children[n][begin:end] for n, begin, end in places]
-            if isinstance(parts[0], np.ndarray):  # faster to cut, and most are such
-                made[name] = np.concatenate(parts)
-                continue
-            found = pa.concat_arrays(parts)
-            if found.null_count:
+            begins = self._starts[name][rows] + self._begins[rows] + starts
+            found = self._parts(name, rows, begins, lengths, inside_lists=True)
+            if isinstance(found, pa.Array) and found.null_count:
                 token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
                 index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
                 reason = "found a token without a value; fill it, or name the column in drop_columns"
                 raise invalid(index, name, reason, "column ")
-            made[name] = found.to_numpy() if _is_number(found.type) else found
+            made[name] = found.to_numpy() if isinstance(found, pa.Array) and _is_number(found.type) else found
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the values of a column per document."""
-        rows, number = self._places(documents)
-        columns = [batch.column(name) for batch in self.batches]
-        places = zip(number.tolist(), (rows - self.first_rows[number]).tolist(), strict=True)
-        return pa.concat_arrays([columns[n].slice(row, 1) for n, row in places])
-
-    def _places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row of the table of each document, and the batch that has it."""
         rows = self.chosen[documents]
-        return rows, np.searchsorted(self.first_rows, rows, "right") - 1
+        first = self.first_rows[np.searchsorted(self.first_rows, rows, "right") - 1]
+        return self._parts(name, rows, rows - first, np.ones_like(rows), inside_lists=False)
+
+    def _parts(
+        self, name: str, rows: np.ndarray, begins: np.ndarray, lengths: np.ndarray, inside_lists: bool
+    ) -> pa.Array:
+        """Return parts of a column's arrays, or of the values of their lists, in the batches that
+        have these rows, end to end."""
+        numbers = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
+        arrays = {number: self.batches[number].column(name) for number in {*numbers}}
+        if inside_lists:
+            arrays = {number: _as_list(column).values for number, column in arrays.items()}
+            if all(_is_number(array.type) and not array.null_count for array in arrays.values()):
+                arrays = {number: array.to_numpy() for number, array in arrays.items()}  # faster to cut
+        places = zip(numbers, begins.tolist(), (begins + lengths).tolist(), strict=True)
+        parts = [arrays[number][begin:end] for number, begin, end in places]
+        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
 
     def numbered(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 for a missing
@@ -197,24 +196,22 @@ class Documents:
 
     def _remove_padding(self) -> None:
         """Cut the zeros of the attention mask off both ends of each document."""
-        begins, lengths, ends = np.zeros((3, self.table.num_rows), np.int64)
-        odd = np.zeros(self.table.num_rows, np.bool_)
+        begins, lengths, ends, odd = np.zeros((4, self.table.num_rows), np.int64)
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
             offsets = lists.offsets.to_numpy().astype(np.int64)
             mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
-            bounds = offsets - offsets[0]
-            other, real = (bounds_of(of) for of in ((mask != 0) & (mask != 1), mask != 0))  # before each token
-            odd[rows] = np.diff(other[bounds])
-            lengths[rows] = np.diff(real[bounds])
-            begins[rows] = np.searchsorted(real, real[bounds[:-1]], "right") - 1 - bounds[:-1]
-            ends[rows] = np.searchsorted(real, real[bounds[1:]]) - bounds[:-1]
-        hole = (lengths > 0) & (ends - begins != lengths)
+            bounds, real = offsets - offsets[0], np.append(np.flatnonzero(mask), 0)
+            at = np.searchsorted(real[:-1], bounds)  # real tokens before each row
+            begins[rows], lengths[rows] = real[at[:-1]] - bounds[:-1], np.diff(at)
+            ends[rows] = real[at[1:] - 1] + 1 - bounds[:-1]
+            odd[rows] = np.diff(np.searchsorted(np.flatnonzero((mask != 0) & (mask != 1)), bounds))
         self._refuse(
-            odd,
+            odd > 0,
             MASK,
             "found values that are not 0 or 1, as segment ids of a packed row are; pack the documents themselves",
         )
+        hole = (lengths > 0) & (ends - begins != lengths)
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
 

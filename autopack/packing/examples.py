@@ -102,7 +102,7 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
-    found = _numbers(name, value)
+    found = numbers(name, value)
     if found.shape == (0,):
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
@@ -127,7 +127,7 @@ def read_example(
         raise unusable(f"wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     check_columns(given, "drop_keys")
-    ids = _numbers(IDS, given.pop(IDS))
+    ids = numbers(IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
     ids = ids[0] if is_row else ids
     if not ids.size:
@@ -137,60 +137,58 @@ def read_example(
             f"{IDS!r}: wanted token ids, ints of at least 0 of shape (T,), found {ids.dtype} of "
             f"shape {ids.shape} from {ids.min()}"
         )
-    pictures = take_pictures(given, reads_pictures)
-    columns, per_document = {IDS: ids}, {}
-    media: dict[str, Any] = {"images": pictures} if pictures else {}
-    for key, value in given.items():
-        if key not in (*LABEL_KEYS, *OF_EXAMPLES) and is_text(value):
-            continue
-        values = _numbers(key, value)
-        if key in SEEN:
-            media[key] = of_tokens(key, values, given.get(MASK), len(ids))
-            continue
-        if is_media(key, values, len(ids)):
-            media[key] = values
-            continue
-        values = values[0] if is_row and values.ndim and len(values) == 1 else values
-        if key == LENGTHS or (key == DOCUMENT_WEIGHT and weighs):
-            per_document[key] = np.atleast_1d(values)
+    tokens, pictures = len(ids), take_pictures(given, reads_pictures)
+    arrays = {
+        key: numbers(key, value)
+        for key, value in given.items()
+        if key in (*LABEL_KEYS, *OF_EXAMPLES) or not is_text(value)
+    }
+    media = {key: values for key, values in arrays.items() if key in SEEN or is_media(key, values, tokens)}
+    if is_row:
+        arrays = {k: values[0] if values.ndim and len(values) == 1 else values for k, values in arrays.items()}
+    declared = {key: arrays.pop(key) for key in OF_EXAMPLES if key in arrays}
+    wanted = "one value per token" + " or one number per document" * numbers_each
+    wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each)
+    for key, values in declared.items():
+        if key != LENGTHS and values.shape != ids.shape:
+            raise unusable(f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}")
+    real, starts = _declared(declared, tokens)
+    read = Example({IDS: ids[real]}, starts)
+    if POSITIONS in declared:
+        read.columns[POSITIONS] = declared[POSITIONS][real]
+    if pictures:
+        read.media["images"] = pictures
+    documents, is_packed = len(starts), LENGTHS in declared
+    for key, values in arrays.items():
+        of_each = np.atleast_1d(values)
+        if key in media:
+            read.media[key] = of_tokens(key, media[key], tokens)[real] if key in SEEN else media[key]
         elif key == LOSS_WEIGHTS and weighs:
             raise unusable(f"{key!r}: found beside the option loss_weights=; give one of them, or drop it")
+        elif key == DOCUMENT_WEIGHT and weighs:
+            if not are_weights(of_each, documents):
+                raise unusable(
+                    f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for each of "
+                    f"{documents} document(s)"
+                )
+            read.per_document[key] = of_each
         elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
-            columns["labels"] = values.astype(np.int64)
+            read.columns["labels"] = values[real].astype(np.int64)
         elif key in LABEL_KEYS or key in PER_DOCUMENT:
-            per_document[key] = values
-        elif numbers_each and _is_of_each(key, values, given):
-            per_document[key] = np.atleast_1d(values)
-        elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in OF_EXAMPLES else 2):
-            columns[key] = values
+            made = _targets(key, values, tokens, documents, is_packed)
+            read.per_document["labels" if key in LABEL_KEYS else key] = made
+        elif (
+            numbers_each
+            and key not in COMPLETION_KEYS
+            and of_each.shape == starts.shape
+            and (is_packed or not values.ndim)
+        ):
+            read.per_document[key] = of_each
+        elif values.shape[:1] == ids.shape and values.ndim <= 2:
+            read.columns[key] = values[real]
         else:
-            wanted = "one value per token" + " or one number per document" * numbers_each
-            found = f"found shape {values.shape} for {len(ids)} tokens, wanted {wanted}"
-            raise unusable(f"{key!r}: {found}; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each))
-    lengths = per_document.pop(LENGTHS, None)
-    read = _without_declarations(columns, lengths)
-    read.media = media
-    for key, values in sorted(per_document.items()):
-        if key == DOCUMENT_WEIGHT and not are_weights(values, len(read.starts)):
-            raise unusable(
-                f"{key!r}: found {values.tolist()}, wanted a finite number of at least 0 for each of "
-                f"{len(read.starts)} document(s)"
-            )
-        if key in (*LABEL_KEYS, *PER_DOCUMENT):
-            values = _targets(key, values, len(ids), len(read.starts), lengths is not None)
-        read.per_document["labels" if key in LABEL_KEYS else key] = values
+            raise unusable(f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}")
     return read
-
-
-def _is_of_each(key: str, values: np.ndarray, example: Mapping[str, Any]) -> bool:
-    """Return True for one number per document: alone for a single document, in a list for
-    several."""
-    if key in (*OF_EXAMPLES, *COMPLETION_KEYS):
-        return False
-    if LENGTHS not in example:
-        return values.shape == ()
-    count = len(example[LENGTHS])
-    return values.shape == (count,) or (values.shape == () and count == 1)
 
 
 def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
@@ -237,44 +235,38 @@ def _flat(values: list[Any]) -> np.ndarray | None:
     return None
 
 
-def _numbers(key: str, value: Any) -> np.ndarray:
-    try:
-        return numbers(value)
-    except ValueError as error:
-        raise unusable(f"{key!r}: {error!s}") from error
+def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np.ndarray]:
+    """Return the tokens of an example that are no padding, and the starts of its documents in them.
 
-
-def _without_declarations(columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
-    """Return the example without padding and declarations of documents, which are checked.
-
-    Positions stay.
+    All columns that declare documents are read, and have to agree.
     """
-    declared = {}
-    if (mask := columns.pop(MASK, None)) is not None:
-        real = np.flatnonzero(mask)
-        if not (mask >= 0).all() or not real.size:
+    real, declared = slice(0, tokens), dict[str, np.ndarray]()
+    if (mask := columns.get(MASK)) is not None:
+        ones = np.flatnonzero(mask)
+        if not (mask >= 0).all() or not ones.size:
             raise unusable(
                 f"{MASK!r}: found values from {mask.min()} to {mask.max()}; wanted 0 at padding and "
                 "1 at one token or more"
             )
-        low, high = int(real[0]), int(real[-1]) + 1
-        if high - low != real.size:
-            hole = low + int(np.argmin(mask[low:high]))
+        real = slice(int(ones[0]), int(ones[-1]) + 1)
+        mask = mask[real]
+        if len(mask) != ones.size:
+            hole = real.start + int(np.argmin(mask))
             raise unusable(f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out")
-        columns = {k: v[low:high] for k, v in columns.items()}
         if mask.max() > 1:
-            declared[MASK] = np.flatnonzero(np.diff(mask[low:high])) + 1
+            declared[MASK] = np.flatnonzero(np.diff(mask)) + 1
     for way in TABLE:
-        if way.in_examples and way.starts is not None and way.name in columns:
-            declared[way.name] = np.flatnonzero(way.starts(columns.pop(way.name)[None])[0])[1:]
-    if lengths is not None:
-        tokens = len(columns[IDS])
+        if way.starts is not None and way.name in columns:
+            declared[way.name] = np.flatnonzero(way.starts(columns[way.name][None, real])[0])[1:]
+    if LENGTHS in columns:
+        lengths, tokens = np.atleast_1d(columns[LENGTHS]), real.stop - real.start
         if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
             found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
             cut = f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it has max_length=None)"
             raise unusable(f"{LENGTHS!r}: {found + (cut if lengths.sum() > tokens else '')}")
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
-    if (positions := columns.get(POSITIONS)) is not None:
+    if POSITIONS in columns:
+        positions = columns[POSITIONS][real]
         if positions.dtype.kind != "i" or positions.min() < 0:
             raise unusable(f"{POSITIONS!r}: wanted ints >= 0, found {positions.dtype} from {positions.min()}")
         step = np.diff(positions)
@@ -292,7 +284,7 @@ def _without_declarations(columns: dict[str, np.ndarray], lengths: np.ndarray | 
                 f"{other!r}: starts documents at {[0, *starts.tolist()]}, but {name!r} at "
                 f"{[0, *inner.tolist()]}; name the wrong one in drop_keys"
             )
-    return Example(columns, np.concatenate([[0], inner]))
+    return real, np.concatenate([[0], inner])
 
 
 def _targets(key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:

@@ -7,53 +7,31 @@ once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS, wrong_numbers
-from autopack.packing.lengths import Pieces, numbers, zeros
+from autopack.packing.lengths import Pieces, check_each, ints, zeros
 from autopack.packing.strategies import next_fit
 
 ALONE = -1
 """Group number of documents without a group."""
 
 
-class Grouped(NamedTuple):
-    """Documents of a plan by group: (documents,) int64 both.
+def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray]:
+    """Return documents by units, and the bounds of units; groups and prefixes are of all documents.
 
-    `groups` are the numbers of their groups, and `prefixes` the tokens that all of a group begin
-    with in common.
+    A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
     """
-
-    groups: np.ndarray
-    prefixes: np.ndarray
-
-
-class Units(NamedTuple):
-    """Documents that go into a row as a whole, one or several that begin alike.
-
-    `planned` are the units for planning: numbered, as long as the room that they take. `members`
-    are the pieces of all units, unit by unit, and `bounds` where each unit begins and ends in
-    those.
-    """
-
-    planned: Pieces
-    members: Pieces
-    bounds: np.ndarray
-
-
-def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
-    """Return the units of these documents: groups, and parts of groups that are too long for a
-    row."""
-    groups = grouped.groups[pieces.documents]
+    groups = groups[pieces.documents]
     groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)  # a group for each
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0))
     sizes = np.diff(starts, append=len(order))
     lengths = pieces.lengths[order]
-    prefixes = np.minimum.reduceat(np.minimum(grouped.prefixes[pieces.documents][order], lengths), starts)
+    prefixes = np.minimum.reduceat(np.minimum(prefixes[pieces.documents][order], lengths), starts)
     rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
@@ -67,37 +45,32 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
     shared[bounds[:-1]] = 0
     squares = members.lengths * members.lengths - shared * shared
-    rooms, pairs = (np.add.reduceat(each, bounds[:-1]) for each in (members.lengths - shared, squares))
-    planned = Pieces(np.arange(len(begins)), zeros(len(begins)), rooms, pairs)
-    return Units(planned, members._replace(squares=squares, shared=shared), bounds)
+    return members._replace(squares=squares, shared=shared), bounds
 
 
-def together(lengths: np.ndarray, grouped: Grouped | None, overflow: str, align: int) -> Pieces:
-    """Return documents of several sequences as pieces, as long as the room that each takes in a
-    row.
+def together(lengths: np.ndarray, prefixes: np.ndarray | None = None) -> Pieces:
+    """Return documents of several sequences, of which `lengths` are (documents, sequences), as one
+    piece each.
 
-    `lengths` are (documents, sequences), and documents stay whole. `shared` is the common beginning
-    of a document's sequences; `squares` leave it out. Raises if documents cannot be kept whole.
+    `shared` is the common beginning of a document's sequences; `squares` leave it out.
     """
-    if overflow in ("truncate", "split"):
-        raise ValueError(f"{overflow=} cuts documents, and lengths {lengths.shape} are of several sequences each")
-    if align > 1:
-        raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
-    rooms, squares, shared = lengths.sum(axis=1), (lengths * lengths).sum(axis=1), None
-    if grouped is not None:
+    squares, shared = (lengths * lengths).sum(axis=1), None
+    if prefixes is not None:
         more = lengths.shape[1] - 1
-        shared = more * grouped.prefixes
-        rooms, squares = rooms - shared, squares - more * grouped.prefixes**2
-    return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
+        shared, squares = more * prefixes, squares - more * prefixes**2
+    return Pieces(np.arange(len(lengths)), zeros(len(lengths)), lengths.sum(axis=1), squares, shared)
 
 
-def check_groups(overflow: str, align: int, max_documents: int | None) -> None:
-    """Raise `ValueError` for options with which groups of documents cannot be planned."""
-    if overflow == "split":
-        raise ValueError(f"{overflow=} cuts documents, whose parts begin with nothing in common: leave groups= out")
+def check_whole(lengths: np.ndarray, overflow: str, align: int, max_documents: int | None) -> None:
+    """Raise `ValueError` for options with which groups, or documents of several sequences, cannot
+    be planned."""
+    is_grouped = lengths.ndim == 1
+    what = "groups= begin alike" if is_grouped else f"lengths {lengths.shape} are of several sequences each"
+    if overflow in (("split",) if is_grouped else ("truncate", "split")):
+        raise ValueError(f"{overflow=} cuts documents, and {what}: leave one out")
     if align > 1:
-        raise ValueError(f"align={align}: what documents begin with cannot be computed once in parts of ranks")
-    if max_documents is not None:
+        raise ValueError(f"align={align}: pads documents of one sequence each, and {what}: leave one out")
+    if is_grouped and max_documents is not None:
         raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
 
 
@@ -137,50 +110,41 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
     lengths = documents.lengths
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
-    order = order[groups[order] != ALONE]
-    bounds = np.append(np.flatnonzero(np.diff(groups[order], prepend=ALONE)), len(order))
-    for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
-        members = order[bounds[group] : bounds[group + 1]]
-        shortest = int(lengths[members].min())
-        ids = _first_tokens(documents, members, shortest)
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if len(members) < 2 or groups[members[0]] == ALONE:
+            continue
+        ids = _first_tokens(documents, members, int(lengths[members].min()))
         same = np.append((ids == ids[0]).all(axis=0), False)
         found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
     return found
 
 
-def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | None:
-    """Return the groups of documents of these lengths; None if none were given.
+def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the `groups` and `prefixes` of documents of these lengths, as far as they were given.
 
-    `lengths` are (documents,) or (documents, sequences). Raises `InvalidPacking` unless there is an
+    `lengths` are (documents,) or (documents, sequences). Groups have prefixes in any case, and
+    documents that are several sequences have no groups. Raises `InvalidPacking` unless there is an
     int for each document, and a beginning of it; `ValueError` for groups of documents that are
-    several sequences.
+    several sequences, and for prefixes without groups of others.
     """
     if groups is None and prefixes is None:
-        return None
+        return {}
     if groups is None and lengths.ndim == 1:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
     if groups is not None and lengths.ndim > 1:
         raise ValueError(f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}")
-    numbered_groups = np.arange(len(lengths)) if groups is None else _ints("groups", groups, len(lengths), ALONE)
-    found = np.zeros(len(lengths), np.int64) if prefixes is None else _ints("prefixes", prefixes, len(lengths), 0)
+    found = {} if groups is None else {"groups": _of_each("groups", groups, len(lengths), ALONE)}
+    begun = _of_each("prefixes", prefixes if prefixes is not None else zeros(len(lengths)), len(lengths), 0)
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
-    if (over := found > shortest).any():
-        index = int(over.argmax())
-        raise wrong_numbers(
-            f"prefixes[{index}] is {found[index]}, over the {shortest[index]} tokens of its "
-            "document; pass what documents begin with in common"
-        )
-    return Grouped(numbered_groups, found)
+    check_each("prefixes", begun, begun > shortest, "wanted at most the tokens of its document")
+    return found | {"prefixes": begun}
 
 
-def _ints(name: str, given: Any, count: int, least: int) -> np.ndarray:
-    try:
-        found = numbers(given[:] if hasattr(given, "__getitem__") else list(given))
-    except ValueError as error:
-        raise wrong_numbers(f"{name}: wanted an int per document; {str(error).partition(';')[0]}") from error
-    if found.shape != (count,) or found.dtype.kind != "i":
-        raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found {found.dtype} of {found.shape}")
-    if count and found.min() < least:
-        index = int((found < least).argmax())
-        raise wrong_numbers(f"{name}[{index}] is {found[index]}: wanted an int of at least {least}")
-    return found
+def _of_each(name: str, given: Any, count: int, least: int) -> np.ndarray:
+    """Return what was given under this name as (documents,) int64."""
+    found = ints(name, given)
+    if found.shape != (count,):
+        raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found shape {found.shape}")
+    check_each(name, found, found < least, f"wanted at least {least}")
+    check_each(name, found, found > np.iinfo(np.int64).max, "wanted 64 bits")
+    return found.astype(np.int64)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, wrong_numbers
+from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, unusable, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 _SHORTER = "cut such documents into several, or leave them out"
@@ -47,10 +47,8 @@ class Counts:
         return logging.WARNING if self.truncated or self.dropped else logging.INFO
 
 
-def nothing_left(counts: Counts = Counts(0, 0)) -> InvalidPacking:
-    """Return the error about data that make no row."""
-    if not counts.documents:
-        return no_examples("wanted at least one example, found an empty dataset")
+def nothing_left(counts: Counts) -> InvalidPacking:
+    """Return the error about data of which everything was dropped."""
     return does_not_fit(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
@@ -67,6 +65,12 @@ class Pieces(NamedTuple):
     lengths: np.ndarray
     squares: np.ndarray | None = None
     shared: np.ndarray | None = None
+
+    @property
+    def computed(self) -> np.ndarray:
+        """Tokens of each piece without those that are computed with another one's, (pieces,)
+        int64."""
+        return self.lengths if self.shared is None else self.lengths - self.shared
 
     def take(self, order: np.ndarray) -> Pieces:
         """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
@@ -88,19 +92,19 @@ def to_numpy(value: Any) -> Any:
     return (value.float() if value.is_floating_point() else value).numpy()
 
 
-def numbers(value: Any) -> np.ndarray:
-    """Return a list, array or tensor as a numpy array of int64, float32 or bool; else raise
-    `ValueError`."""
+def numbers(key: str, value: Any) -> np.ndarray:
+    """Return a list, array or tensor as a numpy array of int64, float32 or bool; raise
+    `InvalidPacking` for the `key` of any other."""
     try:
         if isinstance(value, (list, tuple)):
             with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
                 return np.asarray(array.array("q", value))
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
+        raise unusable(f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
     kind = found.dtype.kind
     if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
-        raise ValueError(f"found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys")
+        raise unusable(f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys")
     return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
 
 
@@ -115,6 +119,11 @@ def bounds_of(sizes: Any) -> np.ndarray:
     """Return the bounds of things of these sizes, end to end: (sizes + 1,) ints, from 0 to the
     sum."""
     return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return the sum of the values of each thing, between its bounds; none of them is empty."""
+    return np.add.reduceat(values, bounds[:-1]) if len(values) else values
 
 
 def numbered(sizes: np.ndarray) -> np.ndarray:
@@ -148,19 +157,10 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     as pairs are. Lists of more than two numbers each are refused there, as lists of tokens look the
     same. Without `copy` the given array itself is returned, if it is such an array.
     """
-    if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
-        raise wrong_numbers(f"lengths: wanted one int per document, found {type(lengths).__name__}")
-    if isinstance(lengths, Sequence):
-        lengths = lengths[:]  # of a column of datasets a list, which numpy would read one number at a time
-    elif not hasattr(lengths, "__array__"):
-        lengths = list(lengths)
-    try:
-        found = np.asarray(lengths)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise wrong_numbers(f"lengths: wanted one int per document, found what is no array: {error}") from error
+    found = ints("lengths", lengths)
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
-    if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
+    if found.ndim == 2 and not hasattr(lengths, "__array__") and found.shape[1] > 2:
         raise wrong_numbers(
             f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
             "may be tokens; pass len() of each, or, where they are lengths of several "
@@ -168,40 +168,56 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         )
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
-    if found.dtype.kind not in "iu":
-        given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
-        index = next((index for index, value in enumerate(given) if not is_int(value)), None)
-        if index is not None:
-            raise wrong_numbers(
-                f"lengths{_place(index, found)} is {given[index]!r}: wanted an int, its number of "
-                f"tokens; convert from {found.dtype}"
-            )
-        found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
-    if found.min() < 1:
-        raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
-    if found.max() > LONGEST:
-        raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
+    check_each("lengths", found, found < 1, "wanted at least 1 token; leave empty documents out")
+    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
     found = found.astype(np.int64, copy=copy)
     if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
         raise does_not_fit(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
     return found
 
 
-def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPacking:
-    index, count = int(wrong.argmax()), int(wrong.sum())
+def ints(name: str, given: Any) -> np.ndarray:
+    """Return what was given under this name as an array of ints, of Python's if one of them takes
+    more than 64 bits; raise `InvalidPacking` for anything else."""
+    if isinstance(given, (str, bytes, dict)) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
+        raise wrong_numbers(f"{name}: wanted one int per document, found {type(given).__name__}")
+    if isinstance(given, Sequence):
+        given = given[:]  # of a column of datasets a list, which numpy would read one number at a time
+    elif not hasattr(given, "__array__"):
+        given = list(given)
+    try:
+        found = np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise wrong_numbers(f"{name}: wanted one int per document, found what is no array: {error}") from error
+    if found.dtype.kind in "iu" or not found.size:
+        return found
+    of_any = given if isinstance(given, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
+    values = np.array(of_any, object).reshape(found.shape)
+    is_other = np.array([not is_int(value) for value in of_any]).reshape(found.shape)
+    check_each(name, values, is_other, f"wanted an int; convert from {found.dtype}")
+    return values  # ints of more than 64 bits
+
+
+def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
+    """Raise `InvalidPacking` for the first of the values that is `wrong`."""
+    if not (count := int(wrong.sum())):
+        return
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    where = "".join(f"[{int(index)}]" for index in place)
     more = f" (and {count - 1:,} more)" if count > 1 else ""
-    return wrong_numbers(f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}")
+    raise wrong_numbers(f"{name}{where} is {values.item(place)!r}{more}: {wanted}")
 
 
-def _place(index: int, found: np.ndarray) -> str:
-    """Return the index of this entry of an array, in Python's notation."""
-    return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
+def fit(
+    lengths: np.ndarray, max_length: int, overflow: Overflow, rooms: np.ndarray | None = None
+) -> tuple[Pieces, Counts]:
+    """Return pieces that fit into a row, and the counts.
 
-
-def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
-    """Return pieces that fit into a row, and the counts."""
+    Documents take as much room as they have tokens, unless other `rooms` are given.
+    """
+    rooms = lengths if rooms is None else rooms
     count, tokens = len(lengths), int(lengths.sum())
-    documents, over = np.arange(count), lengths > max_length
+    documents, over = np.arange(count), rooms > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
     number = int(over.sum())
@@ -209,7 +225,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         raise does_not_fit(
-            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
+            f"lengths[{index}] is {rooms[index]}, over the {max_length} tokens of a row{more}; "
             "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
         )
     is_split = overflow == "split"
@@ -217,6 +233,9 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     owners = np.repeat(documents, parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
-    done = {"split": "split", "drop": "dropped", "truncate": "truncated"}[overflow]
-    lost = {} if is_split else {f"{done}_tokens": tokens - int(pieces.lengths.sum())}
-    return pieces, Counts(count, tokens, **{done: number}, **lost)
+    if is_split:
+        return pieces, Counts(count, tokens, split=number)
+    of_over = int(lengths[over].sum())
+    if overflow == "drop":
+        return pieces, Counts(count, tokens, dropped=number, dropped_tokens=of_over)
+    return pieces, Counts(count, tokens, truncated=number, truncated_tokens=of_over - number * max_length)

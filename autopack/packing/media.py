@@ -7,7 +7,7 @@ order of its documents, row by row.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -74,16 +74,14 @@ _IDS = "aspect_ratio_ids"
 """Values below 1 mark images that only fill up a row (Mllama)."""
 
 
-def of_tokens(name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
-    """Return an example's mask of `SEEN`, (tokens, images, ...), without the padding of its
-    attention mask."""
+def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
+    """Return an example's mask of `SEEN`, (tokens, images, ...)."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
         raise unusable(
             f"{name!r}: found shape {values.shape} for {tokens} tokens; wanted (1, tokens, images, "
             "...), as processors give it"
         )
-    real = np.flatnonzero(np.ones(tokens) if mask is None else np.asarray(mask).reshape(-1))
-    return values[0, real[0] : real[-1] + 1] if len(real) else values[0]
+    return values[0]
 
 
 def along_diagonal(
@@ -211,17 +209,3 @@ def read_pictures(
         made = [*chain(*made)]
     read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
     return {name: value for name, value in read.items() if holds_media(name)}
-
-
-def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return columns with numbers in place of pictures, which tables cannot hold, and the
-    pictures."""
-    held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(name, values)}
-    return {**columns, **{name: range(len(values)) for name, values in held.items()}}, held
-
-
-def put_back(rows: dict[str, list[Any]], held: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Return columns of rows with pictures in place of their numbers."""
-    for name in held.keys() & rows.keys():
-        rows[name] = [[held[name][number] for number in row] for row in rows[name]]
-    return rows

@@ -16,10 +16,10 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, other_data, unusable
+from autopack.packing.checks import in_the_whole, no_examples, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import bounds_of, nothing_left
-from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, total
+from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, refuse_other
 from autopack.packing.rows import Packing, WrittenRows
 
 
@@ -29,29 +29,30 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
     blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
     firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
     if plan == "shard":
-        works, parts, found = [], [], []
+        works, parts, plans = [], [], []
         for block, first, end in zip(blocks, firsts, firsts[1:], strict=False):
             numbers = np.arange(first, end)
             with in_the_whole(numbers):
-                made = packing.plan(lengths[first:end])
-            found.append(made.counts)
-            if len(made):
-                works.append(Work(made, numbers, lengths[first:end]))
+                plans.append(packing.plan(lengths[first:end]))
+            if len(plans[-1]):
+                works.append(Work(plans[-1], numbers, lengths[first:end]))
                 parts.append([block])
-        counts, marked = total(found), mark_of(packing, num_shards, None)
+        marked = mark_of(packing, num_shards, None)
         if not works:
-            raise nothing_left(counts)
+            raise nothing_left(folder.shards([], plans).counts)
         if num_shards is not None and len(works) != num_shards:
             raise ValueError(
                 f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
             )
     else:
         whole, works = plan_of(lengths, packing, plan), []
+        plans = [whole]
         for first, end in pairwise(edges_of(whole, num_shards)):
-            numbers, places = np.unique(whole[first:end].documents, return_inverse=True)
-            works.append(Work(replace(whole[first:end], documents=places), numbers, lengths[numbers]))
+            part = whole[first:end]
+            numbers, places = np.unique(part.documents, return_inverse=True)
+            works.append(Work(replace(part, documents=places), numbers, lengths[numbers]))
         parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
-        counts, marked = whole.counts, mark_of(packing, len(works), whole)
+        marked = mark_of(packing, len(works), whole)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
     about = folder, marked, packing, schema
@@ -59,7 +60,8 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
         tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
         del parts
         try:
-            written = [_result(each) for each in tasks]
+            for each in tasks:
+                _result(each)
         finally:
             ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
     if {*names} - {*folder.names()}:
@@ -67,7 +69,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards:
             f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "
             "all workers and this process reach"
         )
-    return folder.shards(names, written, packing.max_length, counts)
+    return folder.shards(names, plans)
 
 
 def _result(task: Any, before: int = 0) -> Any:
@@ -106,7 +108,7 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
                 schemas.append(schema)
                 before += len(found)
         if not blocks:
-            raise nothing_left()
+            raise no_examples("wanted at least one example, found an empty dataset")
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise unusable(
@@ -146,7 +148,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 def write_shard(
     folder: Folder, marked: bytes, packing: Packing, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
-) -> tuple[int, int]:
+) -> None:
     """Write the rows of a shard, whose documents are in these parts, in order.
 
     Columns have the types of all blocks together. A part without values in a column has none.
@@ -154,13 +156,8 @@ def write_shard(
     given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
     with in_the_whole(work.numbers):
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
-        if (wrong := documents.lengths != work.lengths).any():
-            index = int(wrong.argmax())
-            raise other_data(
-                f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
-                f"{work.lengths[index]}; make the plan of the same data again"
-            )
-        return folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
+        refuse_other(documents.lengths != work.lengths, documents.lengths, work.lengths)
+        folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass
 from itertools import chain
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from autopack.packing.checks import LENGTHS, bad_file, in_the_whole, other_data
+from autopack.packing.checks import bad_file, in_the_whole, other_data
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents
 from autopack.packing.lengths import Counts, nothing_left
@@ -97,10 +97,10 @@ class Folder:
         """Return the path of a file for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}"
 
-    def prepare(self, wanted: str | None = None, count: int = 0, marked: bytes = b"") -> None:
+    def prepare(self, wanted: str | None = None, marked: bytes = b"") -> None:
         """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
-        Raises `ValueError` if it holds anything but other shards of the same set of `count`.
+        Raises `ValueError` if it holds anything but other shards of the same set.
         """
         if self.system.get_file_info(self.base).type == fs.FileType.File:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
@@ -108,8 +108,7 @@ class Folder:
         if wanted in found:
             raise ValueError(f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again")
         for name in found:
-            named = NAMED.fullmatch(name)
-            if wanted is None or named is None or int(named[2]) != count:
+            if wanted is None or NAMED.fullmatch(name) is None:
                 raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
         if found and self.mark(found[0]) != marked:
             raise ValueError(
@@ -138,28 +137,25 @@ class Folder:
                     self.forget(name)
             raise
 
-    def write(self, tables: Iterable[pa.Table], marked: bytes, name: str) -> tuple[int, int]:
-        """Write these tables of rows, each a group of rows, under this name when all are written;
-        return the number of rows and tokens.
+    def write(
+        self, tables: Iterable[pa.Table], marked: bytes, name: str, metadata: Mapping[bytes, bytes] | None = None
+    ) -> None:
+        """Write these tables of rows, each a group of rows, under this name when all are written.
 
         Nothing is left behind if it fails.
         """
         hidden = f".{name}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
-        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked})
-        rows = tokens = 0
+        schema = first.schema.with_metadata({**(metadata or {}), SET: marked})
         try:
             with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
                 for table in chain([first], made):
                     to.write_table(table)
-                    rows += table.num_rows
-                    tokens += sum(int(chunk.flatten().to_numpy().sum()) for chunk in table.column(LENGTHS).chunks)
             self.publish(hidden, name)
         except BaseException:
             self.forget(hidden)
             raise
-        return rows, tokens
 
     def publish(self, hidden: str, name: str) -> None:
         """Give a hidden file its name."""
@@ -170,10 +166,11 @@ class Folder:
         with suppress(OSError):
             self.system.delete_file(f"{self.base}/{hidden}")
 
-    def shards(self, names: list[str], written: list[tuple[int, int]], max_length: int, counts: Counts) -> Shards:
-        """Return what was written: files of these names, with so many rows and tokens."""
-        rows, tokens = zip(*written, strict=True)
-        return Shards(tuple(map(self.address, names)), sum(rows), sum(tokens), max_length, counts)
+    def shards(self, names: list[str], plans: list[Plan]) -> Shards:
+        """Return what was written: files of these names, with the rows of these plans."""
+        rows, tokens = sum(map(len, plans)), sum(int(plan.lengths.sum()) for plan in plans)
+        counts = Counts(*map(sum, zip(*(astuple(plan.counts) for plan in plans), strict=True)))
+        return Shards(tuple(map(self.address, names)), rows, tokens, plans[0].max_length, counts)
 
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
@@ -215,11 +212,6 @@ def count_by_tokens(lengths: np.ndarray) -> int:
     return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
 
 
-def total(counts: list[Counts]) -> Counts:
-    """Return the counts of several plans together."""
-    return Counts(*map(sum, zip(*map(astuple, counts), strict=True)))
-
-
 def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) -> Plan:
     """Return the plan of documents of these lengths; raise `InvalidPacking` for one of others."""
     if isinstance(plan, str):
@@ -234,13 +226,18 @@ def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) 
     wanted = lengths
     if plan.counts.truncated or plan.counts.dropped:
         wanted = np.where(lengths > plan.max_length, plan.max_length if plan.counts.truncated else 0, lengths)
-    if (other := planned != wanted).any():
-        index = int(other.argmax())
+    refuse_other(planned != wanted, lengths, planned)
+    return plan
+
+
+def refuse_other(wrong: np.ndarray, lengths: np.ndarray, planned: np.ndarray) -> None:
+    """Raise `InvalidPacking` for the first document whose length is not the one planned."""
+    if wrong.any():
+        index = int(wrong.argmax())
         raise other_data(
             f"example {index} has {lengths[index]} tokens, of which the plan has "
             f"{planned[index]}; make the plan of the same data again"
         )
-    return plan
 
 
 def pack_own(
@@ -248,14 +245,15 @@ def pack_own(
 ) -> Shards:
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
-    if not len(dataset):
-        raise nothing_left()
     if plan == "shard":
         whole, count = None, num_shards
         if count is None:
             count = count_by_tokens(Documents.of_dataset(dataset, packing.drop_columns).lengths)
         if count > len(dataset):
             raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+        size, larger = divmod(len(dataset), count)
+        shards = np.arange(count + 1)
+        edges = shards * size + np.minimum(shards, larger)  # as dataset.shard has them
     else:
         documents = Documents.of_dataset(dataset, packing.drop_columns)
         whole = plan_of(documents.lengths, packing, plan)
@@ -264,20 +262,17 @@ def pack_own(
     marked = mark_of(packing, count, whole)
     numbers = range(count) if shard is None else [shard]
     names = [NAME.format(number, count) for number in numbers]
-    folder.prepare(None if shard is None else names[0], count, marked)
-    written, counts = [], []
+    folder.prepare(None if shard is None else names[0], marked)
+    planned: list[Plan] = []
     with folder.undone(marked) if shard is None else nullcontext():
         for name, number in zip(names, numbers, strict=True):
-            before = 0 if whole is not None else number * (len(dataset) // count) + min(number, len(dataset) % count)
-            with in_the_whole(range(before, len(dataset))):
+            first, end = edges[number : number + 2]
+            with in_the_whole(range(first if whole is None else 0, len(dataset))):
                 if whole is None:
-                    part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                    documents = Documents.of_dataset(part, packing.drop_columns)
-                    planned = packing.plan(documents.lengths)
-                    counts.append(planned.counts)
+                    documents = Documents.of_dataset(dataset.select(range(first, end)), packing.drop_columns)
+                    planned.append(packing.plan(documents.lengths))
                 else:
-                    planned = whole[edges[number] : edges[number + 1]]
-                rows = WrittenRows(documents, planned, packing)
-                tables = rows.tables(features_of(dataset, rows).arrow_schema)
-                written.append(folder.write(tables, marked, name))
-    return folder.shards(names, written, packing.max_length, whole.counts if whole is not None else total(counts))
+                    planned = [whole[first:end]]
+                rows = WrittenRows(documents, planned[-1], packing)
+                folder.write(rows.tables(), marked, name, features_of(dataset, rows).arrow_schema.metadata)
+    return folder.shards(names, planned if whole is None or shard is not None else [whole])

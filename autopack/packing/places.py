@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopack.packing.checks import POSITIONS, does_not_fit, invalid
-from autopack.packing.lengths import aligned, bounds_of, numbered
+from autopack.packing.lengths import aligned, bounds_of, numbered, sums
 from autopack.packing.strategies import next_fit
 
 
@@ -78,12 +78,12 @@ def place(
     of `PackingCollator`; rows are padded to a `multiple` of so many columns.
     """
     taken, count = aligned(lengths, align), len(documents) - 1
-    columns = np.add.reduceat(taken, documents[:-1])
+    columns = sums(taken, documents)
     most: int | np.ndarray = count  # of a row that begins with each example
     if max_documents is not None:
         most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(count)
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
-    used = np.add.reduceat(columns, bounds[:-1])
+    used = sums(columns, bounds)
     if rows and len(used) > rows:
         raise does_not_fit(
             f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
@@ -109,13 +109,3 @@ def place(
     starts = starts[order]
     ends = np.cumsum(lengths)[documents[1:] - 1]
     return Places(real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
-
-
-def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
-    """Return the number of real tokens in a row's first columns, with documents end to end and
-    padded.
-
-    `columns` is a multiple of `align`.
-    """
-    before = bounds_of(aligned(lengths, align))[:-1]
-    return int(np.clip(columns - before, 0, lengths).sum())

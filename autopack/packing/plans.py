@@ -17,7 +17,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
 from autopack.packing.checks import check_in, check_ints, other_data
-from autopack.packing.groups import check_groups, read_groups, together, units_of
+from autopack.packing.groups import check_whole, read_groups, together, units_of
 from autopack.packing.lengths import (
     Counts,
     Overflow,
@@ -26,6 +26,7 @@ from autopack.packing.lengths import (
     fit,
     numbered,
     read,
+    sums,
     zeros,
 )
 from autopack.packing.strategies import best_fit, next_fit
@@ -130,30 +131,24 @@ class Plan:
 
         `counts` stays as it is.
         """
-        pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
-        pieces, bounds = pieces.rows(self.bounds, np.asarray(rows, np.int64))
+        pieces, bounds = self._pieces.rows(self.bounds, np.asarray(rows, np.int64))
         return replace(self, **pieces._asdict(), bounds=bounds)
 
     @property
     def tokens_per_row(self) -> np.ndarray:
         """Tokens of each row, (rows,) int64: if documents begin alike, maybe more than
         `max_length`."""
-        return self._sums(self.lengths)
+        return sums(self.lengths, self.bounds)
 
     @property
     def columns_per_row(self) -> np.ndarray:
         """Columns that a row's documents take, (rows,) int64: with the padding of `align`, shared
         ones once."""
-        return self._sums(aligned(self._computed, self.align))
+        return sums(aligned(self._pieces.computed, self.align), self.bounds)
 
     @property
-    def _computed(self) -> np.ndarray:
-        """Tokens of each piece without those that are computed with another one's, (pieces,)
-        int64."""
-        return self.lengths if self.shared is None else self.lengths - self.shared
-
-    def _sums(self, of_pieces: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(of_pieces, self.bounds[:-1]) if len(self) else zeros(0)
+    def _pieces(self) -> Pieces:
+        return Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
 
     @property
     def fill(self) -> float:
@@ -161,16 +156,17 @@ class Plan:
 
         Shared tokens count once.
         """
-        return float(self._computed.sum()) / (len(self) * self.max_length) if len(self) else 1.0
+        columns = len(self) * self.max_length
+        return 1 - self.padding / columns if columns else 1.0
 
     @property
     def padding(self) -> int:
         """Columns without a token, if every row is padded to `max_length`."""
-        return len(self) * self.max_length - int(self._computed.sum())
+        return len(self) * self.max_length - int(self._pieces.computed.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, in the units of the model."""
-        return cost.of_rows(self._computed, self.bounds, self.squares) if len(self) else np.zeros(0)
+        return cost.of_rows(self._pieces.computed, self.bounds, self.squares)
 
     def position_ids(self, row: int) -> np.ndarray:
         """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
@@ -205,7 +201,7 @@ class Plan:
                 *(len(arrays[name]) != bounds[-1] for name in arrays if name != "bounds"),
                 bounds[0] != 0,
                 (np.diff(bounds) < 1).any(),
-                (found._computed < 0).any(),
+                (found._pieces.computed < 0).any(),
                 (found.columns_per_row > found.max_length).any(),
             ]
         except (InvalidPacking, OSError, MemoryError):
@@ -281,37 +277,30 @@ def plan(
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
     grouped = read_groups(groups, prefixes, found)
-    whole = units = None
-    if found.ndim == 2:
-        whole = together(found, grouped, overflow, align)
-        found = whole.lengths
-    elif grouped is not None:
-        check_groups(overflow, align, max_documents)
+    if found.ndim == 2 or grouped:
+        check_whole(found, overflow, align, max_documents)
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
-    pieces, counts = fit(found, max_length, overflow)
-    pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
-    if whole is not None:
-        pieces = whole.take(pieces.documents)
-        if whole.shared is not None:  # counts are of all tokens, and rows have room for some of them
-            tokens, kept = (int((each.lengths + each.shared).sum()) for each in (whole, pieces))
-            counts = replace(counts, tokens=tokens, dropped_tokens=tokens - kept)
-    elif grouped is not None and len(pieces.lengths):
-        units = units_of(pieces, grouped, max_length)
-        pieces = units.planned
+    units: np.ndarray | None = None
     bounds = np.zeros(1, np.int64)
-    if len(pieces.lengths):
+    if found.ndim == 2:
+        whole = together(found, **grouped)
+        pieces, counts = fit(whole.lengths, max_length, overflow, whole.computed)
+        pieces = whole.take(pieces.documents)
+    else:
+        pieces, counts = fit(found, max_length, overflow)
+        if grouped and len(pieces.lengths):
+            pieces, units = units_of(pieces, max_length=max_length, **grouped)
+    rooms = aligned(pieces.computed, align) if units is None else sums(pieces.computed, units)
+    if len(rooms):
         if strategy == "best_fit":
-            order, bounds = best_fit(pieces.lengths, max_length, limit, seed)
+            order, bounds = best_fit(rooms, max_length, limit, seed)
+        else:
+            order, bounds = np.arange(len(rooms)), next_fit(rooms, max_length, limit)
+        bounds = complete(bounds, ranks)
+        if units is None:
             pieces = pieces.take(order)
         else:
-            bounds = next_fit(pieces.lengths, max_length, limit)
-        bounds = complete(bounds, ranks)
-    if align > 1:
-        pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
-    if units is not None:
-        pieces, ends = units.members.rows(units.bounds, pieces.documents)
-        bounds = ends[bounds]
-    elif pieces.shared is not None:
-        pieces = pieces._replace(lengths=pieces.lengths + pieces.shared)
+            pieces, ends = pieces.rows(units, order)
+            bounds = ends[bounds]
     made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), *pieces[3:])
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

@@ -27,7 +27,7 @@ from autopack.packing.checks import (
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import bounds_of, nothing_left
-from autopack.packing.media import put_back, set_aside
+from autopack.packing.media import has_pictures
 from autopack.packing.plans import Plan, plan
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,13 @@ class WrittenRows:
                 f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
                 "are not; use overflow='drop', or name it in drop_columns"
             )
+
+    def lists(self) -> dict[str, list[Any]]:
+        """Return the columns of all rows as lists, with the pictures of the documents."""
+        rows, pictures = self.table().to_pydict(), self.documents.pictures
+        for name in pictures.keys() & rows.keys():
+            rows[name] = [[pictures[name][number] for number in row] for row in rows[name]]
+        return rows
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
@@ -103,15 +110,10 @@ class WrittenRows:
         """Rows that are made at a time."""
         return max(1, BLOCK // self.plan.max_length)
 
-    def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
-        """Yield all rows, about a million tokens at a time, with the types of a schema if one is given."""
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield all rows, about a million tokens at a time."""
         for first in range(0, len(self.plan), self.width):
-            table = self.table(first, first + self.width)
-            if schema is not None:
-                from datasets.table import table_cast
-
-                table = table_cast(table, schema)
-            yield table
+            yield self.table(first, first + self.width)
 
 
 def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
@@ -181,9 +183,12 @@ class Packing:
         return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
-        """Return the documents of examples in memory."""
-        carried([*columns], self.drop_columns)  # names that are no text, too
-        return Documents(from_columns(columns, self.drop_columns, self.groups), None, self.drop_columns)
+        """Return the documents of examples in memory, with numbers in place of pictures."""
+        names = carried([*columns], self.drop_columns)  # those that are no text, too
+        pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
+        numbers = {name: range(len(values)) for name, values in pictures.items()}
+        table = from_columns({**columns, **numbers}, self.drop_columns, self.groups)
+        return Documents(table, None, self.drop_columns, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the rows of a buffer of examples, columns in and columns out, as
@@ -193,7 +198,7 @@ class Packing:
         """
         count = len(next(iter(batch.values())))
         with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
-            columns, pictures = set_aside({name: batch[name] for name in batch}, self.drop_columns)
+            columns = {name: batch[name] for name in batch}
             documents = self.documents(columns)
             self._check_kinds(documents, columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
@@ -205,7 +210,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return put_back(WrittenRows(documents, made, self).table().to_pydict(), pictures)
+            return WrittenRows(documents, made, self).lists()
 
     def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise if columns differ in kind from the first buffer, whose rows would not go with

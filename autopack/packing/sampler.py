@@ -111,10 +111,7 @@ class PackedBatchSampler:
         self.max_length, self.rows_per_batch = int(max_length), int(rows_per_batch)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), int(seed)
-        grouped = read_groups(groups, prefixes, self._lengths)
-        self._grouped = {} if grouped is None else grouped._asdict()
-        if groups is None:  # of pairs, which have none
-            self._grouped.pop("groups", None)
+        self._grouped = read_groups(groups, prefixes, self._lengths)
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:
@@ -131,16 +128,15 @@ class PackedBatchSampler:
         self.plan = plan(self._lengths, self.max_length, seed=seeds[0], ranks=ranks, **options)
         if not len(self.plan):
             raise nothing_left(self.plan.counts)
-        rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
+        rows = np.arange(len(self.plan))
         whole, over = divmod(len(rows), ranks)
-        self.repeated = 0
         self._rounds = rows[: whole * ranks].reshape(-1, ranks)
         if not is_ordered:
             self._rounds = self._rounds[permutation(whole, seeds[1])]
         if over:
-            again = np.resize(np.roll(rows, over), ranks)
-            self.repeated = int(documents[again].sum() - documents[rows[whole * ranks :]].sum())
-            self._rounds = np.concatenate([self._rounds, again[None]])
+            self._rounds = np.concatenate([self._rounds, np.resize(np.roll(rows, over), (1, ranks))])
+        self.repeated = int(np.diff(self.plan.bounds)[self._rounds].sum()) - len(self.plan.documents)
+        if self.repeated:
             message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)

@@ -34,7 +34,7 @@ def stopping(stage):
                 while not (about / "go").exists():
                     time.sleep(0.01)
 
-        def write(self, tables, marked, name):
+        def write(self, tables, marked, name, *metadata):
             def with_a_stop():
                 for number, table in enumerate(tables):
                     yield table
@@ -43,7 +43,7 @@ def stopping(stage):
 
             if stage == "before":
                 self.wait(name)
-            return super().write(with_a_stop() if stage == "within" else tables, marked, name)
+            return super().write(with_a_stop() if stage == "within" else tables, marked, name, *metadata)
 
         def publish(self, hidden, name):
             if stage == "whole":

@@ -40,7 +40,7 @@ def examples(lengths=LENGTHS):
 @pytest.mark.parametrize("kind", ["list", "Dataset"])
 def test_padding_of_the_examples_is_removed(kind):
     made = [
-        {"input_ids": [9, 9, 1, 2], "labels": [-100, -100, 1, 2], "attention_mask": [0, 0, 1, 1]},
+        {"input_ids": [9, 9, 1, 2], "labels": [None, -100, 1, 2], "attention_mask": [0, 0, 1, 1]},
         {"input_ids": [3, 4, 5, 9], "labels": [3, 4, 5, -100], "attention_mask": [1, 1, 1, 0]},
         {"input_ids": [6, 7], "labels": [6, 7], "attention_mask": [1, 1]},
     ]
@@ -75,13 +75,16 @@ def featured():
     return data.cast_column("tags", datasets.Sequence(datasets.ClassLabel(names=["O", "B"])))
 
 
-def test_names_of_classes_images_and_the_format_stay():
-    packed = autopack.pack(featured().with_format("torch"), 4, "sequential")
+@pytest.mark.parametrize("form", [None, "torch"])
+def test_names_of_classes_and_images_stay_and_a_format_is_one_of_documents(form):
+    packed = autopack.pack(featured().with_format(form), 4, "sequential")
+    assert packed.format["type"] is None
     assert packed.features["label"].feature.names == ["no", "yes"]
     assert packed.features["tags"].feature.names == ["O", "B"]
-    assert packed[0]["input_ids"].tolist() == [1, 2, 3, 4]
-    assert packed[0]["label"].tolist() == [1, 0, 1]
-    pictures = packed.with_format(None)[0]["image"]
+    assert packed[0]["input_ids"] == [1, 2, 3, 4]
+    assert packed[0]["label"] == [1, 0, 1]
+    assert packed.with_format("torch")[0]["input_ids"].tolist() == [1, 2, 3, 4]
+    pictures = packed[0]["image"]
     assert all(isinstance(picture, Image.Image) for picture in pictures)
     assert [picture.getpixel((0, 0))[0] for picture in pictures] == [0, 1, 2]
 

@@ -273,7 +273,7 @@ def test_offsets_of_documents_that_are_not_cut_take_no_memory():
         (5, "found int"),
         ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
         ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
-        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0: wanted an int"),
+        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0 \(and 3 more\): wanted an int"),
         ([[2**31 - 1, 1], [1, 1]], r"lengths\[0\] sum to over"),
         ([[5, 6, 7]] * 3, "found lists of 3 each, which may be tokens; pass len"),
         (tuple(torch.ones(4, 4, dtype=torch.int64)), "found lists of 4 each, which may be tokens"),
