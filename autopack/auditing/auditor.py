@@ -8,6 +8,7 @@ the others. *Gradients*: of all parameters. *Loss*: the model's own loss of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,26 +17,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import check_can_be_audited
+from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
 from autopack.auditing.cases import ALIKE, FORMS, LONGER, ROUTER, Case, NoReference, threshold_lengths
-from autopack.auditing.compare import bounds_of
+from autopack.auditing.compare import bounds_of, relative_error
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.measuring import Measuring
-from autopack.auditing.places import first_that_moves, place_of
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.routers import measure_routers
-from autopack.auditing.running import (
-    Runner,
-    can_have_others,
-    close_by,
-    dtype_of,
-    in_double,
-    other_weights,
-)
+from autopack.auditing.running import can_be_doubled, dtype_of, first_that_moves, in_double, run_as_stock
+from autopack.calls.outputs import loss_of, parts_of
 from autopack.calls.prefixes import why_not
+from autopack.errors import AutopackError
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
+from autopack.runtime.scope import enabled_in
 
 
 def audit(
@@ -78,7 +72,16 @@ def audit(
     with left_as_found(base) as enabled:
         if enabled is not None:
             enabled.live = None  # what is watched is the user's training
-        return Audit(base, lengths, modes, seed).run(training, gradients)
+        report = Audit(base, lengths, modes, seed).run(training, gradients)
+        if report.exact or report.dtype != "float32" or not can_be_doubled(base):
+            return report
+        with in_double(base):
+            again = Audit(base, lengths, modes, seed).run(training, gradients)
+    again = again.held_to(bounds_of(torch.float32))
+    if not again.exact or report.measured - again.measured:
+        return report
+    again.notes["precision"] = "measured in float64, since rounding of float32 decided a choice or a kink"
+    return again
 
 
 _BEGINNING = LEAST_SHARED + 2
@@ -94,19 +97,17 @@ class Audit:
         lengths: tuple[int, ...],
         modes: tuple[str, ...] | None = None,
         seed: int = 0,
-        doubts: bool = True,
         alike: bool = False,
     ):
         """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common."""
-        self.model, self.lengths, self.seed, self.doubts, self.alike = model, lengths, seed, doubts, alike
-        self.runner = Runner(model)
+        self.model = model
         self.case = _begun_alike(model, lengths, seed) if alike else Case(model, lengths, seed)
         self.others: dict[str, Case] = {}
         """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
         if longer is not None:
             self.others[LONGER] = Case(model, longer, seed)
-        enabled = self.runner.enabled
+        self.enabled = enabled = enabled_in(model)
         if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
             self.others[ALIKE] = _begun_alike(model, lengths, seed)
         pads = enabled is not None and enabled.options.unpad
@@ -130,7 +131,7 @@ class Audit:
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
         )
-        self.measuring = Measuring(self.runner, self.case, self.others, self.report)
+        self.measuring = Measuring(model, self.case, self.others, self.report)
 
     def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
         """Run all modes and fill in the report."""
@@ -138,75 +139,47 @@ class Audit:
             self.measuring.labels = self._labels(training)
             results = list(self._measured(training, gradients and torch.is_grad_enabled()))
         self.report.results.extend(result for name in self.modes for result in results if result.mode == name)
-        if self.doubts and self.report.dtype == "float32":
-            self._measure_again(gradients)
-        worst = None if self.runner.enabled is None else self.report.worst_packed
+        worst = None if self.enabled is None else self.report.worst_packed
         if worst is not None and worst.failure is None and worst.mode in FORMS:
             self.model.train(worst.training)
             case = self.others.get(worst.mode, self.case)
             call = case.call(FORMS[worst.mode])
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
-            name = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
-            if name:
-                self.report.notes["place"] = f"it begins in {place_of(self.model.get_submodule(name))}"
+            place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+            if place:
+                self.report.notes["place"] = f"it begins in {place}"
         return self.report
-
-    def _measure_again(self, gradients: bool) -> None:
-        """Replace errors of float32 that double precision removes: rounding decided a choice.
-
-        The documents are the same. Code without double precision gets weights that lie close by.
-        """
-        for change, said in ((in_double, "in float64"), (close_by, "with weights a thousandth apart")):
-            wrong = [r for r in self.report.results if self._may_be_rounding(r)]
-            if not wrong or not can_have_others(self.model):
-                return
-            modes = tuple(dict.fromkeys(result.mode for result in wrong))
-            training = tuple(sorted({result.training for result in wrong}))
-            with other_weights(self.model, change):
-                again = Audit(self.model, self.lengths, modes, self.seed, False, self.alike).run(training, gradients)
-            measured = {(r.mode, r.training): r for r in again.results if r.failure is None}
-            for place, result in enumerate(self.report.results):
-                other = measured.get((result.mode, result.training)) if self._may_be_rounding(result) else None
-                if other is not None and other.says_as_much_as(result) and self.report.is_exact(other):
-                    self.report.results[place] = other
-                    self.report.notes[result.name] = f"measured {said}, since rounding decided a choice or a kink"
-
-    def _may_be_rounding(self, result: ModeResult) -> bool:
-        measured = result.failure is None and result.loss_refused is None
-        return measured and result.mode in FORMS and not self.report.is_exact(result)
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.
 
         Return True if it has gradients where wanted: some attention has no backward on a device.
         """
+        enabled, notes = self.enabled, self.report.notes
+        without: dict[str, Any] = {"use_cache": False}
+        ways = [({}, True), (without, True), ({}, False)]
         cases = [self.case, *self.others.values()]
-        enabled, notes = self.runner.enabled, self.report.notes
         if enabled is not None and enabled.traits.masks_without_cache:
+            ways = [(without, True), (without, False)]
             for case in cases:
-                case.options = case.options_of_packed = {"use_cache": False}
+                case.options_of_packed = without
             notes["documents alone"] = "run with use_cache=False, as with labels: else they see later tokens"
-        first = self._raised_alone()
-        if first is None:
-            return True
-        for options in ({"use_cache": False}, {}):
+        first = ""
+        for options, differentiable in ways:
             for case in cases:
                 case.options = options
-            with torch.set_grad_enabled(bool(options)):
-                raised = self._raised_alone()
-            if raised is None and options:
+            try:
+                with torch.set_grad_enabled(differentiable):
+                    run_as_stock(self.model, self.case.by_itself(0))
+            except Exception as error:
+                first = first or f"{type(error).__name__}: {error}"
+                continue
+            if first and differentiable:
                 notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
-                return True
-        if raised is None:  # else it does not run at all, which every mode will say
-            notes["gradients"] = f"not measured, because stock has none: {first}"
-        return raised is not None
-
-    def _raised_alone(self) -> str | None:
-        try:
-            self.runner.stock(self.case.by_itself(0))
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return None
+            elif first:
+                notes["gradients"] = f"not measured, because stock has none: {first}"
+            return differentiable
+        return True  # it does not run at all, which every mode will say
 
     def _labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Return labels that the loss takes in a training mode, found before any measurement."""
@@ -215,7 +188,7 @@ class Audit:
             self.model.train(train)
             try:
                 alone = self.measuring.alone(self.case, self.case.call(FORMS["default"]))
-                labels, said = find_labels(self.runner, self.case, alone, ignore_boundaries=not self.report.enabled)
+                labels, said = find_labels(self.model, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -229,14 +202,14 @@ class Audit:
         """Yield the result of every mode that is run, in eval and in train."""
         trained, replacing = (self._first_of(part) for part in ("trains", "replaces"))
         for train in training:
-            is_last, is_first = train or True not in training, not train or False not in training
+            is_last, is_first = train == max(training), train == min(training)
             for name in self.modes:
                 if self.all and not is_first and not FORMS[name].trains:
                     continue
                 self.model.train(train)
                 try:
                     if name == ROUTER:
-                        yield measure_routers(self.measuring)
+                        yield _measure_routers(self.measuring)
                         continue
                     differentiate = gradients and is_last and name in trained
                     yield self.measuring.measure(name, differentiate, is_first and name in replacing)
@@ -250,3 +223,49 @@ class Audit:
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...], seed: int) -> Case:
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), seed, _BEGINNING)
+
+
+@torch.no_grad()
+def _measure_routers(measuring: Measuring) -> ModeResult:
+    """Compare the losses of routers, and all other numbers beside results, in packed rows and a padded batch.
+
+    The reference is stock's padded batch: a router is balanced over all tokens of a batch, so documents alone say
+    nothing of it. Raise `NoReference` if stock counts padding in them.
+    """
+    case, labels, model = measuring.case, measuring.labels, measuring.model
+    if labels is None:
+        raise NoReference("there are no labels that its loss takes")
+    batch = case.call(FORMS[ROUTER])
+    wanted: dict[str, Any] = {"output_router_logits": True}
+    given, other = (measuring.of_batch(batch, FORMS[ROUTER], filler) | wanted for filler in (None, case.other_filler))
+    try:
+        expected, changed = (_numbers(run_as_stock(model, arguments)) for arguments in (given, other))
+    except Exception as error:
+        raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+    if not expected or not all(map(torch.isfinite, expected.values())):
+        raise NoReference("stock gives no numbers for the loss of the padded batch")
+    if _error(changed, expected) > 1e-6:
+        raise NoReference("stock counts padding in it, so that a padded batch says nothing")
+    calls = (case.call(FORMS[name]) for name in ("default", "padding mask"))
+    packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
+    result = partial(ModeResult, ROUTER, measuring.training, error=None)
+    worst, refused = 0.0, None
+    for arguments in (*packed, given):
+        try:
+            worst = max(worst, _error(_numbers(model(**arguments)), expected))
+        except AutopackError as failure:
+            refused = f"{type(failure).__name__}: {failure}"
+        except Exception as failure:
+            return result(failure=f"{type(failure).__name__}: {failure}")
+    return result(loss=worst, loss_refused=refused)
+
+
+def _numbers(output: Any) -> dict[Any, torch.Tensor]:
+    """Return the loss of an output, and all other single numbers in it."""
+    parts = {**parts_of(output), "loss": loss_of(output)}
+    numbers = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor) and not value.dim()}
+    return {name: value for name, value in numbers.items() if value.is_floating_point()}
+
+
+def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+    return max(relative_error(found[name], value) if name in found else math.inf for name, value in expected.items())

@@ -135,8 +135,7 @@ class Case:
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: dict[str, Any] = {}
         """Arguments of calls with packed rows beside those of their form."""
-        named = parameters_of(type(model))
-        self._named = named.names if not named.takes_others else None
+        self._named = named = parameters_of(type(model))
         self._empty = empty_images(model)
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
@@ -188,7 +187,7 @@ class Case:
 
     def takes(self, name: str) -> bool:
         """Return True if the model's forward takes an argument, by its signature."""
-        return self._named is None or name in self._named
+        return self._named.takes_others or name in self._named.names
 
     def call(self, form: Form) -> Input:
         """Return the call of a form: everything but its tokens."""
@@ -308,12 +307,10 @@ def _vocabulary(model: PreTrainedModel) -> int:
     return min(sizes)
 
 
-def tokens_named(
-    config: Any, ends: tuple[str, ...] = ("token_id", "token_index", "token_ids"), begins: tuple[str, ...] = ("",)
-) -> set[int]:
-    """Return the tokens in a configuration's (or its text's) fields with such names."""
+def tokens_named(config: Any) -> set[int]:
+    """Return the tokens that a configuration (or its text's) names."""
     fields = {**vars(text_config(config)), **vars(config)}
-    values = [value for name, value in fields.items() if name.endswith(ends) and name.startswith(begins)]
+    values = [value for name, value in fields.items() if name.endswith(("token_id", "token_index", "token_ids"))]
     return {
         token
         for value in values
@@ -348,16 +345,13 @@ def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[i
     None where the usual lengths cross them already, or where there is none up to `LONGEST`.
     """
     numbers = list(_numbers(model))
-    crossed = [n for name, n in numbers if max(usual) <= n <= LONGEST and _is_length(name)]
+    of_rows = [n for name, n in numbers if _LENGTHS.search(name) or not _SIZES.search(name)]
+    crossed = [n for n in of_rows if max(usual) <= n <= LONGEST]
     if not crossed:
         return None
     positions = [n for name, n in numbers if _MOST.search(name) and n >= max(usual)]
     most = min(positions, default=2 * LONGEST) - first_position(model.config)
     return 5, max(min(max(crossed) + 5, most), max(usual)), 9, 3
-
-
-def _is_length(name: str) -> bool:
-    return bool(_LENGTHS.search(name)) or not _SIZES.search(name)
 
 
 def _numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
-from autopack.auditing.losses import Labels, expected_losses
-from autopack.auditing.places import raised_at
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.running import Runner, weighted_sum
+from autopack.auditing.running import gradients_of, run_as_stock, trained, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import enabled_in
 
 _ITEMS = "num_items_in_batch"
 _MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}
@@ -39,12 +40,13 @@ class _Results:
 class Measuring:
     """Calls of one model in every form. Stock runs once for all forms that need it."""
 
-    def __init__(self, runner: Runner, case: Case, others: Mapping[str, Case], report: LeakReport):
-        """Take the model's `runner` and documents, and the documents of `others`: forms with their own.
+    def __init__(self, model: PreTrainedModel, case: Case, others: Mapping[str, Case], report: LeakReport):
+        """Take a model and its documents, and the documents of `others`: forms with their own.
 
         What is not measured is noted in the `report`.
         """
-        self.runner, self.case, self.others, self.report = runner, case, others, report
+        self.model, self.case, self.others, self.report = model, case, others, report
+        self.enabled = enabled_in(model)
         self.labels: Labels | None = None
         """Labels that the loss takes; None if none were found."""
         self._kept: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
@@ -52,7 +54,7 @@ class Measuring:
     @property
     def training(self) -> bool:
         """True while the model is in train mode."""
-        return self.runner.model.training
+        return self.model.training
 
     def measure(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
         """Run one form of call; raise `NoReference` if stock cannot run that.
@@ -82,7 +84,7 @@ class Measuring:
             given = case.alone(call, number)
             if labels is not None:
                 given |= labels.alone[own] | case.without_router
-            output = self.runner.stock(_without_none(given | more))
+            output = run_as_stock(self.model, _without_none(given | more))
             self._kept[key] = fields_of(output), loss_of(output)
         return self._kept[key]
 
@@ -106,10 +108,11 @@ class Measuring:
         one, other = (
             weighted_sum(each.documents, scales) if each.loss is None else each.loss for each in (found, expected)
         )
-        if not self.runner.parameters() or one is None or other is None:
+        given = trained(self.model)
+        if not given or one is None or other is None:
             return None
         try:
-            wanted = self.runner.gradients(other)
+            wanted = gradients_of(other, given)
         except Exception as error:
             if self.training and not is_padded:  # some models have gradients in train mode alone
                 why = f"not measured, because stock has none: {type(error).__name__}: {error}"
@@ -117,7 +120,7 @@ class Measuring:
             return None
         if is_padded and not all(bool(each.isfinite().all()) for each in (other, *wanted)):
             return None
-        return gradient_error(self.runner.gradients(one), wanted)
+        return gradient_error(gradients_of(one, given), wanted)
 
     def _packed(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
         form, case = FORMS[name], self.others.get(name, self.case)
@@ -134,8 +137,6 @@ class Measuring:
             return self._beside_alone(name, case, call, alone, differentiate, replaces)
         except Exception as failure:
             said, refused = f"{type(failure).__name__}: {failure}", isinstance(failure, AutopackError)
-            if not refused and (place := raised_at(failure)) is not None:
-                said += f" ({place})"
             unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)  # no mask, up to 4.57 (FNet)
             by_stock = not alone and (rare or form.own_documents)
             if by_stock or (rare and refused) or (unexpected is not None and not case.takes(unexpected[1])):
@@ -151,7 +152,7 @@ class Measuring:
             outputs, loss, refused = self._with_labels(call, self.labels, replaces and name == "default")
         if (replaces and form.replaces) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
-            outputs = fields_of(self.runner.model(**case.given(call)))
+            outputs = fields_of(self.model(**case.given(call)))
         if form.padding:
             # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
             outputs = _with_axes(outputs)
@@ -171,15 +172,16 @@ class Measuring:
 
         Raise for those that any call returns, unless the model is proven now.
         """
-        self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(unknown))}"
+        said = ", ".join(sorted(unknown))
+        self.report.notes["fields"] = f"not compared, of unknown form: {said}"
         if form.options or form.asks_for_more:
             return
         names = {re.split(r"[.\[]", field)[0] for field in unknown}
         # What is proven now may leave them out later.
-        if "" in names or self.runner.enabled is None or not self.runner.enabled.is_settling:
+        if "" in names or self.enabled is None or not self.enabled.is_settling:
             raise UnsupportedModel(
-                f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which "
-                f"document. Run the documents one per row",
+                f"nobody can tell which part of {said} in its output belongs to which document. Run the documents one "
+                f"per row",
                 code="output-unknown",
             )
         self.report.unattributed.update(names)
@@ -195,7 +197,7 @@ class Measuring:
         matrix, rows = np.full((len(found), len(found)), np.nan), len(call.sides.halves[0].owner)
         numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
         for j in numbers:
-            outputs = fields_of(self.runner.model(**case.given(call, j)))
+            outputs = fields_of(self.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             changed, _, _ = call.sides.split(_with_axes(outputs), alone)
             before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
@@ -268,7 +270,7 @@ class Measuring:
 
     def _loss(self, call: Input, labels: dict[str, Any]) -> tuple[Fields, torch.Tensor]:
         arguments = _without_none(self.case.given(call) | labels) | self.case.without_router
-        output = self.runner.model(**arguments)
+        output = self.model(**arguments)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
@@ -282,12 +284,12 @@ class Measuring:
 
     def _padded(self, name: str, differentiate: bool) -> ModeResult:
         """Run a padded batch, also as stock; raise `NoReference` if stock cannot."""
-        enabled = self.runner.enabled
+        enabled = self.enabled
         assert enabled is not None, "padded batches of stock are stock's"
         call, form = self.case.call(FORMS[name]), FORMS[name]
         before, measured = enabled.tally.batches, ModeResult(name, self.training, kind="padded")
         try:
-            output = self.runner.model(**self.of_batch(call, form))
+            output = self.model(**self.of_batch(call, form))
         except Exception as error:
             self._reference(self.of_batch(call, form), call.sides)  # stock may not run it either
             return replace(measured, failure=f"{type(error).__name__}: {error}")
@@ -359,7 +361,7 @@ class Measuring:
     def _reference(self, arguments: dict[str, Any], sides: Sides) -> Any:
         """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no numbers."""
         try:
-            output = self.runner.stock(arguments)
+            output = run_as_stock(self.model, arguments)
         except Exception as error:
             raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         values = (value for document in _divided(fields_of(output), sides) for value in document.values())

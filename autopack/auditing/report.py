@@ -12,8 +12,7 @@ import torch
 
 from autopack.auditing.cases import ALIKE, ROUTER
 from autopack.auditing.compare import BOUNDS, Bounds
-from autopack.pages import parts
-from autopack.pages.figure import Influence, figures, on_axes, picture
+from autopack.pages.figure import Influence, Report, Sections, Table, on_axes, picture
 
 __all__ = ["LeakReport"]
 
@@ -63,25 +62,18 @@ class ModeResult:
         """The error against documents alone or stock, the influence, and the errors of gradients and of the loss."""
         return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
-    def says_as_much_as(self, other: ModeResult) -> bool:
-        """Return True if all comparisons of another result were made, with padding run alike."""
-        compared = zip(self.errors, other.errors, strict=True)
-        return self.unpadded == other.unpadded and all(b is None or a is not None for a, b in compared)
-
     @property
     def worst(self) -> float:
         """The largest of the forward errors: packed against alone, and influence; infinite if one
         is no number."""
-        measured = [] if self.error is None else [self.error]
-        if self.influence is not None:
-            measured.append(self.worst_influence)
+        measured = [error for error in self.errors[:2] if error is not None]
         if self.failure is not None or any(map(math.isnan, measured)):
             return math.inf
         return max(measured, default=0.0)
 
 
-@dataclass(frozen=True)
-class LeakReport:
+@dataclass(frozen=True, repr=False)
+class LeakReport(Report):
     """The result of an audit; `exact` is True if all is within rounding; print it for a table."""
 
     model: str
@@ -104,6 +96,11 @@ class LeakReport:
     def exact(self) -> bool:
         """True if all measurements agree with stock, within the rounding of the dtype."""
         return bool(self.results) and all(self.is_exact(result) for result in self.results)
+
+    @property
+    def measured(self) -> set[Any]:
+        """What was measured: call modes, the comparisons that were made in each, and the way in which padding ran."""
+        return {(r.name, r.unpadded, place) for r in self.results for place, e in enumerate(r.errors) if e is not None}
 
     def is_exact(self, result: ModeResult) -> bool:
         """Return True if one call mode is within rounding, forward and backward."""
@@ -237,33 +234,16 @@ class LeakReport:
         failures = {result.failure for result in self.results if result.failure is not None}
         return said + [f"raised: {failure}" for failure in sorted(failures)]
 
-    def __str__(self) -> str:
-        table = parts.text_table(self._table(), _SIDES)
-        return "\n".join([self._headline(), "", *table, "", *self._scale(), *self._not_measured()])
-
-    def _scale(self) -> tuple[str, str]:
-        """Return the unit of errors, and the limits of rounding, in two lines."""
+    def _sections(self) -> Sections:
         documents = ", ".join(map(str, self.lengths))
-        return (
+        scale = (
             f"Documents of {documents} tokens. "
-            "Errors are relative to the standard deviation of what documents get alone;",
+            "Errors are relative to the standard deviation of what documents get alone; "
             f"within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, "
-            f"loss {self.loss_tolerance:.0e}).",
+            f"loss {self.loss_tolerance:.0e})."
         )
-
-    __repr__ = __str__
-
-    def to_html(self) -> str:
-        """Return the table and the influence as HTML without scripts or outside references."""
-        head, *rows = self._table()
-        return parts.joined(
-            parts.lines([self._headline()], strong=True),
-            parts.table(head, rows, _SIDES),
-            parts.lines([" ".join(self._scale()), *self._not_measured()]),
-            figures([self._chart]),
-        )
-
-    _repr_html_ = to_html
+        table = Table(self._table(), _SIDES)
+        return Sections([self._headline()], [table], [self._chart], [scale, *self._not_measured()])
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the influence of each document on each other, in the worst call mode, as a heat map.

@@ -1,19 +1,22 @@
-"""Run a model for the auditor: as it stands, as stock, and with other weights for a while."""
+"""Run a model: as stock, in double precision, and listened to, module by module."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.stateless import _reparametrize_module
-from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.compare import Fields
+from autopack.auditing.compare import Fields, how_far
+from autopack.auditing.fields import Sides, fields_of
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
@@ -21,13 +24,7 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import enabled_in
 
 _MOST_BYTES = 2**31
-"""Largest memory, in bytes, of other weights beside a model's own."""
-_APART = 1e-3
-"""Relative distance of weights that lie close by.
-
-It is a thousand roundings of float32: a choice that rounding turned becomes clear, and one
-document's influence on another stays the same.
-"""
+"""Largest memory, in bytes, of weights in double precision beside a model's own."""
 
 
 @contextlib.contextmanager
@@ -38,27 +35,22 @@ def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None
         yield
 
 
-class Runner:
-    """One model, and its enabled form if autopack has enabled it."""
+def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
+    """Return stock's output of a call, whatever ran before it."""
+    with stock_again(model, enabled_in(model)):
+        return model(**arguments)
 
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
-        self.enabled: EnabledModel | None = enabled_in(model)
 
-    def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return stock's output of a call, whatever ran before it."""
-        with stock_again(self.model, self.enabled):
-            return self.model(**arguments)
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained."""
+    return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
-    def gradients(self, total: torch.Tensor) -> list[torch.Tensor]:
-        """Return the gradients of a sum by all trained parameters; zero where one has none."""
-        # Documents alone are in the graphs of several call modes.
-        given = self.parameters()
-        return list(torch.autograd.grad(total, given, retain_graph=True, allow_unused=True, materialize_grads=True))
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters."""
-        return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
+def gradients_of(sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None) -> list[Any]:
+    """Return the gradients of a sum, or of several with `weights`, by some tensors; zero where one has none."""
+    # Documents alone are in the graphs of several call modes.
+    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return list(torch.autograd.grad(sums, by, weights, **options))
 
 
 def forget_lengths(model: nn.Module) -> None:
@@ -85,18 +77,6 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
     return torch.stack([part.double() for part in parts]).sum() if parts else None
 
 
-def in_double(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight in double precision."""
-    return weight.detach().double()
-
-
-def close_by(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight with each entry moved by about a thousandth of its size."""
-    generator = torch.Generator().manual_seed(weight.numel())
-    noise = normal_numbers(weight.shape, generator).to(weight)
-    return weight.detach() * (1 + _APART * noise)
-
-
 def dtype_of(model: nn.Module) -> torch.dtype:
     """Return the floating-point dtype of most of a model's parameters, by their elements."""
     sizes: Counter[torch.dtype] = Counter()
@@ -106,7 +86,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
 
-def can_have_others(model: nn.Module) -> bool:
+def can_be_doubled(model: nn.Module) -> bool:
     """Return True if all weights are plain, of this process, and fit in double precision."""
     weights = list(model.parameters())
     plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
@@ -116,18 +96,65 @@ def can_have_others(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def other_weights(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Run with other parameters and buffers in place of the model's own, which come back."""
-    parameters = {
-        name: nn.Parameter(change(weight), weight.requires_grad)
+def in_double(model: nn.Module) -> Iterator[None]:
+    """Run with parameters and buffers in double precision in place of the model's own, which come back."""
+    doubled: dict[str, torch.Tensor] = {
+        name: nn.Parameter(weight.detach().double(), weight.requires_grad)
         for name, weight in model.named_parameters()
         if weight.is_floating_point()
     }
-    # What rounding decides, it decides by weights; of buffers the precision alone has to be theirs.
-    buffers = {
-        name: in_double(buffer)
-        for name, buffer in model.named_buffers()
-        if change is in_double and buffer.is_floating_point()
-    }
-    with _reparametrize_module(model, parameters | buffers, tie_weights=True):
+    doubled |= {name: buffer.double() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    with _reparametrize_module(model, doubled, tie_weights=True):
         yield
+
+
+@contextlib.contextmanager
+def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator[None]:
+    """Call a hook with every module that this thread runs, its arguments by place or name, and its output.
+
+    It is a global hook of the process: a model would be looked at again for one on a module.
+    """
+    thread = threading.get_ident()
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return hook(module, {**dict(enumerate(args)), **kwargs}, output) if threading.get_ident() == thread else None
+
+    handle = register_module_forward_hook(called, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def first_that_moves(
+    model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
+) -> str | None:
+    """Return the name and class of the first module that mixes documents, in words; None if that cannot be told.
+
+    In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
+    module gives the others something else, and is given the same of them.
+    """
+    names = {module: name for name, module in model.named_modules()}
+
+    def keep(value: Any) -> Fields:
+        fields = {name: each for name, each in fields_of(value).items() if each.dim() > 1}
+        parts = {name: sides.part(name, each, ~touched) for name, each in fields.items()}
+        return {name: part.clone() for name, part in parts.items() if part is not None}
+
+    def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
+        found: list[tuple[nn.Module, Fields, Fields]] = []
+        with listening(lambda module, given, output: found.append((module, keep(given), keep(output)))):
+            run()
+        return found
+
+    def differs(one: Fields, two: Fields) -> bool | None:
+        if not one or one.keys() != two.keys():
+            return None
+        return any(how_far(name, one[name], two[name]).excess > 1 for name in one)
+
+    with torch.no_grad(), contextlib.suppress(Exception):  # what mixes is said in any case
+        for (module, given, output), (other, *others) in zip(*map(heard, runs), strict=False):
+            same_place = module is other and module in names
+            if same_place and differs(output, others[1]) and differs(given, others[0]) is False:
+                return f"{names[module] or 'the model'}, of the class {type(module).__name__}"
+    return None

@@ -15,37 +15,38 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import registry
+from autopack import errors, registry
 from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import audit
-from autopack.auditing.cases import FORMS
+from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
+from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.enabling.attach import attach, detach, examine
-from autopack.enabling.reading import (
-    LENGTHS,
-    callable_part,
-    is_in_its_head,
-    why_not_left_out,
-    why_padding_is_unknown,
-)
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
 from autopack.inspection.foreign import is_own, passes_on
-from autopack.inspection.modules import device_of, entries, is_pair
+from autopack.inspection.heads import row_head
+from autopack.inspection.modules import device_of, entries, is_pair, takes_tokens
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
+from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
 """Reasons for which a call form is left out that stock may have in one precision alone: what it raises, and NaN."""
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
+_IMAGES = "pixel_values|flattened_patches"
+_LENGTHS = (7, 11, 5)
+"""Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
+
+Their sum is a prime, so that columns are not taken for heads or channels of that number."""
 
 
 def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
@@ -70,7 +71,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
     """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
 
     def ask() -> bool | None:
-        twin = with_what_is_on(model, twins.of(model, torch.float32))
+        twin = twin_of(model, torch.float32)
         module = entries(twin.model)[level]
         return first_label_counts(module) if type(module) is twins.own_class(entries(model)[level]) else None
 
@@ -96,66 +97,44 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     precisions, device = precisions_of(model, enabled)
-    answer: _Answer | None = None
-    failure = _NoAnswer()
+    answers: list[_Answer] = []
+    failure = NoTwin()
     for dtype in precisions:
+        modes = answers[0].unmeasured if answers else None
         try:
-            modes = None if answer is None else answer.unmeasured
-            found = _asked(model, enabled, dtype, device, modes, foreign is None)
-        except _NoAnswer as error:
+            answers.append(_asked(model, enabled, dtype, device, modes, foreign is None))
+        except NoTwin as error:
             failure = error
             continue
-        except NoTwin:
-            if answer is None:
-                raise
+        if not answers[0].unmeasured:
             break
-        answer = found if answer is None else answer.with_rest_of(found)
-        if not answer.unmeasured:
-            break
-    if answer is not None:
-        return _read(answer, foreign, enabled.anatomy.causal)
-    said = str(failure)
+    if answers:
+        return _read(answers, foreign, enabled.anatomy.causal)
     if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
+        said = str(failure)
         return Proof(f"not, for {said}", said, said, said, source="twin")
-    raise NoTwin(said)
+    raise failure
 
 
-class _NoAnswer(Exception):
-    """A twin says nothing in one precision; the message says why."""
-
-
-class _Raised(_NoAnswer):
-    """Its calls raise where stock runs."""
+class _Raised(NoTwin):
+    """Calls of a twin raise where stock runs."""
 
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision: reasons why packed rows, labels and padded batches are not exact."""
+    """The audit of a twin in one precision; what autopack refused is apart, where all code is of libraries."""
 
     twin: Twin
     part: PreTrainedModel
     outside: list[str]
     report: LeakReport
     refused: list[ModeResult]
-    packed: str | None
-    labels: str | None
-    padded: str | None
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """The call forms that could not be measured, which they may be in another precision; all without gradients."""
         left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
         return tuple(FORMS if "gradients" in self.report.notes else left_out)
-
-    def with_rest_of(self, other: _Answer) -> _Answer:
-        """This, with what another precision says of call forms that were not measured in this one."""
-        whole = [] if "gradients" in self.report.notes else self.report.results
-        known = {(result.mode, result.training) for result in whole}
-        rest = [result for result in other.report.results if (result.mode, result.training) not in known]
-        more = replace(other.report, results=rest, notes={})
-        padded = self.padded or more.padded
-        self.report.unattributed.update(more.unattributed)
-        return replace(self, packed=self.packed or more.packed, labels=self.labels or more.labels, padded=padded)
 
 
 def _asked(
@@ -166,31 +145,31 @@ def _asked(
     modes: tuple[str, ...] | None,
     is_own: bool,
 ) -> _Answer:
-    twin = with_what_is_on(model, twins.of(model, dtype, device))
+    twin = twin_of(model, dtype, device)
     outside = parts_outside(twin, model)
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
-            report = audit(part, lengths=LENGTHS, modes=modes).held_to(OF_TWINS[dtype])
-    except AutopackError as error:
-        raise NoTwin(f"{type(error).__name__}: {error}") from error
+            report = audit(part, lengths=_LENGTHS, modes=modes).held_to(OF_TWINS[dtype])
     except NoTwin:
         raise
+    except AutopackError as error:
+        raise NoTwin(f"{type(error).__name__}: {error}") from error
     except Exception as error:  # a class may compute nothing at this size, or know no float64
-        raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
+        raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
     refused = [result for result in report.results if result.failure is not None and is_refusal(result.failure)]
     if is_own:  # the library's own code comes by the same refusal in the user's call, which says what to do
         report = replace(report, results=[result for result in report.results if result not in refused])
     if not report.results and not (is_own and refused):
-        raise _NoAnswer("nothing of its twin can be compared with stock")
+        raise NoTwin("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)), None)
     if failed is not None:
         raise _Raised(f"its twin raised {failed}")
     if report.results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
-        raise _NoAnswer("its twin gives what is no number")
-    return _Answer(twin, part, outside, report, refused if is_own else [], report.packed, report.labels, report.padded)
+        raise NoTwin("its twin gives what is no number")
+    return _Answer(twin, part, outside, report, refused if is_own else [])
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
@@ -202,31 +181,36 @@ def _do_without_kernels(model: PreTrainedModel) -> None:
 
 def is_refusal(failure: str) -> bool:
     """Return True if autopack refused a call, which is a result."""
-    from autopack import errors
-
-    name = failure.partition(":")[0]
-    return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
+    found = getattr(errors, failure.partition(":")[0], None)
+    return isinstance(found, type) and issubclass(found, AutopackError)
 
 
-def _read(answer: _Answer, foreign: str | None, causal: bool) -> Proof:
-    twin, outside, report, refused = answer.twin, answer.outside, answer.report, answer.refused
+def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
+    """Return the proof by a twin's answers: what a later one says is of call forms that the first could not measure."""
+    twin, outside, report, refused = answers[0].twin.model, answers[0].outside, answers[0].report, answers[0].refused
+    packed, labels, padded = (
+        next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
+        for kind in ("packed", "labels", "padded")
+    )
     if not report.results:
         said = str(refused[0].failure)
         return Proof(f"not, for all calls of its twin are refused: {said}", padded=said, source="twin")
-    count = sum(parameter.numel() for parameter in twin.model.parameters())
+    count = sum(parameter.numel() for parameter in twin.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
     if outside:
         how += f", but for {', '.join(outside)}: its calls are checked closely"
     if refused:
         how += f", refused: {', '.join(result.name for result in refused)}"
     said = "" if foreign is None else f" (audited because: {foreign})"
-    inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
+    inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
-    padded = why_padding_is_unknown(twin.model, answer.part) or padded
+    padded = why_padding_is_unknown(twin, answers[0].part) or padded
     source = "part" if outside else "twin"
-    packed = answer.packed or why_not_left_out(report, answer.part is twin.model)
-    left_out = tuple(sorted(report.unattributed))
-    return Proof(how + said, packed and f"{packed}{said}", answer.labels, padded, source=source, leaves_out=left_out)
+    left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
+    if left_out and answers[0].part is not twin:  # code around a part may read it
+        packed = packed or f"nobody can tell which part of {', '.join(left_out)} belongs to which document"
+    packed = packed and f"{packed}{said}"
+    return Proof(how + said, packed, labels, padded, source=source, leaves_out=tuple(left_out))
 
 
 @contextlib.contextmanager
@@ -253,8 +237,12 @@ def _not_renewed(enabled: EnabledModel) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 
-def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
-    """Put on a twin what somebody has put on modules of the model: losses and methods. Hooks stay the model's."""
+def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
+    """Return a twin with the losses and methods that somebody has put on modules of the model; hooks stay the model's.
+
+    Raises `NoTwin`.
+    """
+    twin = twins.of(model, dtype, device)
     stand_ins = dict(twin.model.named_modules())
     for name, module in model.named_modules():
         if (stand_in := stand_ins.get(name)) is not None:
@@ -301,3 +289,56 @@ def _call(model: PreTrainedModel) -> None:
     given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
     with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
         model(**given)
+
+
+def callable_part(enabled: EnabledModel) -> PreTrainedModel:
+    """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
+    nested = enabled.anatomy.entries
+    for module in nested[:-1]:
+        if _is_of_choices(module) or not takes_tokens(module):
+            continue
+        try:
+            with left_as_found(module), stock(enabled), torch.no_grad():
+                token = torch.zeros(1, 1, dtype=torch.long, device=device_of(module))
+                module(input_ids=token, **empty_images(module)(token))
+                return module
+        except Exception as error:
+            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
+            misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
+            misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
+            if not (misses_tokens or misses_images):
+                return module
+    return nested[-1]
+
+
+def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
+    """Return the reason why padding is unknown to a model's forward if only the model in it was tested, or None.
+
+    Transformers' heads for choices make them the rows of a batch and read the first token of each.
+    """
+    if tested is model:
+        return None
+    own = _is_of_choices(model) and ModelCode(model).around(model) is None
+    if own and any(tested is inner for inner in entries(model)[1:2]):
+        summaries = {vars(module).get("summary_type", "first") for module in model.modules()}
+        return None if summaries == {"first"} else "its head reads others than the first token of a choice"
+    return f"nobody has seen what the forward of {type(model).__name__} does with padding"
+
+
+def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
+    """Return True if documents of packed rows meet only in the head that reads the states of the encoder.
+
+    The encoder is transformers' own, so it can run padded batches without their padding and give the states back; the
+    audit has seen that the head does with them what it does in stock. Who enables a `causal` model has packed rows in
+    mind, and hears at once that they are not exact.
+    """
+    inner = entries(model)[1:2]
+    if causal or not inner or not report.runs_without_padding:
+        return False
+    code = ModelCode(inner[0])
+    return not code.foreign and code.hook is None
+
+
+def _is_of_choices(module: PreTrainedModel) -> bool:
+    head = row_head(module)
+    return head is not None and head.of_choices

@@ -15,8 +15,12 @@ from transformers import PreTrainedModel
 from autopack import registry
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
-from autopack.enabling.by_twin import first_label_counts_in_twin, proof_by_twin
-from autopack.enabling.reading import callable_part, why_padding_is_unknown
+from autopack.enabling.by_twin import (
+    callable_part,
+    first_label_counts_in_twin,
+    proof_by_twin,
+    why_padding_is_unknown,
+)
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family

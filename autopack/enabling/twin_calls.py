@@ -15,17 +15,17 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import Audit
 from autopack.auditing.cases import FORMS, Case
-from autopack.auditing.compare import (
-    OF_TWINS,
-    Fields,
-    errors_between,
-    gradient_error,
-    scales_of,
-)
+from autopack.auditing.compare import OF_TWINS, Fields, errors_between, gradient_error, scales_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import Runner, weighted_sum
-from autopack.enabling.by_twin import enabled_like, is_refusal, parts_outside, precisions_of, with_what_is_on
-from autopack.enabling.reading import callable_part
+from autopack.auditing.running import gradients_of, trained, weighted_sum
+from autopack.enabling.by_twin import (
+    callable_part,
+    enabled_like,
+    is_refusal,
+    parts_outside,
+    precisions_of,
+    twin_of,
+)
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.put_on import hooks_of
@@ -78,9 +78,8 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
         twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
         part = callable_part(twin_enabled)
         with left_as_found(part):
-            before = _shared(twin_enabled)
             report = Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run().held_to(OF_TWINS[dtype])
-            shared = _shared(twin_enabled) - before
+            shared = twin_enabled.tally.training.shared + twin_enabled.tally.evaluation.shared
     for result in report.results:
         for said in filter(None, (result.failure, result.loss_refused)):
             if is_refusal(said):
@@ -89,10 +88,6 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
     if not shared:
         raise NoTwin("it takes none of the tokens together")
     return None if report.exact else f"its twin gives something else: {report.worst_case}"
-
-
-def _shared(enabled: EnabledModel) -> int:
-    return enabled.tally.training.shared + enabled.tally.evaluation.shared
 
 
 # --- Parts of rows that ranks share
@@ -187,7 +182,7 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
             value = value * mine(counted.to(value)).reshape(*value.shape[:2], *[1] * (value.dim() - 2))
             whole = whole + (value * mine(weights)).sum() / counted.numel()
         found[name] = value
-    return [found], Runner(model).gradients(whole)
+    return [found], gradients_of(whole, trained(model))
 
 
 def _together(parts: Sequence[Result]) -> Result:
@@ -248,7 +243,7 @@ def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
     assert total is not None
-    return documents, Runner(twin).gradients(total)
+    return documents, gradients_of(total, trained(twin))
 
 
 # --- What they have in common
@@ -279,11 +274,10 @@ def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tup
     for dtype in dtypes:
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
-            twin = with_what_is_on(model, twins.of(model, dtype, device))
+            twin = twin_of(model, dtype, device)
+            parts_outside(twin, model)
             if kind == "parts":
                 _refuse_layers(twin)
-            else:
-                parts_outside(twin, model)
             return twin.model.eval()
 
         try:

@@ -25,17 +25,11 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     words of the results. Raises `tiny.CannotBuild` if the class refuses the first of them.
     """
     layers = _layers(config)
-    depths = [_chosen(layers)] if layers else [[*range(n)] for n in (rules.LAYERS, 4, 6, 8)]
-    for number, chosen in enumerate(depths):
-        if number and len(chosen) > configuration_depth(config):
-            return
-        yield _shrunk(config, chosen)
-
-
-def configuration_depth(config: PretrainedConfig) -> int:
-    """Return the number of layers of a configuration, or a large number if it does not say."""
-    text = text_config(config, decoder=True)
-    return next((n for name in rules.DEPTH if isinstance(n := vars(text).get(name), int)), 99)
+    text = vars(text_config(config, decoder=True))
+    depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
+    deeper = [n for n in (4, 6, 8) if n <= depth]
+    depths = [_chosen(layers)] if layers else [range(n) for n in (rules.LAYERS, *deeper)]
+    yield from (_shrunk(config, chosen) for chosen in depths)
 
 
 def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig:

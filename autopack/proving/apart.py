@@ -11,6 +11,7 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -40,29 +41,15 @@ def apart(function: Callable[[], _T]) -> _T:
     libraries replace for the whole process are put back meanwhile. Its exceptions are raised here.
     An interrupt waits until it has ended.
     """
-    results: list[_T] = []
-    errors: list[BaseException] = []
     context = contextvars.copy_context()
 
-    def run() -> None:
+    def run() -> _T:
         _here.apart = True
-        try:
-            with _as_torch_has_them(), _without_zero():
-                results.append(context.run(function))
-        except BaseException as error:  # raised below, where somebody waits for it
-            errors.append(error)
+        with _as_torch_has_them(), _without_zero():
+            return context.run(function)
 
-    thread = threading.Thread(target=run, name="autopack", daemon=True)
-    try:
-        thread.start()
-        thread.join()
-    except BaseException:
-        if thread.is_alive():
-            thread.join()  # it would go on with what it has installed
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="autopack") as pool:
+        return pool.submit(run).result()
 
 
 @contextlib.contextmanager

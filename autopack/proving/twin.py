@@ -25,7 +25,7 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.foreign import is_from, is_of_library, original, passes_on
 from autopack.proving import configuration
 from autopack.proving.alike import alike
-from autopack.tiny.models import randomize
+from autopack.tiny.models import as_new, of_class, randomize
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of a twin: a class that makes more has its own sizes, and no twin."""
@@ -121,19 +121,17 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
-    before = torch.get_default_dtype()
     try:
-        torch.set_default_dtype(torch.float32)
-        if own:
-            _check_size(cls, config)
-        try:
-            model = _made(cls, config, _implementations(like.config))
-        except (ValueError, TypeError, KeyError):  # older releases take one implementation for all parts
-            model = _made(cls, config, getattr(like.config, "_attn_implementation", None) or "eager")
+        with as_new(0):
+            if own:
+                _check_size(cls, config)
+            try:
+                model = of_class(cls, config, _implementations(like.config), torch.float32)
+            except (ValueError, TypeError, KeyError):  # older releases take one implementation for all parts
+                one = getattr(like.config, "_attn_implementation", None) or "eager"
+                model = of_class(cls, config, one, torch.float32)
     except Exception as error:  # a constructor may raise anything
         raise tiny.CannotBuild(str(config.model_type), error) from error
-    finally:
-        torch.set_default_dtype(before)
     if type(model) is not cls:
         raise tiny.CannotBuild(str(config.model_type), f"its constructor makes a {type(model).__name__}")
     _check_count(model)
@@ -144,13 +142,6 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()
-
-
-def _made(cls: Any, config: Any, implementation: Any) -> PreTrainedModel:
-    named = "dtype" if hasattr(config, "dtype") else "torch_dtype"
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return cls._from_config(config, attn_implementation=implementation, **{named: torch.float32})
 
 
 def _implementations(config: Any) -> Any:

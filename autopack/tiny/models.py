@@ -3,6 +3,8 @@ to matter."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,17 +45,11 @@ def build(
         if model_type in family.tiny.not_alone:
             raise configs.CannotBuild(model_type, family.refused_types[model_type])
     whole = configs.config(model_type, task=task, **config_overrides)
-    default_dtype = torch.get_default_dtype()
     try:
-        torch.set_default_dtype(torch.float32)
-        with torch.random.fork_rng(devices=[]):
-            # not torch.manual_seed, which would also seed the generators of all accelerators
-            torch.default_generator.manual_seed(seed)
+        with as_new(seed):
             model: Any = of_config(whole, task, attn_implementation, dtype)
     except Exception as error:
         raise configs.CannotBuild(model_type, error) from error
-    finally:
-        torch.set_default_dtype(default_dtype)
     randomize(model, seed)
     return model.to(device).eval()
 
@@ -65,6 +61,20 @@ def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 
 
+@contextmanager
+def as_new(seed: int) -> Iterator[None]:
+    """Draw from a generator of its own, and make parameters in float32; both are as they were afterwards."""
+    default_dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            # not torch.manual_seed, which would also seed the generators of all accelerators
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        torch.set_default_dtype(default_dtype)
+
+
 def of_config(
     config: PretrainedConfig, task: str, attn_implementation: str | dict[str, str] | None, dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -73,9 +83,14 @@ def of_config(
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = (part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class))
     own = next(fitting, config)
+    return of_class(model_class, own, attn_implementation, dtype)
+
+
+def of_class(cls: Any, config: PretrainedConfig, attn_implementation: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a new model of a class."""
     # transformers 4.56 renamed the argument together with the field of the configuration.
-    named = {"dtype" if hasattr(own, "dtype") else "torch_dtype": dtype}
-    return model_class._from_config(own, attn_implementation=attn_implementation, **named)
+    named = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
+    return cls._from_config(config, attn_implementation=attn_implementation, **named)
 
 
 @torch.no_grad()

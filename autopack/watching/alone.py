@@ -33,9 +33,8 @@ from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.watching.conditions import Runs, precisions, unnoticed
-from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import routes
-from autopack.watching.schedule import is_padded
+from autopack.watching.schedule import CannotTell, is_padded, sides_of
 
 _OWN, _TOGETHER = 1, 3
 """Runs of each rank that gathers parameters together with others: as its call came, and all, the others of stock."""
@@ -131,16 +130,17 @@ def _sides_of_plain(call: Call) -> Sides:
     """Return the places of documents in a call that stock can be asked about. Raises `CannotTell`."""
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
-    declared, has_media = None if isinstance(call, PairCall) else call.declared, bool(media.given(call.arguments))
+    has_media = bool(media.given(call.arguments))
     if is_padded(call):
         if call.model.traits.counts_images and has_media:
             raise CannotTell("stock numbers its images by rows")
         if not _strips(call):
             raise CannotTell("what stock gives depends on where padding stands")
         return sides_of(call)
-    if declared is None or declared.layout is None or call.entry.head is not None or has_media:
+    layout = None if isinstance(call, PairCall) else call.declared.layout
+    if layout is None or call.entry.head is not None or has_media:
         raise CannotTell("it is no plain call of packed rows")
-    if call.entry.uses_positions and not _counts_from_the_first(call, declared.layout):
+    if call.entry.uses_positions and not _counts_from_the_first(call, layout):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])
 

@@ -14,12 +14,11 @@ from torch import nn
 from autopack.auditing.compare import Difference, Fields, how_far
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import preserved
-from autopack.auditing.places import listening
-from autopack.auditing.running import stock_again
+from autopack.auditing.running import listening, stock_again
 from autopack.calls.call import Call
 from autopack.inspection import torches
 from autopack.inspection.randomness import afterwards, drawing_nothing
-from autopack.watching.owners import CannotTell
+from autopack.watching.schedule import CannotTell
 
 
 class Runs:
@@ -49,10 +48,6 @@ class Runs:
             except Exception:  # of a row without its padding some types make no cache
                 return self({**arguments, "use_cache": False})
 
-    def fields(self, arguments: dict[str, Any]) -> Fields:
-        """Return the output of the model, field by field."""
-        return fields_of(self(arguments))
-
     def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
         """Return a difference beside what its field moves where nothing differs, of which 8 times as much is allowed.
 
@@ -60,7 +55,7 @@ class Runs:
         """
         if worst.excess <= 1:
             return worst
-        again, name = self.fields(arguments), worst.name
+        again, name = fields_of(self(arguments)), worst.name
         moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
         if moved == math.inf:
             raise CannotTell(f"{name} is another one in each run")

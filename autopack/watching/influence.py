@@ -19,15 +19,14 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
 from autopack.auditing.fields import Sides, fields_of
-from autopack.auditing.places import listening
-from autopack.auditing.running import weighted_sum
+from autopack.auditing.running import gradients_of, listening, weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
 from autopack.inspection.foreign import is_own
 from autopack.inspection.source import class_of
 from autopack.watching.conditions import unnoticed
-from autopack.watching.owners import CannotTell, sides_of
+from autopack.watching.schedule import CannotTell, sides_of
 
 _MOST = 20_000_000
 """Numbers of the parameters of third-party modules, above which their gradients are not compared."""
@@ -125,7 +124,7 @@ class _Run:
 
     def is_blind(self) -> bool:
         """Return True if there are media of numbers, none of which has a part in the results."""
-        found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
+        found = gradients_of(self._sums.sum(), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
     def worst(self) -> Difference:
@@ -148,7 +147,7 @@ class _Run:
         """Return gradients by the results of the chosen documents, and by those of all others."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
-        return list(zip(self._gradients(inside, leaves), self._gradients(1 - inside, leaves), strict=True))
+        return list(zip(*(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)), strict=True))
 
     def _shared(self, chosen: list[int]) -> float:
         """The largest part of a gradient that the chosen documents, and all others, have at one number."""
@@ -166,14 +165,10 @@ class _Run:
         """
         if not self._parameters:
             return 0.0
-        wanted = self._gradients(torch.ones_like(self._sums), self._parameters)
+        wanted = gradients_of(self._sums.sum(), self._parameters)
         added = [one + other for one, other in self._by_halves(chosen, self._parameters)]
         size = max(float(each.abs().max()) for each in wanted)
         return max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
-
-    def _gradients(self, weights: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        return torch.autograd.grad(self._sums, leaves, weights, **options)
 
 
 def _of_others(model: nn.Module) -> list[torch.Tensor]:

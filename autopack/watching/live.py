@@ -22,9 +22,8 @@ from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
 from autopack.watching.alone import beside_stock
-from autopack.watching.owners import CannotTell, sides_of
 from autopack.watching.replaced import replaced
-from autopack.watching.schedule import TRAINS, is_padded, shape_of
+from autopack.watching.schedule import TRAINS, CannotTell, is_padded, shape_of, sides_of
 
 logger = logging.getLogger(__name__)
 _checks = ProcessLock()

@@ -18,12 +18,12 @@ from torch import nn
 
 from autopack.auditing.cases import tokens_named
 from autopack.auditing.compare import Difference, Fields, how_far
-from autopack.auditing.fields import Side, Sides
-from autopack.auditing.places import first_that_moves
+from autopack.auditing.fields import Side, Sides, fields_of
+from autopack.auditing.running import first_that_moves
 from autopack.calls.call import Call
 from autopack.inspection.randomness import Pinned
 from autopack.watching.conditions import Runs, unnoticed
-from autopack.watching.owners import CannotTell, sides_of
+from autopack.watching.schedule import CannotTell, sides_of
 
 _TOGETHER = 4
 """Runs of each rank that gathers parameters together with others."""
@@ -47,73 +47,64 @@ def replaced(
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
-            found = _Replacing(call, runs)
             with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
-                worst = found.worst(turn, both)
+                worst, sides, touched, changed = _worst(call, runs, turn, both)
             if worst.excess <= 1 or together:
                 break
             if not (noise and draws):
-                return found.with_origin(worst)
+                again = [partial(runs, arguments) for arguments in (call.arguments, changed)]
+                return replace(worst, module=first_that_moves(call.module, again, sides, touched) or "")
     return worst
 
 
-class _Replacing:
-    """Runs of a call as it came, and with other tokens in some documents."""
+def _worst(call: Call, runs: Runs, turn: int, both: bool) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
+    """Return the field that moved the farthest, the places of documents, those that were replaced, and their call.
 
-    def __init__(self, call: Call, runs: Runs):
-        self._call, self._runs = call, runs
-        self._gone: Fields = {}
-        """What no document owns: True where it has moved."""
+    Raises `CannotTell`.
+    """
+    sides = sides_of(call)
+    count = sides.count if call.part is None else len(call.part[0].lengths)
+    if count < 2:
+        raise CannotTell("it has one document")
+    halves = halves_of(count, turn)[: 2 if both else 1]
+    changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves]
+    first = fields_of(runs(call.arguments))
+    gone: Fields = {}
+    moved: list[tuple[Difference, np.ndarray, dict[str, Any]]] = []
+    for touched, arguments in changed:
+        second = fields_of(runs(arguments))
+        for name, value in first.items():
+            if name in second and value.dim():
+                found = _compared(sides, gone, name, value, second[name], touched)
+                moved += [] if found is None else [(found, touched, arguments)]
+    if not moved:
+        raise CannotTell("no part of its output can be divided among its documents")
+    worst, touched, arguments = max(moved, key=lambda each: each[0].excess)
+    return runs.beside_itself(worst, first, call.arguments), sides, touched, arguments
 
-    def worst(self, turn: int, both: bool) -> Difference:
-        """Run all, and return the field that moved the farthest. Raises `CannotTell`."""
-        call, self._sides = self._call, sides_of(self._call)
-        count = self._sides.count if call.part is None else len(call.part[0].lengths)
-        if count < 2:
-            raise CannotTell("it has one document")
-        halves = halves_of(count, turn)[: 2 if both else 1]
-        changed = [(touched, with_other_tokens(call, self._sides, touched, turn)) for touched in halves]
-        first = self._runs.fields(call.arguments)
-        moved: list[tuple[Difference, tuple[np.ndarray, dict[str, Any]]]] = []
-        for half in changed:
-            second = self._runs.fields(half[1])
-            for name, value in first.items():
-                if name in second and value.dim():
-                    found = self._compared(name, value, second[name], half[0])
-                    moved += [] if found is None else [(found, half)]
-        if not moved:
-            raise CannotTell("no part of its output can be divided among its documents")
-        worst, self._changed = max(moved, key=lambda each: each[0].excess)
-        return self._runs.beside_itself(worst, first, call.arguments)
 
-    def with_origin(self, worst: Difference) -> Difference:
-        """Return a difference with the name and class of the module in which it begins, if that can be told."""
-        touched, arguments = self._changed
-        model, runs = self._call.module, [partial(self._runs, each) for each in (self._call.arguments, arguments)]
-        name = first_that_moves(model, runs, self._sides, touched)
-        if name is None:
-            return worst
-        kind = type(model.get_submodule(name)).__name__
-        return replace(worst, module=f"{name or 'the model'}, of the class {kind}")
+def _compared(
+    sides: Sides, gone: Fields, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray
+) -> Difference | None:
+    """Return how far a field has moved; what no document owns is kept as `gone`, True where it has moved."""
 
-    def _compared(self, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray) -> Difference | None:
-        def between(chosen: np.ndarray) -> Difference | None:
-            one, two = (self._sides.part(name, each, chosen) for each in (value, other))
-            return None if one is None or two is None else how_far(name, one, two)
+    def between(chosen: np.ndarray) -> Difference | None:
+        one, two = (sides.part(name, each, chosen) for each in (value, other))
+        return None if one is None or two is None else how_far(name, one, two)
 
-        found = between(~touched)
-        if found is not None and found.excess > 1:
-            for number in np.flatnonzero(~touched):
-                of_one = between(np.arange(len(touched)) == number)
-                if of_one is not None and of_one.excess > 1:
-                    return replace(found, document=int(number))
-        if found is not None:
-            return found
-        # Of what nobody can divide no number may depend on both halves.
-        gone = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-        met = name in self._gone and bool((gone & self._gone[name]).any())
-        self._gone[name] = gone
-        return Difference(f"{name}, which is no document's,") if met else None
+    found = between(~touched)
+    if found is not None and found.excess > 1:
+        for number in np.flatnonzero(~touched):
+            of_one = between(np.arange(len(touched)) == number)
+            if of_one is not None and of_one.excess > 1:
+                return replace(found, document=int(number))
+    if found is not None:
+        return found
+    # Of what nobody can divide no number may depend on both halves.
+    now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
+    met = name in gone and bool((now & gone[name]).any())
+    gone[name] = now
+    return Difference(f"{name}, which is no document's,") if met else None
 
 
 def routes(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""The calls that are checked: 1, 2, 4, 8 and so on, and those that go beyond the calls checked before.
+"""The documents of a call, and the calls that are checked: those that go beyond the calls checked before.
 
 A proof runs a few dozen tokens. Code may begin to mix them at more, at a token that it has not met, in an argument that
 it was not given.
@@ -8,18 +8,78 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
-from autopack.calls.call import Call
+from autopack.auditing.fields import Side, Sides
+from autopack.calls.call import LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media, torches
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.pair import Half
 
 TRAINS = "mode", True, True
 """The kind of calls in training mode with gradients."""
+
+
+class CannotTell(Exception):
+    """Raised if a call, or a part of it, cannot be checked; the message says why."""
+
+
+def layout_of(call: Call) -> PackedLayout | None:
+    """Return the documents of the packed rows of a call; None if it has none, or two halves."""
+    return call.one_sided_layout() if isinstance(call, PairCall) else call.declared.layout
+
+
+def pair_halves(call: Call) -> tuple[Half, ...]:
+    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any other."""
+    pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
+    return () if pair is None else pair.halves
+
+
+def is_padded(call: Call) -> bool:
+    """Return True if a call brings a padded batch."""
+    packs = isinstance(call, PairCall) and bool(pair_halves(call)) and call.pair.packs
+    return layout_of(call) is None and not packs
+
+
+def sides_of(call: Call) -> Sides:
+    """Return the places of the documents of a call. Raises `CannotTell`."""
+    if call.brings_choices:
+        raise CannotTell("its rows are choices of questions")
+    layout, real = layout_of(call), None if isinstance(call, PairCall) else call.declared.real
+    if call.part is not None:
+        sides = [Side(_owner_of(call.part[0])[:, call.part[1]])]
+    elif layout is not None:
+        sides = [Side(_owner_of(layout))]
+    elif halves := pair_halves(call):
+        prefixes = ("decoder_", "")  # of an encoder that takes no tokens there is no half
+        sides = [Side(_owner_in(half), prefix) for half, prefix in zip(halves[::-1], prefixes, strict=False)]
+    elif real is not None:
+        sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
+    else:
+        raise CannotTell("its documents are declared further in")
+    given = map(call.arguments.get, LAST_LOGITS)
+    asked = next((v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None)
+    if asked is not None:
+        columns = host_values(asked).reshape(-1) if isinstance(asked, torch.Tensor) else slice(-asked, None)
+        sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
+    return Sides(sides)
+
+
+def _owner_of(layout: PackedLayout) -> np.ndarray:
+    real = real_documents(layout)
+    numbers = np.where(real, np.cumsum(real) - 1, -1)
+    return np.repeat(numbers, layout.sizes).reshape(layout.rows, layout.columns)
+
+
+def _owner_in(half: Half) -> np.ndarray:
+    owner = np.full(half.places.real.shape, -1)
+    owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
+    return owner
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
@@ -48,39 +108,23 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     return (*_sizes_of(call), max(tokens, default=0), *of_media), kinds
 
 
-def is_padded(call: Call) -> bool:
-    """Return True if a call brings a padded batch."""
-    if isinstance(call, PairCall):
-        pair = call.find_pair() if call.one_sided_layout() is None else None
-        return call.one_sided_layout() is None and (pair is None or not pair.packs)
-    return call.declared.layout is None
-
-
 def _is_on_the_right(call: Call) -> bool:
     if isinstance(call, PairCall):
-        pair = call.find_pair()
-        return pair is None or all(half.places.on_the_right for half in pair.halves)
+        return all(half.places.on_the_right for half in pair_halves(call))
     return call.declared.real is None or call.padding.on_the_right
 
 
 def _sizes_of(call: Call) -> tuple[int, int, int, int]:
     """Return the first four sizes of a call (see `Checked`); zero for what is only declared further in."""
     rows = 0 if call.inputs is None else call.inputs.shape[0]
-    layouts: list[PackedLayout]
-    if isinstance(call, PairCall):
-        one = call.one_sided_layout()
-        pair = call.find_pair() if one is None else None
-        layouts = [half.layout for half in pair.halves] if pair is not None else [] if one is None else [one]
-    else:
-        layouts = [] if call.declared.layout is None else [call.declared.layout]
-        real = call.declared.real
-        if not layouts and real is not None:  # which runs as one row
-            return int(real.sum(1).max()), rows, rows, int(real.sum())
-    longest = documents = columns = 0
-    for layout in layouts:
-        longest, columns = max(longest, layout.max_seqlen), max(columns, layout.columns)
-        documents = max(documents, len(layout.bounds) - 1)
-    return longest, documents, rows, columns
+    layout = layout_of(call)
+    real = None if isinstance(call, PairCall) or layout is not None else call.declared.real
+    if real is not None:  # which runs as one row
+        return int(real.sum(1).max()), rows, rows, int(real.sum())
+    layouts = [half.layout for half in pair_halves(call)] if layout is None else [layout]
+    longest = max((each.max_seqlen for each in layouts), default=0)
+    documents = max((len(each.bounds) - 1 for each in layouts), default=0)
+    return longest, documents, rows, max((each.columns for each in layouts), default=0)
 
 
 def _sizes_of_media(call: Call) -> tuple[int, int]:

@@ -14,12 +14,12 @@ import torch
 
 import autopack
 from autopack import tiny
+from autopack.auditing.asking import Labels, find_labels
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, scales_of
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import noise_of
-from autopack.auditing.losses import Labels, find_labels
-from autopack.auditing.running import Runner, forget_lengths, weighted_sum
+from autopack.auditing.running import forget_lengths, run_as_stock, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
@@ -59,7 +59,6 @@ class Model:
             raise NoStock(said(error)) from error
         for module, name, _ in noise_of(self.stock):
             setattr(module, name, 0.0)
-        self.runner = Runner(self.stock)
         try:
             self.pool = Case(self.stock, spec.lengths, spec.seed)
         except Exception as error:
@@ -88,7 +87,7 @@ class Model:
         """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds some of them)."""
         self.stock.train()
         with contextlib.suppress(Exception), torch.no_grad():  # what it raises is told of calls that are judged
-            self.runner.stock(self.pool.by_itself(0))
+            run_as_stock(self.stock, self.pool.by_itself(0))
         self.stock.eval()
 
     def _refuse_what_never_runs(self) -> None:
@@ -105,8 +104,10 @@ class Model:
         self.stock.eval()
         try:
             with torch.no_grad():
-                alone = [fields_of(self.runner.stock(self.pool.by_itself(n))) for n in range(len(self.pool.documents))]
-            found, _ = find_labels(self.runner, self.pool, alone, ignore_boundaries=False)
+                alone = [
+                    fields_of(run_as_stock(self.stock, self.pool.by_itself(n))) for n in range(len(self.pool.documents))
+                ]
+            found, _ = find_labels(self.stock, self.pool, alone, ignore_boundaries=False)
         except Exception:
             return None  # calls without labels say what stock raises
         return ignoring(found, self.spec.seed) if found is not None and self.spec.ignored else found
@@ -123,7 +124,7 @@ class Model:
             self._mode(self.stock, arranged.training, "")
             try:
                 with torch.no_grad():
-                    output = self.runner.stock(self.by_itself(number, offset, with_labels) | options)
+                    output = run_as_stock(self.stock, self.by_itself(number, offset, with_labels) | options)
             except Exception as error:
                 raise NoStock(said(error)) from error
             fields = fields_of(output)
@@ -156,7 +157,7 @@ class Model:
             self._mode(self.stock, arranged.training, arranged.checkpointing)
             self.stock.zero_grad(set_to_none=True)
             try:
-                output = self.runner.stock(self.by_itself(number, offset, names is None) | options)
+                output = run_as_stock(self.stock, self.by_itself(number, offset, names is None) | options)
                 if names is None:
                     total = loss_of(output)
                 else:

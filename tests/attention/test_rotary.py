@@ -9,7 +9,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.running import Runner
+from autopack.auditing.running import run_as_stock
 from autopack.calls import entry
 from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
@@ -145,7 +145,7 @@ def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
     expected = model(**short).logits
     model(input_ids=IDS[:1, :16])
     assert error(model(**short).logits, expected) >= LEAK
-    assert error(Runner(model).stock(short).logits, expected) <= FLOAT64
+    assert error(run_as_stock(model, short).logits, expected) <= FLOAT64
 
 
 def test_threads_that_share_a_model_have_frequencies_of_their_own():

@@ -160,7 +160,7 @@ def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
 
 def test_hostile_names_are_texts(tmp_path):
     subject = report(*RESULTS)
-    page = check_self_contained(parts.whole(HOSTILE, [(HOSTILE, HOSTILE)], subject.to_html()))
+    page = check_self_contained(parts.whole(HOSTILE, [(HOSTILE, HOSTILE)], subject._repr_html_()))
     assert page.texts.count(HOSTILE) == 4, "title, heading, and both sides of a fact"
     assert any(f"ValueError: {HOSTILE}" in text for text in page.texts)
     assert sum(HOSTILE in text for text in page.texts) == 6, "those, headline and error; the caption has it in lines"
@@ -179,7 +179,7 @@ def test_arms_that_failed_say_so_whatever_their_errors_hold():
 
 
 def test_an_audit_of_nothing_and_infinite_errors_are_shown():
-    check_self_contained(report().to_html())
+    check_self_contained(report()._repr_html_())
     worst = ModeResult(
         "default",
         False,
@@ -187,7 +187,7 @@ def test_an_audit_of_nothing_and_infinite_errors_are_shown():
         influence=np.array([[np.nan, 0.0], [np.inf, np.nan]]),
         gradient=float("inf"),
     )
-    page = check_self_contained(report(worst, tolerance=2.0).to_html())
+    page = check_self_contained(report(worst, tolerance=2.0)._repr_html_())
     assert page.tables[0][1].count("inf") == 3, "error, influence and gradients"
     assert page.drawn == 1
 
@@ -230,8 +230,6 @@ def test_notebooks_show_the_same_pieces(tmp_path):
     shown = autopack.estimate(str(file), 512)._repr_html_()
     assert shown in page.read_text()
     check_self_contained(shown)
-    subject = report(*RESULTS)
-    assert subject._repr_html_() == subject.to_html()
     with autopack.enable(tiny.build("llama")) as handle:
         check_self_contained(handle._repr_html_())
 
@@ -268,7 +266,7 @@ def test_a_browser_shows_a_page_in_both_themes_and_on_a_narrow_window(scheme, tm
     from matplotlib.image import imread
 
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS).to_html()))
+    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS)._repr_html_()))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'p'}"]
     options += [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", "--window-size=400,900"]
     command = [browser, *options, f"--screenshot={picture}", page.as_uri()]

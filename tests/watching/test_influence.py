@@ -16,7 +16,7 @@ from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from autopack.watching import influence
-from autopack.watching.owners import CannotTell
+from autopack.watching.schedule import CannotTell
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
 from tests.multimodal.test_media_by_twin import documents as documents_of
