@@ -4,7 +4,6 @@ each such class."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,23 +48,6 @@ class EqualRows(Rows):
     reads_padding = True
     words = "documents of one length as rows"
     work = "the mixer itself, on documents of one length as rows"
-
-
-@dataclass(frozen=True)
-class LookingBack(Way):
-    """Strategy for mixers that look back a fixed number of tokens, `reach(mixer)` (None if
-    unknown)."""
-
-    reach: Callable[[nn.Module], int | None]
-    words = "first tokens of documents run again"
-    work = "the mixer itself, on whole rows, and again on the first tokens of each document"
-
-    def run(self, call: MixerCall) -> Any:
-        reach = self.reach(call.mixer)
-        if reach is None:
-            return ROWS.run(call)
-        call.check()
-        return operations.run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
 
 @dataclass(frozen=True)
