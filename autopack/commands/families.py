@@ -13,17 +13,11 @@ from autopack.errors import did_you_mean
 if TYPE_CHECKING:
     from autopack.family import Family
 
-ATTENTION = {
-    "CPU": "sdpa or eager, document by document",
-    "CUDA": "varlen, flash or flex in one kernel, else as on CPU",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the families of architectures that autopack serves: the path of each, and its model types; --json adds "
-        "the mixers, and their paths and those of attention on each device. Other models with attention of the same "
-        "structure are served too."
+        "the mixers. Other models with attention of the same structure are served too."
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -60,15 +54,11 @@ def _print(name: str, text: str, indent: int = 21) -> None:
 
 def describe(family: Family) -> dict[str, Any]:
     """Return one family as plain data."""
-    ways: dict[Any, list[str]] = {}
-    for name, way in family.mixers.items():
-        ways.setdefault(way, []).append(name)
     return {
         "name": family.name,
         "path": family.how,
         "model_types": sorted(family.model_types),
-        "mixers": [{"classes": sorted(names), "way": str(way), "paths": way.how()} for way, names in ways.items()],
-        "attention": ATTENTION if family.attends else None,
+        "mixers": {name: type(way).__name__ for name, way in family.mixers.items()},
         "refused": dict(family.refused_types),
     }
 

@@ -31,8 +31,6 @@ class Rows(Way):
     recurs: bool = True
     counts: bool = False
     grouping: Grouping | None = None
-    words = "documents as rows"
-    work = "the mixer itself, on documents as right-padded rows, bucketed by length"
 
     def run(self, call: MixerCall) -> Any:
         call.check()
@@ -46,8 +44,6 @@ class EqualRows(Rows):
 
     grouping: Grouping | None = equally_long
     reads_padding = True
-    words = "documents of one length as rows"
-    work = "the mixer itself, on documents of one length as rows"
 
 
 @dataclass(frozen=True)
@@ -85,17 +81,6 @@ class AtOperations(Way):
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, operations.adapt_operation) for name in names]
 
-    def how(self) -> dict[str, str]:
-        found = [operations.OPERATIONS[name] for name in self.operations]
-        in_kernels = ", ".join(operation.in_kernels for operation in found)
-        return {
-            "CPU": ", ".join(operation.in_torch for operation in found),
-            "CUDA": f"{in_kernels} where installed, else as on CPU",
-        }
-
-    def __str__(self) -> str:
-        return f"at {' and '.join(self.operations)}"
-
 
 @dataclass(frozen=True)
 class Restarting(Way):
@@ -109,8 +94,6 @@ class Restarting(Way):
     reads_encoder_tokens: bool = False
     recurs = False
     counts = True
-    words = "positions restarted"
-    work = "the embedding itself for the longest document, looked up for every token"
 
     def run(self, call: MixerCall) -> torch.Tensor:
         layout = call.layout
@@ -143,8 +126,6 @@ class RelativeBias(Way):
     """
 
     recurs = False
-    words = "bias of the longest document"
-    work = "the model's own attention, with the bias of the longest document"
 
     def run(self, call: MixerCall) -> Any:
         arguments, mixer, longest = dict(call.arguments), call.mixer, call.layout.max_seqlen
@@ -194,8 +175,6 @@ class OneByOne(Way):
     heeds_masks: bool = False
     attends = True
     recurs = False
-    words = "whole model per document"
-    part = "model"
 
     @property
     def whole_model_reason(self) -> str:  # type: ignore[override]
@@ -204,17 +183,10 @@ class OneByOne(Way):
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call, self.numbers_itself)
 
-    def how(self) -> dict[str, str]:
-        documents = "documents as a padded batch" if self.heeds_masks else "documents of one length as a batch"
-        return {"any": f"the whole {self.part}, {documents}, since {self.reason}"}
-
 
 class EncoderOneByOne(OneByOne):
     """`OneByOne` for the encoder of a pair; a decoder of the same class is kept within documents by
     its parts."""
-
-    words = "whole encoder per document"
-    part = "encoder"
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

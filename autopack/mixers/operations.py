@@ -57,7 +57,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return a convolution, scan or fused kernel that follows the documents of the calling
     mixer."""
-    operation = OPERATIONS[site.path].run
+    operation = OPERATIONS[site.path]
 
     @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
@@ -201,42 +201,23 @@ def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
     return run_per_document_row(run, layout)
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A function of transformers that mixes tokens, and its adaptation to documents.
-
-    `run` takes the function, the layout, and the positional and named arguments of a call.
-    `in_torch` and `in_kernels` tell readers what computes it without a kernel and with one.
-    """
-
-    run: Callable[..., Any]
-    in_torch: str = ""
-    in_kernels: str = ""
+def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
+    return _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
 
 
-def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> Operation:
-    scan = _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
-    return Operation(scan, "scan on documents as rows", "fla told by cu_seqlens")
-
-
-OPERATIONS = {
-    "causal_conv1d_fn": Operation(_convolution, "taps masked at starts", "causal_conv1d told by seq_idx"),
-    "mamba2_split_conv1d_scan_combined": Operation(_fused),
-    "mamba2_chunk_scan": Operation(
-        _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
-        "scan on documents as rows",
-        "mamba_ssm told by seq_idx",
-    ),
-    "mamba_inner_fn": Operation(_inner),
-    "mamba_selective_scan": Operation(
-        _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None),
-        "scan on documents as rows",
-        "mamba_ssm on documents as rows",
-    ),
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "mamba2_split_conv1d_scan_combined": _fused,
+    "mamba2_chunk_scan": _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+    "mamba_inner_fn": _inner,
+    "mamba_selective_scan": _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None),
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
     "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
-"""Operations by the name that transformers' modeling files give them."""
+"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling files.
+
+Each takes the function, the layout, and the positional and named arguments of a call.
+"""
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
