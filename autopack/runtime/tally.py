@@ -126,9 +126,6 @@ class Tally:
     _before: int = 0  # real tokens of the training calls before that one
     _between: int = 0  # real tokens of the training calls from that one on, without those of the latest
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_began": None}
-
     def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
         """Count a call that is about to run, or recount one that runs otherwise."""
         if instead_of is not None:
