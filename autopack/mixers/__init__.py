@@ -167,18 +167,16 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """Last resort, for a whole model: documents of one length as a batch; `reason` tells why
-    nothing less will do."""
+    """Last resort, for a whole model: documents of one length as a batch.
 
-    reason: str
+    `whole_model_reason` tells why nothing less will do.
+    """
+
+    whole_model_reason: str
     numbers_itself: bool = False
     heeds_masks: bool = False
     attends = True
     recurs = False
-
-    @property
-    def whole_model_reason(self) -> str:  # type: ignore[override]
-        return self.reason
 
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call, self.numbers_itself)

@@ -277,7 +277,7 @@ class EnabledModel:
 
     def __getstate__(self) -> dict[str, Any]:
         of_process = {"fingerprint": None, "fed_by": None, "groups": (), "kind": None, "_settler": None}
-        anew = {"logged": set(), "tally": replace(self.tally, _began=None)}  # the seconds were another's
+        anew = {"logged": set(), "tally": replace(self.tally, _first=None)}  # the seconds were another's
         return {**self.__dict__, **of_process, **anew}
 
     def follow_code(self) -> None:
