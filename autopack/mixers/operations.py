@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,31 +26,20 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, Grouping, Run, Spread
 from autopack.mixers.in_torch import causal_convolution
 from autopack.patching import Site
-from autopack.runtime.scope import Scope, running_scope
-
-
-class _AmbientCall(threading.local):
-    mixing: tuple[PackedLayout, set[str], Scope | None] | None = None
-    """State of a mixer's packed forward: its layout, the operations called in it, and the running
-    scope.
-
-    If the scope is not the running one, an interrupt has left the state behind.
-    """
-
-
-_ambient = _AmbientCall()
+from autopack.runtime.scope import current
 
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
     """Let operations follow a layout; yield the set of called operations, filled as they are
     called."""
-    arrived: set[str] = set()
-    before, _ambient.mixing = _ambient.mixing, (layout, arrived, running_scope())
+    activation, arrived = current(), set[str]()
+    assert activation is not None
+    before, activation.mixing = activation.mixing, (layout, arrived)
     try:
         yield arrived
     finally:
-        _ambient.mixing = before
+        activation.mixing = before
 
 
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -61,11 +49,10 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
 
     @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
-        if _ambient.mixing is None:
+        activation = current()
+        if activation is None or activation.mixing is None:
             return original(*args, **kwargs)
-        layout, arrived, scope = _ambient.mixing
-        if scope is not running_scope():
-            return original(*args, **kwargs)
+        layout, arrived = activation.mixing
         result = operation(original, layout, args, kwargs)
         if result is not None:
             arrived.add(site.path)
