@@ -234,6 +234,13 @@ class _InWindows(Way):
         mixer: Any = call.mixer
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
         hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
+        if call.want_weights and bool((seen > 0).any()):
+            raise UnsupportedModel(
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
+                f"global attention, which packed documents do not share. Leave output_attentions or "
+                f"global_attention_mask out, or run the documents one per row.",
+                code="output-asked",
+            )
         windows = mixer.config.attention_window
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found = Batches.grouped(layout, equally_long)
@@ -249,6 +256,7 @@ class _InWindows(Way):
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,
                 is_global_attn=bool((own > 0).any()),
+                output_attentions=call.want_weights,
             )
             outputs.append(tuple(part[:, :length] for part in output))
         added = (0, rows.shape[1] - layout.columns)

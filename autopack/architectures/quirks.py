@@ -73,9 +73,9 @@ def _attend_per_document(original: Callable[..., Any], site: Site) -> Callable[.
         def attend(module: Any, *states: Any) -> Any:
             return original(module, *states, *args, **kwargs)
 
-        layout = scope.layout.to(query.device)
-        call = AttentionCall(attend, "eager", self, query, key, value, attention_mask, layout)
-        return per_document.attend(call), None
+        layout, wanted = scope.layout.to(query.device), scope.want_weights
+        call = AttentionCall(attend, "eager", self, query, key, value, attention_mask, layout, want_weights=wanted)
+        return per_document.attend(call)
 
     return _upcast_and_reordered_attn
 

@@ -62,12 +62,6 @@ class Packed(RowsPlan):
     """The packed rows of a call, without their padding; common beginnings of documents may run once."""
 
     def __init__(self, call: Call, layout: PackedLayout):
-        if call.wants_weights:
-            raise UnsupportedModel(
-                f"{call.name} was asked for attention weights with packed rows, where those of a row are not those of "
-                f"its documents. Leave output_attentions out, or run the documents one per row.",
-                code="output-asked",
-            )
         once, entry = call.prefixes, call.entry
         positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
         arguments = arguments_of_rows(call, layout, 0 if once is None else once.tokens, positions)
@@ -83,7 +77,7 @@ class Packed(RowsPlan):
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
-        self._scope_of_rows = scope = Scope(call.model, layout, images=images)
+        self._scope_of_rows = scope = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
         volume = self.volume_apart = Volume.of_layout(layout)
         way, of_row, inside = padding, None, False
         if once is not None:

@@ -99,7 +99,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         original = from_the_same_buffers(original, mixer)
 
         def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
-            return way.run(MixerCall(original, mixer, names[0], arguments, layout, memory))
+            return way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
 
         if (rows := scope.shared) is not None:
             arguments = {name: _of_whole_rows(mixer, way, name, value, scope) for name, value in arguments.items()}

@@ -169,7 +169,6 @@ REFUSED = {
     "one of four dimensions": ({"attention_mask": torch.ones(1, 1, COLUMNS, 40)}, "prepared-mask"),
     "one of whole numbers": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS).long()}, "prepared-mask"),
     "a dict of masks": ({"attention_mask": {"full_attention": None}}, "prepared-mask"),
-    "attention weights": ({"output_attentions": True}, "output-asked"),
     "encoder states": ({"encoder_hidden_states": torch.zeros(1, 4, 64)}, "argument-of-no-document"),
     "declarations that disagree": ({"seq_idx": torch.zeros_like(IDS)}, "documents-unclear"),
     "positions that are no whole numbers": ({"position_ids": WHERE.float()}, "declaration-invalid"),

@@ -91,7 +91,7 @@ def raising(monkeypatch, error=KeyError, documents=None):
 
 def without_gradients(monkeypatch):
     eager = choose.BACKENDS["eager"]
-    attend = lambda call: eager.attend(call).detach()  # noqa: E731
+    attend = lambda call: (eager.attend(call)[0].detach(), None)  # noqa: E731
     monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=attend))
 
 

@@ -8,23 +8,23 @@ from dataclasses import replace
 import torch
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.call import AttentionCall, Backend, unpatched
+from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases
 
 
-def attend(call: AttentionCall) -> torch.Tensor:
+def attend(call: AttentionCall) -> Output:
     """Attend within each document."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
     if pattern is None or call.replaces_sdpa or options.get("dropout") or options.get("position_bias") is not None:
         return _attend_by_function(call)
     states = call.states_for_sdpa()
-    return attend_compiled(call.layout.slots_on_host, *states, pattern, options.get("scaling"))
+    return attend_compiled(call.layout.slots_on_host, *states, pattern, options.get("scaling")), None
 
 
 @torch._dynamo.disable
-def _attend_by_function(call: AttentionCall) -> torch.Tensor:
+def _attend_by_function(call: AttentionCall) -> Output:
     return per_document.attend(_by_sdpa(call))
 
 
