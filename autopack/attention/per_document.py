@@ -17,14 +17,23 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_of_library
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import Batches, equally_long
+
+_MANY, _SHORT = 4, 10
+"""Documents of each length, and tokens of each document, by mean, from and up to which documents of several lengths are
+moved next to those of their length.
+
+A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17 times with 128, on a
+single thread of a CPU; with 8 to 16 tokens it was no faster.
+"""
 
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
-    if not call.want_weights and len(set(layout.lengths)) == 1 and _is_cut_by_columns(call):
-        return _attend_as_batch(call), None
+    if not call.want_weights and (groups := _by_length(layout)) is not None and _is_cut_by_columns(call):
+        return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
@@ -113,23 +122,42 @@ def _is_cut_by_columns(call: AttentionCall) -> bool:
     )
 
 
+def _by_length(layout: PackedLayout) -> Batches | None:
+    """Return documents of one length as a batch; None if moving tokens costs more than calls.
+
+    Documents of a single length lie as in a batch already.
+    """
+    documents, kinds = len(layout.lengths), len(set(layout.lengths))
+    is_worth_it = documents >= _MANY * kinds and layout.bounds[-1] <= _SHORT * documents
+    return Batches.grouped(layout, equally_long) if kinds == 1 or is_worth_it else None
+
+
 def _has_axes(option: Any) -> bool:
     return isinstance(option, torch.Tensor) and option.dim() >= 2
 
 
-def _attend_as_batch(call: AttentionCall) -> torch.Tensor:
-    """Attend once, with the documents as a batch: all have one length, so they lie as in one."""
-    layout = call.layout
+def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
+    """Attend once for each length, with the documents of that length as a batch."""
+    maps = groups.maps
+    order = call.layout.derived("order by length", lambda: torch.cat([each.where.reshape(-1) for each in maps]))
 
-    def batch(tokens: torch.Tensor) -> torch.Tensor:
-        """Return (R, C, ...) as (documents, L, ...)."""
-        return tokens.flatten(0, 1).unflatten(0, (-1, layout.max_seqlen))
+    def batches(tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Return (R, C, ...) as (documents, L, ...) for each length."""
+        flat = tokens.flatten(0, 1)
+        ordered = flat if len(maps) == 1 else flat.index_select(0, order)
+        parts = ordered.split([each.sources.size for each in maps])
+        return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
-    states = (batch(each.transpose(1, 2)).transpose(1, 2) for each in call.states)
-    mask = call.mask.for_document(0, 0, layout.max_seqlen) if isinstance(call.mask, DocumentMask) else None
-    options = {
-        name: batch(option.expand(layout.rows, -1)) if _has_axes(option) else option
-        for name, option in call.options_beside(mask).items()
+    states = [batches(each.transpose(1, 2)) for each in call.states]
+    columns = {
+        name: batches(option.expand(call.layout.rows, -1)) for name, option in call.options.items() if _has_axes(option)
     }
-    output, _ = call.original(call.module, *states, mask, **options)
-    return output.flatten(0, 1).unflatten(0, (layout.rows, layout.columns))
+    outputs = []
+    for number, batch in enumerate(maps):
+        mask = call.mask.for_document(0, 0, batch.into[1]) if isinstance(call.mask, DocumentMask) else None
+        options = {**call.options_beside(mask), **{name: parts[number] for name, parts in columns.items()}}
+        output, _ = call.original(call.module, *(each[number].transpose(1, 2) for each in states), mask, **options)
+        outputs.append(output.flatten(0, 1))
+    if len(maps) == 1:
+        return outputs[0].unflatten(0, groups.shape)
+    return torch.cat(outputs).index_select(0, groups.back).unflatten(0, groups.shape)

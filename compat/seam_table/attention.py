@@ -58,10 +58,10 @@ _ATTENTION = (
     ),
     seam(
         "attention: documents of one length are put back in another order",
-        "attention.per_document:_attend_as_batch",
+        "attention.per_document:_attend_as_batches",
         result(lambda found: found.flip(1)),
         "attention/test_per_document.py",
-        "test_documents_of_one_length_are_those_alone[gemma2]",
+        "test_many_short_documents_are_those_alone[gemma2]",
     ),
     seam(
         "masks: what rules read of tokens is not seen",
