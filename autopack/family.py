@@ -200,8 +200,7 @@ class Way:
     - `masks_without_cache`: a decoder's model hides later tokens only if it is to fill no cache.
 
     `whole_model_reason` is the reason why only the whole model can be run on documents, or None.
-    `leaves_out` are parts of a decoder's model's output that packed calls do not return. `words`
-    and `work` tell readers its name and the code that computes it.
+    `leaves_out` are parts of a decoder's model's output that packed calls do not return.
     """
 
     attends: bool = False
@@ -215,8 +214,6 @@ class Way:
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False
-    words: str = ""
-    work: str = ""
 
     def run(self, call: MixerCall) -> Any:
         """Run one module on packed rows."""
@@ -236,10 +233,3 @@ class Way:
     def sites(self, module: str) -> list[Site]:
         """Return the functions to replace in the mixer's Python module, besides its forward."""
         return []
-
-    def how(self) -> dict[str, str]:
-        """Return the code that computes it, in words for readers: by device, or "any"."""
-        return {"any": self.work}
-
-    def __str__(self) -> str:
-        return self.words or type(self).__name__

@@ -91,8 +91,6 @@ class _RoutingAlone(Way):
 
     reads_padding = True
     recurs = False
-    words = "documents one by one"
-    work = "the router itself, one document after another"
 
     def run(self, call: MixerCall) -> Any:
         layout, tokens = call.layout, call.arguments[call.first]

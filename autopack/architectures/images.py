@@ -119,8 +119,6 @@ class _AfterAnImage(Way):
 
     attends = True
     recurs = False
-    words = "with images, whole model per document"
-    work = "with images, the whole model, documents of one length as a batch"
 
     def run(self, call: MixerCall) -> Any:
         arguments = dict(call.arguments)

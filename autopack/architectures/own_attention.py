@@ -109,8 +109,6 @@ class _TableOfLongest(Way):
 
     recurs = False
     counts = True
-    words = "table of the longest document"
-    work = "the table itself"
 
     def run(self, call: MixerCall) -> Any:
         shape = torch.Size((call.layout.rows, call.layout.max_seqlen))
@@ -195,8 +193,6 @@ class _ByCells(Way):
 
     recurs = False
     counts = True
-    words = "embeddings of documents alone"
-    work = "the embeddings themselves, documents of one length as a batch"
 
     def run(self, call: MixerCall) -> Any:
         call.check()
@@ -232,8 +228,6 @@ class _InWindows(Way):
     attends = True
     recurs = False
     in_parts = False  # its model pads the rows before
-    words = "documents alone, in windows"
-    work = "the model's own attention, documents of one length as a batch, padded to the window"
 
     def run(self, call: MixerCall) -> Any:
         layout = call.layout

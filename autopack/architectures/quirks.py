@@ -149,8 +149,6 @@ class _EmbeddedAlone(Way):
     row."""
 
     recurs = False
-    words = "embedded alone"
-    work = "the embedding itself, documents of one length as a batch"
 
     def run(self, call: MixerCall) -> Any:
         if not getattr(call.mixer, "token_dropout", True):

@@ -11,7 +11,7 @@ from torch import Tensor
 from autopack.architectures.quirks import restarting
 from autopack.family import DERIVED, Family, MixerCall, Tiny
 from autopack.layout.packed import PackedLayout
-from autopack.mixers import ROWS, AtOperations, EqualRows, LookingBack, Rows
+from autopack.mixers import ROWS, AtOperations, EqualRows, Rows
 
 # Lightning attention carries a sum over all tokens before.
 LIGHTNING = Family(
@@ -45,17 +45,13 @@ RG_LRU = Family(
 )
 
 
-def _to_the_token_before(mixer: Any) -> int:
-    return 1
-
-
 # Time mixing is a recurrence, and both halves of a block look at the token before.
 RWKV = Family(
     name="rwkv",
     model_types=frozenset({"rwkv"}),
-    how="time mixing on documents as rows; channel mixing again at the start of each",
+    how="time and channel mixing on documents as rows",
     attends=False,
-    mixers={"RwkvFeedForward": LookingBack(_to_the_token_before), "RwkvSelfAttention": ROWS},
+    mixers={"RwkvFeedForward": ROWS, "RwkvSelfAttention": ROWS},
     tiny=Tiny(configs={"rwkv": {"attention_hidden_size": 64}}),
 )
 
@@ -147,10 +143,6 @@ _TINY_RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def _by_taps_and_n_grams(mixer: Any) -> int:
-    return mixer.short_conv_state_len + mixer.ple_embedding.context_len
-
-
 DELTA_RULE = Family(
     name="delta_rule",
     model_types=frozenset(_RULES.split()),
@@ -158,7 +150,7 @@ DELTA_RULE = Family(
     mixers={
         **{f"{model}GatedDeltaNet": _GATED_DELTA_RULE for model in _GATED.split()},
         **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
-        "Qwen4ExpTextPLELayer": LookingBack(_by_taps_and_n_grams),
+        "Qwen4ExpTextPLELayer": ROWS,
     },
     media_types=dict.fromkeys(["image", "video"], _WITH_MEDIA | _IN_ONE_ROW),
     tiny=Tiny(configs=_TINY_RULES, images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
@@ -192,16 +184,6 @@ _TINY_CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 4}
     | {"num_experts_per_tok": 1, "router_hidden_size": 16},
 }
-
-
-def _by_its_taps(mixer: Any) -> int | None:
-    width = getattr(mixer, "conv_kernel_size", None)  # releases before 5.23 have other names
-    return None if width is None else width - 1
-
-
-def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
-    taps = getattr(mixer, "conv_kernel_size", None)  # of both convolutions, the present token not counted
-    return None if taps is None else max(taps, 1)
 
 
 def _scale_by_position(
@@ -242,10 +224,8 @@ SHORT_CONVOLUTION = Family(
     how="taps masked at the start of each document; attention document by document",
     mixers={
         **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
-        **dict.fromkeys(
-            ("Inkling2DynamicShortConvolution", "Inkling2LoopDynamicShortConvolution"), LookingBack(_by_its_taps)
-        ),
-        "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
+        **dict.fromkeys(("Inkling2DynamicShortConvolution", "Inkling2LoopDynamicShortConvolution"), ROWS),
+        "ZayaCCAProjection": ROWS,
     },
     within_token=frozenset(_OVER_LAYERS.split()),
     adjustments={

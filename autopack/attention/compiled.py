@@ -2,13 +2,13 @@
 layout.
 
 The number of documents is a tensor shape and their lengths are values, both unknown to the graph.
-The backward recomputes the weights of each document, since an operator cannot keep what autograd
-saved.
+The backward attends once more in each document, since an operator cannot keep what autograd saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,9 +19,6 @@ from torch.nn import functional as F
 from autopack.inspection.masks import Pattern
 
 _UNLIMITED = 1 << 62  # tokens that no document has
-_QUERIES = 512
-"""Queries of a document whose scores are held at a time: memory grows with its length, not its
-square."""
 
 
 class _CompileSettings(NamedTuple):
@@ -61,48 +58,15 @@ def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slic
             yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
 
 
-def _hidden(queries: Tensor, keys: Tensor, settings: _CompileSettings) -> Tensor:
-    """Return True where the token of one index does not see the token of another: (queries,
-    keys)."""
-    distance = queries[:, None] - keys[None, :]
-    return (distance > settings.before) | (-distance > settings.after)
-
-
 def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings) -> Tensor:
     length, causal, mask = query.shape[2], settings.after == 0, None
     if settings.before < length - 1 or 0 < settings.after < length - 1:
         index = torch.arange(length, device=query.device)
-        mask, causal = ~_hidden(index, index, settings), False
+        distance = index[:, None] - index
+        mask, causal = (distance <= settings.before) & (-distance <= settings.after), False
     if key.shape[1] != query.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
-
-
-def _gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings
-) -> tuple[Tensor, ...]:
-    """Return the gradients of `_attend`, written out: autograd is off inside an operator.
-
-    `enable_grad` does not change that.
-    """
-    length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
-    # (1, key heads, query heads that share it, tokens, size)
-    grad, query = (t.to(dtype).unflatten(1, (shared, -1)) for t in (grad, query))
-    key, value = (t.to(dtype).unsqueeze(2) for t in (key, value))
-    d_query, d_key, d_value = (torch.zeros_like(t) for t in (query, key, value))
-    index = torch.arange(length, device=query.device)
-    for first in range(0, length, _QUERIES):
-        end = min(first + _QUERIES, length)
-        low, high = max(0, first - settings.before), min(length, end + settings.after)
-        q, k, v, g = query[..., first:end, :], key[..., low:high, :], value[..., low:high, :], grad[..., first:end, :]
-        hidden = _hidden(index[first:end], index[low:high], settings)
-        weights = (q @ k.mT * settings.scale).masked_fill(hidden, -torch.inf).softmax(-1)
-        d_value[..., low:high, :] += (weights.mT @ g).sum(2, keepdim=True)
-        d_weights = g @ v.mT
-        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True)) * settings.scale
-        d_query[..., first:end, :] = d_scores @ k
-        d_key[..., low:high, :] += (d_scores.mT @ q).sum(2, keepdim=True)
-    return d_query.flatten(1, 2), d_key.squeeze(2), d_value.squeeze(2)
 
 
 @torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
@@ -123,8 +87,9 @@ def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ..
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        parts = _gradients(grad[here], query[here], key[here], value[here], settings)
-        for whole, part in zip(grads, parts, strict=True):
+        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
+        backward: Any = torch.func.vjp(partial(_attend, settings=settings), query[here], key[here], value[here])[1]
+        for whole, part in zip(grads, backward(grad[here]), strict=True):
             whole[here] = part
     return grads
 

@@ -48,7 +48,7 @@ def attend(call: AttentionCall) -> Output:
     if call.implementation == "flex_attention":
         if not torches.is_block_mask(mask):
             call.refuse_dense_mask("flex_attention")
-        blocks = blocks_within_documents(layout, memory, mask)
+        blocks = blocks_within_documents(layout, memory, getattr(mask, "mask_mod", None))
         return call.original(call.module, *call.states, blocks, **options)[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)

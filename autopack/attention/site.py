@@ -64,12 +64,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
-        if scope.prefixes is not None:
-            _check_shapes(module, scope.prefixes.queries, scope.prefixes.queries, query, key)
-        elif scope.shared is None:
-            _check_shapes(module, layout, memory or layout, query, key)
-        else:
-            _check_parts(module, layout, scope.shared, query, key)
+        rows = layout if scope.prefixes is None else scope.prefixes.queries
+        _check_shapes(module, rows, memory or rows, query, key, 1 if scope.shared is None else scope.shared.ranks)
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.
@@ -194,29 +190,25 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
     return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 
 
-def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
-    """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`."""
-    wanted = layout.shape
-    of_keys = wanted if memory is layout else memory.shape
-    if tuple(query.shape[::2]) != wanted or tuple(key.shape[::2]) != of_keys:
-        raise UnsupportedModel(
-            f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
-            f"rows, but the packed batch has {layout.rows} rows of {layout.columns} tokens"
-            + (f" to attend to {memory.columns} states of the encoder" if memory is not layout else "")
-            + ". Prefixes and cross-attention to other states cannot be packed; run such documents one per row.",
-            code="other-tokens",
-        )
+def _check_shapes(
+    module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor, ranks: int
+) -> None:
+    """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`.
 
-
-def _check_parts(module: nn.Module, layout: PackedLayout, rows: RowGroup, *states: torch.Tensor) -> None:
-    """Raise `UnsupportedModel` unless states have the shape of this rank's part of the rows of
-    `layout`."""
-    wanted = (layout.rows, layout.columns // rows.ranks)
-    for each in states:
-        if (each.shape[0], each.shape[2]) != wanted:
-            raise UnsupportedModel(
-                f"{type(module).__name__} attends over {each.shape[2]} tokens in {len(each)} rows, but this rank has "
-                f"{wanted[1]} columns of {wanted[0]} rows that it shares with others. Train it without "
-                f"sequence_parallel.",
-                code="sequence-parallel",
-            )
+    Each of several `ranks` has an equal part of the columns.
+    """
+    wanted, of_keys = ((each.shape[0], each.shape[1] // ranks) for each in (layout, memory))
+    if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
+        return
+    has = f"the packed batch has {layout.rows} rows of {layout.columns} tokens"
+    way = "Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
+    if memory is not layout:
+        has += f" to attend to {memory.columns} states of the encoder"
+    if ranks > 1:
+        has = f"this rank has {wanted[1]} columns of {wanted[0]} rows that it shares with others"
+        way = "Train it without sequence_parallel."
+    raise UnsupportedModel(
+        f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} rows, "
+        f"but {has}. {way}",
+        code="other-tokens" if ranks == 1 else "sequence-parallel",
+    )

@@ -7,30 +7,21 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from autopack.commands.models import task_for
-from autopack.errors import did_you_mean
-
 if TYPE_CHECKING:
     from autopack.family import Family
-
-ATTENTION = {
-    "CPU": "sdpa or eager, document by document",
-    "CUDA": "varlen, flash or flex in one kernel, else as on CPU",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the families of architectures that autopack serves: the path of each, and its model types; --json adds "
-        "the mixers, and their paths and those of attention on each device. Other models with attention of the same "
-        "structure are served too."
+        "the mixers. Other models with attention of the same structure are served too."
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the families, or what is known of the model types that were named; 0, or 1 if one is not served."""
+    """Print the families, or what is known of named types; return 0, or 1 if one is not known to be served."""
     from autopack.registry import families
 
     found, rows = families(), [of_type(name) for name in args.types]
@@ -38,8 +29,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(rows or {"families": [describe(family) for family in found]}, indent=1))
     elif rows:
         for row in rows:
-            by = f" (family {row['family']})" if row["family"] else ""
-            _print(row["type"], f"{row['path']}{by}" if row["served"] else f"refused: {row['refused']}")
+            said = f"no family lists it; `autopack audit {row['type']}` tries a tiny model of it"
+            if row["served"] is not None:
+                said = f"{row['path']} (family {row['family']})" if row["served"] else f"refused: {row['refused']}"
+            _print(row["type"], said)
     else:
         for family in found:
             print(f"{family.name}: {family.how}")
@@ -60,52 +53,26 @@ def _print(name: str, text: str, indent: int = 21) -> None:
 
 def describe(family: Family) -> dict[str, Any]:
     """Return one family as plain data."""
-    ways: dict[Any, list[str]] = {}
-    for name, way in family.mixers.items():
-        ways.setdefault(way, []).append(name)
     return {
         "name": family.name,
         "path": family.how,
         "model_types": sorted(family.model_types),
-        "mixers": [{"classes": sorted(names), "way": str(way), "paths": way.how()} for way, names in ways.items()],
-        "attention": ATTENTION if family.attends else None,
+        "mixers": {name: type(way).__name__ for name, way in family.mixers.items()},
         "refused": dict(family.refused_types),
     }
 
 
 def of_type(name: str) -> dict[str, Any]:
-    """Return facts on one model type: its family and path, or the reason why it is refused."""
+    """Return facts on one model type: its family and path, or the reason why it is refused.
+
+    `served` is None of a type that no family lists, whose structure decides.
+    """
     from autopack.registry import families
 
+    row: dict[str, Any] = {"type": name, "served": None, "family": None, "path": None, "refused": None}
     for family in families():
         if name in family.model_types:
-            return _row(name, family.how, None, family.name)
+            return row | {"served": True, "family": family.name, "path": family.how}
         if name in family.refused_types:
-            return _row(name, None, family.refused_types[name])
-    return _row(name, *_asked_of_a_tiny_model(name))
-
-
-def _row(name: str, path: str | None, refused: str | None, family: str | None = None) -> dict[str, Any]:
-    return {"type": name, "served": refused is None, "family": family, "path": path, "refused": refused}
-
-
-def _asked_of_a_tiny_model(name: str) -> tuple[str | None, str | None]:
-    """Return the path of a type that no family lists, or why it is refused, by the structure of transformers' model."""
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from autopack import registry, tiny
-
-    if name not in CONFIG_MAPPING:
-        hint = "remote code of this type is served where its structure allows"
-        meant = did_you_mean(name, list(CONFIG_MAPPING), f"; {hint}")
-        return None, f"transformers {transformers.__version__} has no such type{meant}"
-    task = task_for(name)
-    if task is None:
-        return None, "transformers has no language model of this type"
-    try:
-        model = tiny.build(name, task=task)
-    except tiny.CannotBuild as error:
-        return None, f"no family lists it, and its structure could not be looked at: {error.reason}"
-    family, reason = registry.look_up(model)
-    return None if reason else f"{family.how}, by its structure", reason
+            return row | {"served": False, "refused": family.refused_types[name]}
+    return row

@@ -57,16 +57,8 @@ class ProcessOutcome:
             self.checked.add(other.checked)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a tally has a time of its own, and kinds of calls are of this process.
-        checked = self.checked and replace(self.checked, kinds=set())
-        return {**vars(self), "tally": self.tally and vars(self.tally), "checked": checked}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if self.tally is not None:
-            from autopack.runtime.tally import Tally
-
-            self.tally = Tally(**state["tally"])
+        # Kinds of calls are of this process.
+        return {**vars(self), "checked": self.checked and replace(self.checked, kinds=set())}
 
 
 def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:

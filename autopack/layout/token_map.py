@@ -60,18 +60,15 @@ class TokenMap:
         return cls(_inverse(real.shape, tokens, columns), sources, device)
 
     @classmethod
-    def of_documents(
-        cls, layout: PackedLayout, documents: np.ndarray | None = None, longest: int | None = None
-    ) -> TokenMap:
+    def of_documents(cls, layout: PackedLayout, documents: np.ndarray | None = None) -> TokenMap:
         """Return the way of documents of packed rows into right-padded rows of a batch.
 
-        They are all documents but runs of padding if no `documents` are given, or the first
-        `longest` tokens of each.
+        They are all documents but runs of padding if no `documents` are given.
         """
         if documents is None:
             real = np.flatnonzero(real_documents(layout))
             return layout.derived("documents as rows", lambda: cls.of_documents(layout, real))
-        lengths = np.minimum(layout.sizes[documents], longest or layout.columns)
+        lengths = layout.sizes[documents]
         columns = np.arange(lengths.max())
         sources = layout.bounds[documents][:, None] + np.minimum(columns, lengths[:, None] - 1)
         real = columns < lengths[:, None]

@@ -4,7 +4,6 @@ each such class."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,8 +31,6 @@ class Rows(Way):
     recurs: bool = True
     counts: bool = False
     grouping: Grouping | None = None
-    words = "documents as rows"
-    work = "the mixer itself, on documents as right-padded rows, bucketed by length"
 
     def run(self, call: MixerCall) -> Any:
         call.check()
@@ -47,25 +44,6 @@ class EqualRows(Rows):
 
     grouping: Grouping | None = equally_long
     reads_padding = True
-    words = "documents of one length as rows"
-    work = "the mixer itself, on documents of one length as rows"
-
-
-@dataclass(frozen=True)
-class LookingBack(Way):
-    """Strategy for mixers that look back a fixed number of tokens, `reach(mixer)` (None if
-    unknown)."""
-
-    reach: Callable[[nn.Module], int | None]
-    words = "first tokens of documents run again"
-    work = "the mixer itself, on whole rows, and again on the first tokens of each document"
-
-    def run(self, call: MixerCall) -> Any:
-        reach = self.reach(call.mixer)
-        if reach is None:
-            return ROWS.run(call)
-        call.check()
-        return operations.run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
 
 @dataclass(frozen=True)
@@ -103,17 +81,6 @@ class AtOperations(Way):
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, operations.adapt_operation) for name in names]
 
-    def how(self) -> dict[str, str]:
-        found = [operations.OPERATIONS[name] for name in self.operations]
-        in_kernels = ", ".join(operation.in_kernels for operation in found)
-        return {
-            "CPU": ", ".join(operation.in_torch for operation in found),
-            "CUDA": f"{in_kernels} where installed, else as on CPU",
-        }
-
-    def __str__(self) -> str:
-        return f"at {' and '.join(self.operations)}"
-
 
 @dataclass(frozen=True)
 class Restarting(Way):
@@ -127,8 +94,6 @@ class Restarting(Way):
     reads_encoder_tokens: bool = False
     recurs = False
     counts = True
-    words = "positions restarted"
-    work = "the embedding itself for the longest document, looked up for every token"
 
     def run(self, call: MixerCall) -> torch.Tensor:
         layout = call.layout
@@ -161,8 +126,6 @@ class RelativeBias(Way):
     """
 
     recurs = False
-    words = "bias of the longest document"
-    work = "the model's own attention, with the bias of the longest document"
 
     def run(self, call: MixerCall) -> Any:
         arguments, mixer, longest = dict(call.arguments), call.mixer, call.layout.max_seqlen
@@ -204,35 +167,24 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """Last resort, for a whole model: documents of one length as a batch; `reason` tells why
-    nothing less will do."""
+    """Last resort, for a whole model: documents of one length as a batch.
 
-    reason: str
+    `whole_model_reason` tells why nothing less will do.
+    """
+
+    whole_model_reason: str
     numbers_itself: bool = False
     heeds_masks: bool = False
     attends = True
     recurs = False
-    words = "whole model per document"
-    part = "model"
-
-    @property
-    def whole_model_reason(self) -> str:  # type: ignore[override]
-        return self.reason
 
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call, self.numbers_itself)
-
-    def how(self) -> dict[str, str]:
-        documents = "documents as a padded batch" if self.heeds_masks else "documents of one length as a batch"
-        return {"any": f"the whole {self.part}, {documents}, since {self.reason}"}
 
 
 class EncoderOneByOne(OneByOne):
     """`OneByOne` for the encoder of a pair; a decoder of the same class is kept within documents by
     its parts."""
-
-    words = "whole encoder per document"
-    part = "encoder"
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

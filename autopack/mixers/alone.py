@@ -69,8 +69,6 @@ class Alone(Way):
     from_zero: bool = False
     attends = True
     recurs = False
-    words = "documents alone"
-    work = "the model's own attention, documents of one length as a batch"
 
     @property
     def counts(self) -> bool:  # type: ignore[override]

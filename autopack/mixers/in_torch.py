@@ -1,131 +1,14 @@
-"""Short causal convolutions and the selective scan of Mamba over the documents of packed rows, in
-torch alone.
-
-For the scan (arXiv 2312.00752, algorithm 2) tokens are ordered as recurrent networks order packed
-sequences: the first of every document, then the second of every document that has one, and so on,
-longer documents first. A step then takes all documents that still run, without padding, and there
-are as many steps as the longest document has tokens. The backward pass is the same recurrence
-backwards; a graph of single steps would add up gradients of the whole row at each of them.
-"""
+"""Short causal convolutions over the documents of packed rows, in torch alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import silu, softplus
 
 from autopack.layout.packed import PackedLayout
-
-
-def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Return the tokens of the flattened rows in the order of steps, its inverse, and the bounds of
-    steps.
-
-    The bounds are where each step begins in that order and where the last one ends. Steps never get
-    longer.
-    """
-    lengths = layout.sizes
-    rank = np.empty(len(lengths), dtype=np.int64)
-    rank[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
-    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], lengths)
-    order = np.lexsort((np.repeat(rank, lengths), offsets))
-    bounds = [0, *np.cumsum(np.bincount(offsets)).tolist()]
-    return layout.upload(order), layout.upload(np.argsort(order, kind="stable")), bounds
-
-
-class LinearRecurrence(torch.autograd.Function):
-    """Recurrence h_t = decay_t * h_(t-1) + inputs_t from h = 0, on floats (tokens, ...) in step
-    order.
-
-    `bounds` are where each step begins and the last one ends. The first entries of a step continue
-    the entries of the step before.
-    """
-
-    @staticmethod
-    def forward(decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
-        states = inputs.clone()
-        for i in range(len(bounds) - 2):
-            start, middle, end = bounds[i : i + 3]
-            before = states[start : start + end - middle]
-            states[middle:end].addcmul_(decay[middle:end], before)
-        return states
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        decay, _, ctx.bounds = inputs
-        ctx.save_for_backward(decay, output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (decay, states), bounds = ctx.saved_tensors, ctx.bounds
-        if torch.is_grad_enabled():
-            return *_gradients(decay, states, gradient, bounds), None
-        gradient = gradient.clone()
-        for_decay = torch.zeros_like(decay)
-        for i in range(len(bounds) - 3, -1, -1):
-            start, middle, end = bounds[i : i + 3]
-            before = slice(start, start + end - middle)
-            gradient[before].addcmul_(decay[middle:end], gradient[middle:end])
-            torch.mul(gradient[middle:end], states[before], out=for_decay[middle:end])
-        return for_decay, gradient, None
-
-
-def _gradients(
-    decay: torch.Tensor, states: torch.Tensor, gradient: torch.Tensor, bounds: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of decay and inputs, step by step and not in place, so they can be
-    differentiated."""
-    sizes = [end - start for start, end in pairwise(bounds)]
-    decays, before, parts = (list(each.split(sizes)) for each in (decay, states, gradient))
-    for_decay = [torch.zeros_like(each) for each in decays]
-    for i in range(len(sizes) - 2, -1, -1):
-        later = sizes[i + 1]
-        for_decay[i + 1] = parts[i + 1] * before[i][:later]
-        parts[i] = torch.cat([parts[i][:later] + decays[i + 1] * parts[i + 1], parts[i][later:]])
-    return torch.cat(for_decay), torch.cat(parts)
-
-
-def selective_scan(
-    layout: PackedLayout,
-    hidden: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-) -> torch.Tensor:
-    """Return transformers' own selective scan in torch of each document alone: (rows, channels,
-    tokens).
-
-    `hidden`, `dt` and `z` are (rows, channels, tokens), `B` and `C` (rows, states, tokens), `A`
-    (channels, states), `D` and `delta_bias` (channels,). States are float32, the output has the
-    dtype of `hidden`.
-    """
-    order, back, bounds = layout.derived("steps", lambda: _steps(layout))
-
-    def ordered(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.transpose(1, 2).flatten(0, 1).index_select(0, order)
-
-    tokens, dt, B, C = (ordered(tensor) for tensor in (hidden, dt, B, C))
-    if delta_bias is not None:
-        dt = dt + delta_bias.to(dt.dtype)
-    if delta_softplus:
-        dt = softplus(dt)
-    decay = torch.exp(A * dt[:, :, None])
-    inputs = dt[:, :, None] * B[:, None, :].float() * tokens[:, :, None].float()
-    states = LinearRecurrence.apply(decay, inputs.to(decay.dtype), bounds)
-    output = torch.matmul(states.to(hidden.dtype), C[:, :, None])[:, :, 0].index_select(0, back)
-    output = output.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
-    if D is not None:
-        output = output + hidden * D[None, :, None]
-    return output if z is None else output * silu(z)
 
 
 class _CausalConvolution(torch.autograd.Function):

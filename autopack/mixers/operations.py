@@ -2,23 +2,20 @@
 replace.
 
 The mixer runs on the rows as they are, and its convolution and scan keep documents apart: a kernel
-that takes the bounds of documents gets them; any other implementation runs on heads or on documents
-as rows. So the projections, most of a mixer's work, see one row, and no kernel has to handle
-documents that it is not told of.
+that takes the bounds of documents gets them; any other implementation runs on documents as rows.
+So the projections, most of a mixer's work, see one row, and no kernel has to handle documents that
+it is not told of.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
@@ -26,48 +23,36 @@ from transformers.activations import ACT2FN
 from autopack.family import check_tokens
 from autopack.inspection import releases
 from autopack.layout.packed import PackedLayout
-from autopack.layout.token_map import Batches, Grouping, Run, Spread, TokenMap
-from autopack.mixers.in_torch import causal_convolution, selective_scan
+from autopack.layout.token_map import Batches, Grouping, Run, Spread
+from autopack.mixers.in_torch import causal_convolution
 from autopack.patching import Site
-from autopack.runtime.scope import Scope, running_scope
-
-
-class _AmbientCall(threading.local):
-    mixing: tuple[PackedLayout, set[str], Scope | None] | None = None
-    """State of a mixer's packed forward: its layout, the operations called in it, and the running
-    scope.
-
-    If the scope is not the running one, an interrupt has left the state behind.
-    """
-
-
-_ambient = _AmbientCall()
+from autopack.runtime.scope import current
 
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
     """Let operations follow a layout; yield the set of called operations, filled as they are
     called."""
-    arrived: set[str] = set()
-    before, _ambient.mixing = _ambient.mixing, (layout, arrived, running_scope())
+    activation, arrived = current(), set[str]()
+    assert activation is not None
+    before, activation.mixing = activation.mixing, (layout, arrived)
     try:
         yield arrived
     finally:
-        _ambient.mixing = before
+        activation.mixing = before
 
 
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return a convolution, scan or fused kernel that follows the documents of the calling
     mixer."""
-    operation = OPERATIONS[site.path].run
+    operation = OPERATIONS[site.path]
 
     @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
-        if _ambient.mixing is None:
+        activation = current()
+        if activation is None or activation.mixing is None:
             return original(*args, **kwargs)
-        layout, arrived, scope = _ambient.mixing
-        if scope is not running_scope():
-            return original(*args, **kwargs)
+        layout, arrived = activation.mixing
         result = operation(original, layout, args, kwargs)
         if result is not None:
             arrived.add(site.path)
@@ -89,35 +74,6 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
     return found.together([run(batch.gather) for batch in found.maps])
 
 
-def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any:
-    """Run a mixer on packed rows, in which no token sees more than `reach` tokens before it.
-
-    Only the first tokens of a document are mixed with the document before. They run again, with
-    nothing before them, and their results replace the first ones. Anything else in a tuple comes
-    from the whole rows.
-    """
-    whole = run(lambda tensor: tensor)
-    inner = np.flatnonzero(layout.bounds[:-1] % layout.columns)  # the first of a row has nothing before it
-    if not reach or not len(inner):
-        return whole
-    first = layout.derived(("first tokens", reach), lambda: TokenMap.of_documents(layout, inner, reach))
-    kept, places = layout.derived(
-        ("places of first tokens", reach),
-        lambda: (layout.upload(np.flatnonzero(first.filled)), layout.upload(first.sources[first.filled])),
-    )
-    redone = run(first.gather)
-
-    def replaced(part: Any, again: Any) -> Any:
-        if not first.holds(again):
-            return part
-        flat = part.reshape(layout.rows * layout.columns, *part.shape[2:])
-        return flat.index_copy(0, places, again.flatten(0, 1).index_select(0, kept)).reshape(part.shape)
-
-    if not isinstance(whole, tuple):
-        return replaced(whole, redone)
-    return tuple(replaced(part, again) for part, again in zip(whole, redone, strict=True))
-
-
 def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
     documents."""
@@ -136,7 +92,7 @@ def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, 
     def run(spread: Spread) -> Any:
         return original(spread(hidden.transpose(1, 2)).transpose(1, 2), *args[1:], **rest).transpose(1, 2)
 
-    return run_and_redo_first_tokens(run, layout, weight.shape[-1] - 1).transpose(1, 2)
+    return run_per_document_row(run, layout).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -201,22 +157,6 @@ def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
-_SELECTIVE_SCAN = _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None)
-_OWN_OPTIONS = set(inspect.signature(selective_scan).parameters) - {"layout"}
-
-
-def _selective_scan(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run selective_scan_fn(u, dt, A, B, C, ...), whose kernel ignores documents, within
-    documents."""
-    given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-    own = given.keys() - {"use_associative_scan"} <= _OWN_OPTIONS  # an associative scan is for compiled models
-    if releases.kernel_parameters(original) or len(args) != 5 or not own:
-        return _SELECTIVE_SCAN(original, layout, args, kwargs)
-    _SELECTIVE_SCAN.check(layout, args, kwargs)
-    given.pop("use_associative_scan", None)
-    return selective_scan(layout, *args, **given)
-
-
 def _fused(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an optional kernel for a whole mixer; return None to let the mixer run step by step."""
     return original(*args, **{**kwargs, "seq_idx": layout.seq_idx}) if _takes(original, "seq_idx") else None
@@ -248,40 +188,23 @@ def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
     return run_per_document_row(run, layout)
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A function of transformers that mixes tokens, and its adaptation to documents.
-
-    `run` takes the function, the layout, and the positional and named arguments of a call.
-    `in_torch` and `in_kernels` tell readers what computes it without a kernel and with one.
-    """
-
-    run: Callable[..., Any]
-    in_torch: str = ""
-    in_kernels: str = ""
+def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
+    return _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
 
 
-def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> Operation:
-    scan = _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
-    return Operation(scan, "scan on documents as rows", "fla told by cu_seqlens")
-
-
-OPERATIONS = {
-    "causal_conv1d_fn": Operation(_convolution, "taps masked at starts", "causal_conv1d told by seq_idx"),
-    "mamba2_split_conv1d_scan_combined": Operation(_fused),
-    "mamba2_chunk_scan": Operation(
-        _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
-        "scan on documents as rows",
-        "mamba_ssm told by seq_idx",
-    ),
-    "mamba_inner_fn": Operation(_inner),
-    "mamba_selective_scan": Operation(
-        _selective_scan, "scan of all documents in step", "mamba_ssm on documents as rows"
-    ),
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "mamba2_split_conv1d_scan_combined": _fused,
+    "mamba2_chunk_scan": _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+    "mamba_inner_fn": _inner,
+    "mamba_selective_scan": _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None),
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
     "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
-"""Operations by the name that transformers' modeling files give them."""
+"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling files.
+
+Each takes the function, the layout, and the positional and named arguments of a call.
+"""
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:

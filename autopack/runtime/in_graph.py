@@ -131,7 +131,7 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
         sent = _Sent(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
         output = _Place.apply(place, [result.output()], probe, *stands, *found.values())
-        output.register_hook(_observe).remove()  # so that it has a place for hooks, which outlives it
+        output.register_hook(lambda gradient: None).remove()  # so that it has a place for hooks, which outlives it
         sent.output, sent.hooks = weakref.ref(output), output._backward_hooks
         found[result], earlier = output, (*earlier, (sent, output.grad_fn))
     return found
@@ -280,7 +280,3 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
 def _number(tensor: torch.Tensor) -> int:
     """Return a number that grows along the graph."""
     return -1 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
-
-
-def _observe(gradient: torch.Tensor) -> None:
-    """Change nothing."""

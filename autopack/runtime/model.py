@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -277,7 +277,8 @@ class EnabledModel:
 
     def __getstate__(self) -> dict[str, Any]:
         of_process = {"fingerprint": None, "fed_by": None, "groups": (), "kind": None, "_settler": None}
-        return {**self.__dict__, **of_process, "logged": set()}
+        anew = {"logged": set(), "tally": replace(self.tally, _first=None)}  # the seconds were another's
+        return {**self.__dict__, **of_process, **anew}
 
     def follow_code(self) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.

@@ -132,6 +132,8 @@ class Activation:
         self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
         self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.met_inside`)
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
+        self.mixing: tuple[PackedLayout, set[str]] | None = None
+        """The layout of the mixer that runs now at its operations, and those that it has called."""
         self.pooled = False  # whether a pooler was handed rows of its own
         self.masked = False  # whether logits of starts and ends were taken out at padding
         self.apart = False  # whether common beginnings run once per document after all

@@ -120,14 +120,12 @@ class Tally:
     training: Volume = field(default_factory=Volume)
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
-    _began: float | None = None
-    """Time of the first training call in this process, in seconds; of a copy, the copy's first."""
-    _latest: float = 0.0
-    _before: int = 0  # real tokens of the training calls before that one
-    _between: int = 0  # real tokens of the training calls from that one on, without those of the latest
+    _first: tuple[float, int] | None = None
+    """When the first training call began in this process, in seconds, and the real tokens of those before.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_began": None}
+    Of a copy it is the copy's first.
+    """
+    _latest: tuple[float, int] = (0.0, 0)  # the same of the latest
 
     def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
         """Count a call that is about to run, or recount one that runs otherwise."""
@@ -137,30 +135,31 @@ class Tally:
             self.evaluation = self.evaluation.plus(volume)
         else:
             if instead_of is None:
-                self._latest = time.perf_counter()
-                if self._began is None:
-                    self._began, self._before = self._latest, self.training.tokens
-                self._between = self.training.tokens - self._before
+                self._latest = time.perf_counter(), self.training.tokens
+                self._first = self._first or self._latest
             self.training = self.training.plus(volume)
         if after_each is not None:
             after_each()
 
     def add(self, other: Tally) -> None:
         """Add the counts of the same model in another process of this machine."""
-        for name in ("after_padding", "left", "refused", "apart", "_between"):
+        for name in ("after_padding", "left", "refused", "apart"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("unpadded", "training", "evaluation"):
             setattr(self, name, getattr(self, name).plus(getattr(other, name)))
         self.unmasked = self.unmasked or other.unmasked
-        began = [each for each in (self._began, other._began) if each is not None]
-        self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
+        if self._first is None:
+            self._first, self._latest = other._first, other._latest
+        elif other._first is not None:
+            self._first = min(self._first[0], other._first[0]), self._first[1] + other._first[1]
+            self._latest = max(self._latest[0], other._latest[0]), self._latest[1] + other._latest[1]
 
     @property
     def tokens_per_second(self) -> float | None:
         """Real tokens per second, over all time from the first training call to the latest."""
-        if self._began is None or self._latest <= self._began:
+        if self._first is None or self._latest[0] <= self._first[0]:
             return None
-        return self._between / (self._latest - self._began)
+        return (self._latest[1] - self._first[1]) / (self._latest[0] - self._first[0])
 
     @property
     def batches(self) -> int:

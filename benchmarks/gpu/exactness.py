@@ -26,13 +26,13 @@ FACTOR = 2
 FLOOR = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """One rounding of a value of order 1 (8 and 11 bits): where alone happens to be lucky, packed need not be."""
 TYPES = {
-    "varlen": "llama mistral qwen2 qwen3 phi3 gemma3_text cohere2 gpt2 bert deepseek_v3 llama4_text gpt_oss".split(),
+    "varlen": "llama mistral qwen2 qwen3 phi3 olmo2 gemma3_text cohere2 gpt2 bert deepseek_v3 llama4_text".split(),
     # torch's kernels have neither sinks nor a softcap of their own, and Llama 4 declares no flash attention
     "flash": "llama mistral qwen2 qwen3 phi3 olmo2 gemma3_text cohere2 gpt2 gpt_neox bert deepseek_v3".split(),
     # compiled kernels want heads of 16 and more, which the tiny DeepSeek-V3 has not
     "flex": "llama mistral qwen2 qwen3 phi3 olmo2 gemma2 gemma3_text cohere2 gpt_neox llama4_text gpt_oss".split(),
 }
-SMALL = {"varlen": ["llama", "gpt_oss"], "flash": ["gemma3_text"], "flex": ["gemma2"]}
+SMALL = {"varlen": ["llama", "mistral"], "flash": ["gemma3_text"], "flex": ["gemma2"]}
 ROWS = ((7, 130, 1, 62), (120, 80))
 SMALL_ROWS = ((3, 9, 1, 7), (12, 8))
 

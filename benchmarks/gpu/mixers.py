@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import autopack
-from autopack import tiny
+from autopack import registry, tiny
 from autopack.inspection import releases
-from autopack.mixers import operations
+from autopack.mixers import AtOperations
 from benchmarks.gpu.exactness import DTYPES
 from benchmarks.gpu.job import Job
 
@@ -20,7 +20,15 @@ SMALL = ("qwen3_next",)
 # Not 1 on a GPU: the backward of causal_conv1d refuses the strides of one token alone, in stock.
 LENGTHS, SMALL_LENGTHS = (7, 130, 2, 62), (3, 9, 1, 5)
 MODES = ("default", "two rows", "right-padded")
-_OPERATIONS = [name for name, operation in operations.OPERATIONS.items() if operation.in_kernels]
+_OPERATIONS = sorted(
+    {
+        name
+        for family in registry.families()
+        for way in family.mixers.values()
+        if isinstance(way, AtOperations)
+        for name in way.operations
+    }
+)
 
 
 def measure_mixers(job: Job) -> None:

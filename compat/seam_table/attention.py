@@ -163,17 +163,10 @@ _MIXERS = (
     ),
     seam(
         "scan: state is carried on",
-        "mixers.in_torch:_steps",
-        around(lambda order, layout: order(as_one(layout))),
-        "mixers/test_operations.py",
-        "test_the_selective_scan_is_that_of_transformers_on_every_document",
-    ),
-    seam(
-        "mixers: one first token too few is run again",
-        "mixers.operations:run_and_redo_first_tokens",
-        around(lambda redo, run, layout, reach: redo(run, layout, max(reach - 1, 0))),
-        "mixers/test_operations.py",
-        "test_heads_run_again_make_a_mixer_of_known_reach_exact",
+        "mixers.operations:run_per_document_row",
+        around(lambda rows, run, layout, *grouping: rows(run, as_one(layout), *grouping)),
+        "mixers/test_rows.py",
+        "test_any_causal_mixer_gets_every_document_once_and_from_its_start",
     ),
     seam(
         "kernels: none is told of documents",

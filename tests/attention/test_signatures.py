@@ -13,41 +13,11 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection import torches
-from compat import signatures, standins, torch_flash
-from tests.attention.written_out import LAYOUT, PATTERNS, states
+from compat import signatures, standins
 from tests.conftest import positions
 
-OPERATORS = ("_flash_attention_forward", "_flash_attention_backward")
 FLASH = {name: signatures.signature(signatures.FLASH_2, name) for name in signatures.OF_FLASH}
-
-
-@pytest.mark.parametrize("release", signatures.TORCHES)
-def test_operators_are_called_with_what_their_schemas_take(monkeypatch, release):
-    """Attention sinks call torch's operators themselves; all others go through `varlen_attn` (test_varlen.py)."""
-    called = []
-
-    class Operators:
-        def __getattr__(self, name):
-            signature = signatures.signature(f"torch {release}", name)
-            compute = torch_flash.forward_on_cpu if "forward" in name else torch_flash.backward_on_cpu
-
-            def operator(*args, **kwargs):
-                bound = signature.bind(*args, **kwargs)
-                called.append(name)
-                missing = {p.name for p in signature.parameters.values() if p.default is p.empty} - {*bound.arguments}
-                assert not missing
-                return compute(*bound.args, **bound.kwargs)
-
-            return operator
-
-    monkeypatch.setattr(torch.ops, "aten", Operators())
-    given = states(dtype=torch.float16)
-    sinks = torch.linspace(-1, 2, 4).half().requires_grad_()
-    for name in ("causal", "window", "bidirectional"):
-        attend_varlen(LAYOUT, *given, PATTERNS[name], 0.3, sinks).float().sum().backward()
-    assert called == [*OPERATORS] * 3
 
 
 @pytest.mark.skipif(torches.without_flex_attention() is not None, reason="this torch has no flex_attention")

@@ -164,7 +164,7 @@ def test_the_breaks_of_0_2_have_a_seam_or_a_reason():
 
 def test_the_command(capsys, tmp_path):
     assert seams.main(["--only", "scan: state", "--list"]) == 0
-    assert "autopack.mixers.in_torch:_steps" in capsys.readouterr().out
+    assert "autopack.mixers.operations:run_per_document_row" in capsys.readouterr().out
     report = tmp_path / "report.json"
     assert seams.main(["--only", "scan: state", "--json", str(report)]) == 0
     assert "1 seams: 1 caught, 0 not." in capsys.readouterr().out

@@ -9,9 +9,9 @@ import importlib
 import pytest
 
 import autopack
-from autopack import tiny
+from autopack import registry, tiny
 from autopack.inspection import releases
-from autopack.mixers import operations
+from autopack.mixers import AtOperations
 from tests.gpu.test_models import DEVICE, check
 
 LONG = (7, 130, 2, 62)  # the backward of causal_conv1d refuses the strides of one token alone, in stock
@@ -26,7 +26,15 @@ KERNELS = {
     "kimi_linear": ("causal_conv1d", "fla"),
     "lfm2": ("causal_conv1d",),
 }
-OPERATIONS = [name for name, operation in operations.OPERATIONS.items() if operation.in_kernels]
+OPERATIONS = sorted(
+    {
+        name
+        for family in registry.families()
+        for way in family.mixers.values()
+        if isinstance(way, AtOperations)
+        for name in way.operations
+    }
+)
 WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
 
 

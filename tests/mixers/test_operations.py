@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,7 @@ from autopack import registry, tiny
 from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, EqualRows
-from autopack.mixers.in_torch import LinearRecurrence, causal_convolution, selective_scan
-from autopack.mixers.operations import run_and_redo_first_tokens
+from autopack.mixers.in_torch import causal_convolution
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 from tests.support.refusals import refused
 
@@ -86,58 +86,16 @@ def test_a_convolution_in_half_precision_rounds_once(dtype):
     assert torch.allclose(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
-@settings(max_examples=30)
-@given(layouts(), st.booleans(), st.booleans())
-def test_the_selective_scan_is_that_of_transformers_on_every_document(layout, gated, residual):
-    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
-
-    hidden, dt, z = (random(layout.rows, 3, layout.columns, seed=i) for i in range(3))
-    B, C = (random(layout.rows, 2, layout.columns, seed=i) for i in (3, 4))
-    A, D, bias = -random(3, 2, seed=5).exp(), random(3, seed=6), random(3, seed=7)
-    options = {"delta_bias": bias, "delta_softplus": True, "D": D if residual else None}
-
-    def reference(row, start, end):
-        own = [tensor[row : row + 1, :, start:end] for tensor in (hidden, dt, B, C, z)]
-        return mamba_selective_scan(own[0], own[1], A, own[2], own[3], z=own[4] if gated else None, **options)
-
-    found = selective_scan(layout, hidden, dt, A, B, C, z=z if gated else None, **options)
-    inputs = [hidden, dt, B, C, bias, *([z] if gated else []), *([D] if residual else [])]
-    compare(layout, found, reference, inputs, atol=1e-5)  # transformers makes float32 of B, C and the input
-
-
 def test_gradients_of_gradients():
     """Also where the gradient that comes from above depends on nothing, as that of a sum does."""
-    decay, inputs = random(7, 2), random(7, 2, seed=1)
     layout, hidden, weight = PackedLayout.from_lengths([[4, 3]]), random(1, 3, 7), random(3, 3, seed=1)
-    for function, (first, second) in (
-        (lambda a, b: LinearRecurrence.apply(a, b, [0, 3, 5, 6, 7]), (decay, inputs)),
-        (lambda a, b: causal_convolution(layout, a, b), (hidden, weight)),
-    ):
-        assert torch.autograd.gradgradcheck(function, (first, second))
 
-        def bent(first, second, function=function):
-            (found,) = torch.autograd.grad(function(first, second).sum(), second, create_graph=True)
-            return found.square().sum()
+    def bent(hidden, weight):
+        (found,) = torch.autograd.grad(causal_convolution(layout, hidden, weight).sum(), weight, create_graph=True)
+        return found.square().sum()
 
-        assert torch.autograd.gradcheck(bent, (first, second))
-
-
-@settings(max_examples=40)
-@given(layouts(), st.integers(0, 5))
-def test_heads_run_again_make_a_mixer_of_known_reach_exact(layout, reach):
-    hidden = random(layout.rows, layout.columns, 2)
-
-    def mix(x):
-        return sum(torch.nn.functional.pad(x, (0, 0, lag, 0))[:, : x.shape[1]] * (lag + 1) for lag in range(reach + 1))
-
-    found = run_and_redo_first_tokens(lambda spread: (mix(spread(hidden)), "state"), layout, reach)
-    assert found[1] == "state"
-    compare(
-        layout,
-        found[0].transpose(1, 2),
-        lambda row, start, end: mix(hidden[row : row + 1, start:end]).transpose(1, 2),
-        [hidden],
-    )
+    assert torch.autograd.gradgradcheck(partial(causal_convolution, layout), (hidden, weight))
+    assert torch.autograd.gradcheck(bent, (hidden, weight))
 
 
 def test_a_mixer_that_does_not_come_by_its_operations_is_refused(monkeypatch):

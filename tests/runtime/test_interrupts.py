@@ -11,9 +11,8 @@ from transformers import LlamaForCausalLM
 import autopack
 from autopack import AutopackError, patching, tiny
 from autopack.layout.packed import PackedLayout
-from autopack.mixers import operations
 from autopack.mixers.operations import keeping_documents_apart
-from autopack.runtime.scope import current
+from autopack.runtime.scope import Scope, current, in_force
 from tests.conftest import (
     FLOAT32,
     LEAK,
@@ -87,14 +86,13 @@ def as_before(model, before):
 def test_what_an_interrupt_leaves_of_a_mixer_s_call_is_not_of_the_next_one():
     """It may come within the very lines that put things back."""
     expected, model = Expected("mamba"), build("mamba")
-    with autopack.enable(model):
-        interrupted = keeping_documents_apart(PackedLayout.from_lengths([[7, 8]]))
-        interrupted.__enter__()
+    with autopack.enable(model) as handle:
+        with in_force(Scope(handle.enabled)):
+            interrupted = keeping_documents_apart(PackedLayout.from_lengths([[7, 8]]))
+            interrupted.__enter__()
+            assert current().mixing is not None
         assert expected.of(model) <= FLOAT32
         train(model)
-    assert operations._ambient.mixing is not None
-    interrupted.__exit__(None, None, None)
-    assert operations._ambient.mixing is None
 
 
 class WantsMore(LlamaForCausalLM):

@@ -47,13 +47,14 @@ def refusal(call: AttentionCall) -> str | None:
 def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
     attention = unpatched(releases.attention_function("flex_attention"))
-    if torches.is_block_mask(call.mask):
-        blocks = blocks_within_documents(call.layout, call.layout, call.mask)
+    mask: Any = call.mask
+    if isinstance(mask, DocumentMask):
+        blocks = mask.made_by(unpatched(masks.mask_function("flex_attention"))).over_rows
+    elif torches.is_block_mask(mask):
+        blocks = blocks_within_documents(call.layout, call.layout, mask.mask_mod)
     else:
         call.refuse_dense_mask("flex_attention")
-        make_mask = unpatched(masks.mask_function("flex_attention"))
-        mask = call.mask.made_by(make_mask) if isinstance(call.mask, DocumentMask) else _plain_mask(call, make_mask)
-        blocks = mask.over_rows
+        blocks = blocks_within_documents(call.layout, call.layout, masks.plain_rule(call.is_causal))
     options = dict(call.options)
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
@@ -84,16 +85,16 @@ def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
     return _block_mask(prefixes.documents, ("tree",), own, rule, 1, (prefixes.tokens, prefixes.tokens))
 
 
-def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any = None) -> Any:
+def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Callable[..., Any] | None = None) -> Any:
     """Return a BlockMask (rows, 1, columns of `layout`, columns of `memory`) within documents.
 
-    `own` is a BlockMask that the model's code made over the rows; its rule still holds.
+    `own` is a rule over columns of the rows that holds beside.
     """
     ours, theirs = layout.seq_idx, memory.seq_idx
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
         same = ours[b, q] == theirs[b, k]
-        return same if own is None else same & own.mask_mod(b, h, q, k)
+        return same if own is None else same & own(b, h, q, k)
 
     return _block_mask(layout, ("blocks", memory), own, rule, layout.rows, (layout.columns, memory.columns))
 
@@ -123,14 +124,6 @@ class _OfDocuments:
         # Pairs across documents are masked; kept in range, they can be read like any other.
         places = [(column - self.start[row, column]).clamp(0, self.last) for column in (query, key)]
         return self.bias[0, head, places[0], places[1]]
-
-
-def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentMask:
-    """Return the mask for a call without one."""
-    layout, device = call.layout, call.query.device
-    arguments = masks.length_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
-    arguments.update(batch_size=layout.rows, attention_mask=None, device=device)
-    return DocumentMask(layout, make_mask, arguments, masks.Pattern(causal=call.is_causal))
 
 
 BACKEND = Backend(

@@ -1,15 +1,10 @@
 """Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch
 2.10 and later).
 
-No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel. Attention
-sinks are folded in through the log-sum-exp, and the backward kernel gets the output and log-sum-exp
-that include the sink, which makes the gradients exact (P = exp(S - lse) is what the kernel
-recomputes).
+No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,11 +52,11 @@ def refusal(call: AttentionCall) -> str | None:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
     if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
-    if call.pattern.is_windowed and options.get("s_aux") is None and torches.without_windows():
+    if call.pattern.is_windowed and torches.without_windows():
         return torches.without_windows()
-    for name in ("softcap", "position_bias"):
+    for name, what in (("softcap", "softcap"), ("position_bias", "position_bias"), ("s_aux", "attention sinks")):
         if options.get(name) is not None:
-            return f"the kernel has no {name}"
+            return f"the kernel has no {what}"
     if options.get("dropout"):
         return "the kernel has no attention dropout"
     return None
@@ -69,16 +64,15 @@ def refusal(call: AttentionCall) -> str | None:
 
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; there are no attention weights."""
-    pattern, scale, sinks = call.pattern, call.options.get("scaling"), call.options.get("s_aux")
-    assert pattern is not None
-    return attend_varlen(call.layout, *call.states_for_sdpa(), pattern, scale, sinks), None
+    assert call.pattern is not None
+    return attend_varlen(call.layout, *call.states_for_sdpa(), call.pattern, call.options.get("scaling")), None
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     """Attend from each stretch to its document's keys: the kernel aligns queries with the last
     keys."""
     pattern = call.pattern
-    if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
+    if pattern is None or pattern.chunk is not None:
         return None
     call = with_keys_of_documents(call, prefixes)
     states, scale = call.states_for_sdpa(), call.options.get("scaling")
@@ -92,14 +86,12 @@ def attend_varlen(
     value: Tensor,
     pattern: Pattern,
     scale: float | None,
-    sinks: Tensor | None = None,
     memory: PackedLayout | None = None,
 ) -> Tensor:
     """Attend within each document of states (R, H, C, E) in float16 or bfloat16; returns (R, C, H,
     V).
 
-    Keys and values belong to `memory`, if given. `sinks` are one logit per query head, which takes
-    part in each softmax without a value.
+    Keys and values belong to `memory`, if given.
     """
     if pattern.chunk is not None:
         layout = layout.in_chunks(pattern.chunk)
@@ -110,49 +102,10 @@ def attend_varlen(
     q, k, v = (F.pad(t, (0, padded - t.shape[-1])) if t.shape[-1] < padded else t for t in flat)
     before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    settings = (layout.kernel_cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
-    if memory is not None:
-        output = torches.attend_varlen(q, k, v, *settings, keys=(memory.kernel_cu_seqlens, memory.max_seqlen))
-    elif sinks is None:
-        output = torches.attend_varlen(q, k, v, *settings)
-    else:
-        output = _SinkAttention.apply(q, k, v, sinks, *settings)
+    keys = None if memory is None else (memory.kernel_cu_seqlens, memory.max_seqlen)
+    scale = size**-0.5 if scale is None else scale
+    output = torches.attend_varlen(q, k, v, layout.kernel_cu_seqlens, longest, scale, (before, after), keys=keys)
     return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])
-
-
-class _SinkAttention(torch.autograd.Function):
-    """Attention of states (tokens, H, E) with a sink per head; settings as for
-    `torches.attend_varlen`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, cu_seqlens: Tensor, *settings: Any
-    ) -> Tensor:
-        longest, scale, window = settings
-        # What torch's two kernels have in common, by position and by name; there is no dropout.
-        common = longest, longest, 0.0, window == (-1, 0)
-        named = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
-        output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_seqlens, cu_seqlens, *common, False, **named
-        )
-        logits = sinks.float().unsqueeze(1)  # lse is (H, tokens)
-        with_sink = torch.logaddexp(lse, logits)
-        output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
-        ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)
-        ctx.settings = common, named, sinks.dtype
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
-        common, named, dtype = ctx.settings
-        grad = grads[0].contiguous()
-        d_query, d_key, d_value = torch.ops.aten._flash_attention_backward(
-            grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, *common, state, unused, **named
-        )
-        share = torch.exp(logits - lse)
-        d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
-        return d_query, d_key, d_value, d_sinks.to(dtype), None, None, None, None
 
 
 BACKEND = Backend(
