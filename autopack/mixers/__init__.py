@@ -209,7 +209,6 @@ class OneByOne(Way):
 
     reason: str
     numbers_itself: bool = False
-    heeds_masks: bool = False
     attends = True
     recurs = False
     words = "whole model per document"
@@ -223,8 +222,7 @@ class OneByOne(Way):
         return run_documents_alone(call, self.numbers_itself)
 
     def how(self) -> dict[str, str]:
-        documents = "documents as a padded batch" if self.heeds_masks else "documents of one length as a batch"
-        return {"any": f"the whole {self.part}, {documents}, since {self.reason}"}
+        return {"any": f"the whole {self.part}, documents of one length as a batch, since {self.reason}"}
 
 
 class EncoderOneByOne(OneByOne):
