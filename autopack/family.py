@@ -39,8 +39,6 @@ class Tiny:
     """The types that take images, by the images' form (a case of `autopack.tiny.images`)."""
     sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take sounds, by the sounds' form (a case of `autopack.tiny.sounds`)."""
-    with_sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields of the configuration of types that have an encoder of sounds only on request."""
     needs_images: frozenset[str] = frozenset()
     """Types that transformers cannot run without an image: each document has to have one."""
     not_alone: frozenset[str] = frozenset()
@@ -62,8 +60,7 @@ class Family:
 
     `adjustments` map the class name of an attention module to a function that takes (module,
     layout, query, key, value, options) and returns the last four as a document alone would have
-    them. `sites` are further functions of transformers to replace while a model of the family is
-    enabled. `mixers` map the class name of a module that mixes tokens by recurrence or convolution
+    them. `mixers` map the class name of a module that mixes tokens by recurrence or convolution
     to the way in which it starts anew at every document. `within_token` are the class names of
     modules that attend within each token, over parts of it alone, or within media: they and their
     parts stay unchanged.
@@ -75,8 +72,9 @@ class Family:
     costs the square of its length.
 
     `media_types` map a kind of media ("image", "video", "sound", "protein") to the model types
-    whose documents may have it; with other media, packed rows are refused. `why_no_media` gives
-    the known reasons, by model type, why a type has none. `counts_images` are types whose models
+    whose documents may have it, beside images and sounds whose form `tiny` knows; with other media,
+    packed rows are refused. `why_no_media` gives the known reasons, by model type, why a type has
+    none. `counts_images` are types whose models
     number the images of a batch over all its rows, so that each row has to be numbered by itself.
     `image_mask` is the argument by which text attends to
     images across, (rows, columns, images, ...). `image_of_each` are types whose text attends across
@@ -102,7 +100,6 @@ class Family:
     model_types: frozenset[str]
     how: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
     within_token: frozenset[str] = frozenset()
     attends: bool = True
@@ -125,6 +122,13 @@ class Family:
     refused_types: Mapping[str, str] = field(default_factory=dict)
     refused_classes: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
+
+    @property
+    def media(self) -> dict[str, frozenset[str]]:
+        """The model types whose documents may have media, by kind, of other families too."""
+        kinds = {"image": self.tiny.images, "sound": self.tiny.sounds}
+        known = {kind: frozenset().union(*forms.values()) for kind, forms in kinds.items()}
+        return known | {kind: known.get(kind, frozenset()) | types for kind, types in self.media_types.items()}
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
         """Return the way to keep a module within documents, or None if it is no mixer."""
@@ -171,11 +175,9 @@ class MixerCall:
         check_tokens(() if tokens is None else tuple(tokens.shape), self.layout, type(self.mixer).__name__)
 
 
-def check_tokens(
-    shape: tuple[int, ...], layout: PackedLayout, name: str, wanted: tuple[int, int] | None = None
-) -> None:
-    """Raise `UnsupportedModel` if `name` got no (rows, columns, ...) tensor, or as `wanted`."""
-    if shape[:2] != (wanted or (layout.rows, layout.columns)):
+def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
+    """Raise `UnsupportedModel` if `name` got no (rows, columns, ...) tensor."""
+    if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
             f"tokens. Train the model on padded batches, one document per row.",
@@ -194,8 +196,6 @@ class Way:
     - `reads_padding`: the values in padding change its results at tokens.
     - `numbers_itself`: a document is to be run without positions that count it from 0.
     - `in_parts`: ranks with a part of each row can put its arguments together.
-    - `heeds_masks`: a whole model with a head of one result per row gives rows of a padded batch
-      their results alone.
     - `reads_encoder_tokens`: a decoder that gets no tokens is given the encoder's, not the labels'.
     - `masks_without_cache`: a decoder's model hides later tokens only if it is to fill no cache.
 
@@ -210,7 +210,6 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
-    heeds_masks: bool = False
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False
@@ -218,13 +217,6 @@ class Way:
     def run(self, call: MixerCall) -> Any:
         """Run one module on packed rows."""
         raise NotImplementedError
-
-    def of_whole_rows(self, mixer: torch.nn.Module, name: str, value: torch.Tensor, rows: int, columns: int) -> Any:
-        """Return the whole rows' value of an argument that was made for a part of their columns.
-
-        None if a part does not tell it. It is called only for arguments that are not per token.
-        """
-        return None
 
     def here(self, module: str) -> Way:
         """Return the installed release's way for a Python module's mixers: this or a slower one."""

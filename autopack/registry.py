@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -74,34 +74,36 @@ def register(family: Family) -> None:
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """Return the family of a model, and the reason why it cannot serve it, or None."""
-    config = model.config
     # A composite that none lists is what its text part is, and is audited.
-    known = [config.model_type, getattr(text_config(config, decoder=True), "model_type", None)]
-    family = next((f for name in known for f in families() if name in f.model_types), None)
-    reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
-    if reason is None and family is not None:
-        reason = next(filter(None, map(family.refused_classes.get, source.names_of(type(model)))), None)
-    if reason is None and not modules.entries(model):
-        reason = (
-            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
-            "call can say where documents lie; enable the model whose text it serves"
-        )
-    if reason is None and family is not None and family.refusal is not None:
-        reason = family.refusal(config)
-    family = family if family is not None else attention.FAMILY
+    known = [model.config.model_type, getattr(text_config(model.config, decoder=True), "model_type", None)]
+    family = next((f for name in known for f in families() if name in f.model_types), attention.FAMILY)
     mixers = modules.mixers(model, family.mixers)
     attending = modules.attending_by_themselves(model, mixers)
     mixing = [*modules.attention_modules(model), *mixers, *attending]
-    if reason is None and modules.is_pair(model):
-        reason = _without_cross_attention(model, mixing)
-    if reason is None and not mixing:
-        reason = (
-            "none of its modules calls an attention function of transformers' AttentionInterface or attends in code of "
-            "its own, so autopack has no place to keep documents apart"
-        )
+    reason = next(filter(None, _refusals(model, family, mixing)), None)
     if reason is None:
         family = _with_positions(_with_own_attention(_here(family, mixers), attending), model, mixing)
     return family, reason
+
+
+def _refusals(model: PreTrainedModel, family: Family, mixing: list[nn.Module]) -> Iterator[str | None]:
+    """Yield the reasons why a family cannot serve a model; None for one that does not hold."""
+    yield from (each.refused_types.get(model.config.model_type) for each in families())
+    yield from map(family.refused_classes.get, source.names_of(type(model)))
+    if not modules.entries(model):
+        yield (
+            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
+            "call can say where documents lie; enable the model whose text it serves"
+        )
+    if family.refusal is not None:
+        yield family.refusal(model.config)
+    if modules.is_pair(model):
+        yield _without_cross_attention(model, mixing)
+    if not mixing:
+        yield (
+            "none of its modules calls an attention function of transformers' AttentionInterface or attends in code of "
+            "its own, so autopack has no place to keep documents apart"
+        )
 
 
 def _here(family: Family, mixers: list[nn.Module]) -> Family:
@@ -173,7 +175,7 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 
 def media_of(model_type: str) -> frozenset[str]:
     """Return the kinds of media that documents of this type may have."""
-    return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
+    return frozenset(kind for f in families() for kind, types in f.media.items() if model_type in types)
 
 
 def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:

@@ -14,14 +14,11 @@ from autopack import tiny
 from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
 from autopack.inspection.source import parameters_of, shifts_labels
-from autopack.tiny import images
+from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.images import as_videos as as_videos
-from autopack.tiny.media_rows import Document
+from autopack.tiny.media_rows import SEEN, Document, form_of
 from autopack.tiny.media_rows import alone as alone
-from autopack.tiny.media_rows import numbered as numbered
-from autopack.tiny.media_rows import packed as packed
-from autopack.tiny.media_rows import spans as spans
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
@@ -31,6 +28,49 @@ def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOC
     """One document for each list of parts, all different; without those that the type cannot run by themselves."""
     parts = [each for each in parts if IMAGE in each or not images.needs_images(model)]
     return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
+
+
+def rows_of(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> dict[str, Any]:
+    """The arguments of rows of documents, which must be equally long, with nothing that says where one ends."""
+    flat = [document for each in found for document in each]
+    arguments = media_rows.row(model, flat)
+    for name in flat[0].tokens:
+        value = arguments[name]
+        arguments[name] = value.reshape(len(found), -1, *value.shape[2:])
+    form = form_of(model) or ""
+    if form.startswith("nested") or form in SEEN:
+        counts = [sum(len(document.images) for document in each) for each in found]
+        for name in next((document.images[0] for document in flat if document.images), ()):
+            arguments[name] = _by_row(arguments[name][0].split(counts))
+        for name in {name for document in flat for name in document.seen}:
+            seen = arguments[name].reshape(len(found), -1, *arguments[name].shape[2:]).transpose(1, 2)
+            ends = [sum(counts[: row + 1]) for row in range(len(found))]
+            parts = [seen[row, end - count : end] for row, (end, count) in enumerate(zip(ends, counts, strict=True))]
+            arguments[name] = _by_row(parts).transpose(1, 2)
+    return arguments
+
+
+def _by_row(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Images of each row, (rows, images, ...), with empty ones at the end of rows that have fewer."""
+    return torch.nn.utils.rnn.pad_sequence([*parts], batch_first=True)
+
+
+def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
+    """The arguments of packed rows of documents, which declare where each lies as `media_rows.packed` does."""
+    rows, names = [media_rows.packed(model, each) for each in found], media_rows.row(model, found[0]).keys()
+    declared = {name: torch.cat([row[name] for row in rows]) for name in rows[0].keys() - names}
+    return {**rows_of(model, found), **declared, **others}
+
+
+def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
+    """Each document with its row, first and end column."""
+    places = []
+    for row, each in enumerate(found):
+        first = 0
+        for document in each:
+            places.append((document, row, first, first + len(document)))
+            first += len(document)
+    return places
 
 
 def labels_of(document: Document) -> torch.Tensor:

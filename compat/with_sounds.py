@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,24 @@ ABOUT_SOUNDS = (
 )
 
 
+# Whole dictionaries: these types have no such part by default, so nothing shrinks it.
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_WITH_SOUNDS: dict[str, dict[str, Any]] = {
+    "gemma4": _SMALL | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
+    "gemma4_unified": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16},
+    "nemotron_h_omni": _SMALL
+    | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
+    | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
+    | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0),
+}
+
+
+def overrides(model_type: str) -> dict[str, Any]:
+    """Fields for `tiny.build` by which types get an encoder of sounds that is optional."""
+    found = _WITH_SOUNDS.get(model_type)
+    return {} if found is None else {"audio_config": copy.deepcopy(found)}
+
+
 def documents(model: Any, parts: Sequence[Sequence[int | str]] = DOCUMENTS, *, alike: bool = False) -> list[Document]:
     """One document for each list of parts, all different; `alike`: with sounds of one length."""
     frames = sounds.FRAMES if alike else None
@@ -41,12 +60,12 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
     alike` where they have to have one length, LEAK, undeclared, refused or upstream error.
     """
     try:
-        stock = build(**sounds.overrides(model_type))
+        stock = build(**overrides(model_type))
     except tiny.CannotBuild as error:
         return {"sounds": "unbuildable", "sounds reason": error.reason}
     if media_rows.form_of(stock, "sounds") is None:
         return {}
-    model = build(**sounds.overrides(model_type))
+    model = build(**overrides(model_type))
     with autopack.enable(model, verify=False):
         assert "sound" in registry.media_of(model.config.model_type)
         alike = False

@@ -43,10 +43,7 @@ bert bert-generation camembert data2vec-text electra ernie roberta roberta-prela
 xlm-roberta-xl xmod
 """
 
-_SQUARE = frozenset("gemma3 gemma3n got_ocr2".split())
 _PATCHES = frozenset("gemma4 gemma4_unified".split())
-_FLAT_PATCHES = frozenset({"fuyu"})  # types that take images, by the form in which they do
-_SOUNDS = frozenset("gemma3n gemma4 gemma4_unified moonshine moss_transcribe_diarize phi4_multimodal whisper".split())
 
 _SLIDING_AND_FULL: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}
 _FULL_AND_SLIDING: dict[str, Any] = {"layer_types": ["full_attention", "sliding_attention"]}
@@ -130,7 +127,7 @@ FAMILY = Family(
     how="attention site, document by document",
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"image": _SQUARE | _PATCHES | _FLAT_PATCHES, "video": _PATCHES, "sound": _SOUNDS},
+    media_types={"video": _PATCHES, "sound": frozenset({"moonshine", "whisper"})},
     unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
     dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
     tiny=Tiny(
@@ -142,6 +139,10 @@ FAMILY = Family(
             "phi4_multimodal": {"vision_config": "phi4_multimodal_vision", "audio_config": "phi4_multimodal_audio"},
         },
         stand_ins={"gemma3n": {"vision_config": ("siglip_vision_model", _STAND_IN)}},
-        images={"square": _SQUARE, "patches": _PATCHES, "flat patches": _FLAT_PATCHES},
+        images={
+            "square": frozenset("gemma3 gemma3n got_ocr2".split()),
+            "patches": _PATCHES,
+            "flat patches": frozenset({"fuyu"}),
+        },
     ),
 )

@@ -6,14 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from autopack.architectures.own_attention import why_not_block_sparse
-from autopack.family import Family, MixerCall, Tiny, Way, check_tokens
-from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.token_map import Batches
+from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.layout.token_map import Batches, each_by_itself
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
 # Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
@@ -46,7 +44,7 @@ COLUMN_POSITIONS = Family(
     model_types=frozenset(_NUMBERING_COLUMNS.split()),
     how="positions restarted; attention document by document",
     positions=False,
-    media_types={"sound": frozenset({"speech_to_text"}), "image": frozenset({"florence2"})},
+    media_types={"sound": frozenset({"speech_to_text"})},
     refusal=_refuse_block_sparse,
     mixers={
         **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
@@ -93,11 +91,8 @@ class _RoutingAlone(Way):
     recurs = False
 
     def run(self, call: MixerCall) -> Any:
-        layout, tokens = call.layout, call.arguments[call.first]
-        wanted = layout.rows * layout.columns, tokens.shape[-1]
-        check_tokens(tuple(tokens.shape), layout, type(call.mixer).__name__, wanted)
-        found = Batches.grouped(layout, _one_by_one)
-        rows = tokens.unflatten(0, (layout.rows, layout.columns))
+        found = Batches.grouped(call.layout, each_by_itself)
+        rows = call.arguments[call.first].unflatten(0, call.layout.shape)
         # No mask: it says where padding lies, and documents have none.
         outputs = [_fresh(call, batch.gather(rows)[0]) for batch in found.maps]
         routed = found.together([tuple(part[None] for part in output) for output in outputs])
@@ -116,13 +111,6 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return call.original(router, tokens)
     finally:
         router.expert_capacity = capacity
-
-
-def _one_by_one(layout: PackedLayout) -> list[np.ndarray]:
-    """Return the numbers of the documents, one per group, without runs of padding unless nothing
-    else is there."""
-    real = np.flatnonzero(real_documents(layout))
-    return np.split(real, len(real)) if len(real) else [np.arange(len(layout.lengths))]
 
 
 def _refuse_random_experts(config: Any) -> str | None:
@@ -166,7 +154,6 @@ WHOLE_HALF = Family(
         "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
     },
-    media_types={"image": frozenset({"t5gemma2"})},
     tiny=Tiny(
         configs={
             "longt5": {"local_radius": 3, "global_block_size": 4},

@@ -23,7 +23,6 @@ MLLAMA = Family(
     name="cross_attention",
     model_types=_MLLAMA,
     how="attention site, document by document; each reads its own images across",
-    media_types={"image": _MLLAMA},
     image_mask="cross_attention_mask",
     refused_arguments={
         "cross_attention_states": "what the images have become came without them, and which states are whose is not "
@@ -45,7 +44,6 @@ IDEFICS = Family(
     model_types=_IDEFICS,
     how="attention site, document by document; each reads its own images across",
     within_token=frozenset({"IdeficsVisionTransformer", "IdeficsPerceiverResampler"}),
-    media_types={"image": _IDEFICS},
     image_mask="image_attention_mask",
     tiny=Tiny(
         configs={"idefics": {"cross_layer_interval": 1, "vision_config": {"embed_dim": 64}}},
@@ -61,7 +59,6 @@ BLIP = Family(
     how="the model's own attention, documents alone, and across to the image of each",
     attends=False,
     mixers={"BlipTextSelfAttention": ALONE},
-    media_types={"image": _BLIP},
     image_of_each=_BLIP,
     tiny=Tiny(needs_images=_BLIP, images={"square beside text": _BLIP}),
 )
@@ -87,7 +84,6 @@ IMAGE_ENCODERS = Family(
     model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
     how="the encoder as it is, an image for each document; attention document by document in the decoder",
     mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
-    media_types={"image": _WITH_AN_IMAGE},
     tiny=Tiny(
         configs={
             "pp_formulanet_vision": {"output_channels": 16, "post_conv_in_channels": 16, "post_conv_mid_channels": 32}
@@ -160,7 +156,6 @@ GIT = Family(
     attends=False,
     mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
     refused_without_images={"labels": "its loss leaves out as many tokens at the start of a row as an image has"},
-    media_types={"image": _GIT},
     image_of_each=_GIT,
     tiny=Tiny(images={"square beside text": _GIT}),
 )

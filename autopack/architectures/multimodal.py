@@ -143,11 +143,7 @@ MULTIMODAL = Family(
     dense_types=frozenset({"dots3_note"}),
     unpads_images=frozenset({"paligemma", "shieldgemma2"}),
     refusal=_refusal,
-    media_types={
-        "image": _TYPES,
-        "video": frozenset(_VIDEO_TYPES.split()),
-        "sound": frozenset("dots3_note muse_spark qwen2_5_omni_thinker qwen3_omni_moe_thinker".split()),
-    },
+    media_types={"video": frozenset(_VIDEO_TYPES.split())},
     tiny=Tiny(
         configs=_TINY,
         stand_ins=_STAND_INS,
@@ -194,7 +190,6 @@ MOLMO2 = Family(
     name="molmo2",
     model_types=frozenset({"molmo2"}),
     how="attention site, document by document; numbers of patches over all images of a call",
-    media_types={"image": frozenset({"molmo2"})},
     wrong_media=_misplaced,
     tiny=Tiny(
         configs={
@@ -214,7 +209,6 @@ HUNYUAN_VL = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),
     how="attention site, document by document; positions document by document; images in the order of the documents",
-    media_types={"image": frozenset({"hunyuan_vl"})},
     counts_images=frozenset({"hunyuan_vl"}),
     tiny=Tiny(configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)}, images={"grid": frozenset({"hunyuan_vl"})}),
 )

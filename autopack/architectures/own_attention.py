@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
-from autopack.layout.packed import real_documents
-from autopack.layout.token_map import Batches, TokenMap, equally_long, spread_tokens
+from autopack.layout.packed import real_tokens
+from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
-from autopack.patching import Site
-from autopack.runtime.scope import running_scope
 
 # Types whose position_ids say where a document begins.
 _TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
@@ -54,18 +49,6 @@ OWN_ATTENTION = Family(
 )
 
 
-class _Bloom(Alone):
-    """Strategy for Bloom: its biases (rows * heads, 1, columns) are remade for whole rows by its
-    own function."""
-
-    def of_whole_rows(self, mixer: nn.Module, name: str, value: torch.Tensor, rows: int, columns: int) -> Any:
-        if name != "alibi":
-            return None
-        make: Any = vars(sys.modules[type(mixer).__module__])["build_alibi_tensor"]
-        ones = torch.ones(rows, columns, dtype=torch.long, device=value.device)
-        return make(ones, len(value) // rows, value.dtype)
-
-
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
 ALIBI = Family(
     name="alibi",
@@ -73,7 +56,7 @@ ALIBI = Family(
     how="the model's own attention, documents alone; biases restart",
     positions=False,
     attends=False,
-    mixers={"BloomAttention": _Bloom(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
+    mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
 )
 
 
@@ -196,16 +179,14 @@ class _ByCells(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        found = Batches.grouped(call.layout, equally_long)
+        found = Batches.grouped(call.layout, each_by_itself)
         return found.together([self._embed(call, batch) for batch in found.maps])
 
     def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
-        counted = (given == torch.arange(batch.into[1], device=given.device)).all(1)
-        alone = replace(call, arguments={**call.arguments, "position_ids": None})
-        if counted.all() or not counted.any():
-            return (alone if counted.all() else call).by_documents(batch.gather)
-        return torch.where(counted[:, None, None], alone.by_documents(batch.gather), call.by_documents(batch.gather))
+        if (given == torch.arange(batch.into[1], device=given.device)).all():
+            call = replace(call, arguments={**call.arguments, "position_ids": None})
+        return call.by_documents(batch.gather)
 
 
 TAPAS = Family(
@@ -273,8 +254,8 @@ LONGFORMER = Family(
 )
 
 
-def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a `get_masks` by which every column of a packed row counts.
+class _EveryColumn(Way):
+    """Strategy for XLM by which every column of a packed row counts.
 
     Upstream counts the tokens other than padding tokens, keeps the states of as many columns from
     the left, and zeroes the others. Padding between documents or at the left of a row would thus
@@ -283,25 +264,21 @@ def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..
     tokens would end earlier alone, and is refused.
     """
 
-    def get_masks(slen: int, lengths: torch.Tensor, causal: bool, padding_mask: torch.Tensor | None = None) -> Any:
-        scope = running_scope()
-        layout = None if scope is None else scope.layout
-        if layout is None or padding_mask is not None or (len(lengths), slen) != (layout.rows, layout.columns):
-            return original(slen, lengths, causal, padding_mask)
-        wanted = [0] * layout.rows
-        for (row, first, end), real in zip(layout.spans, real_documents(layout).tolist(), strict=True):
-            wanted[row] += (end - first) * real
-        found = lengths.tolist()
-        if any(f < w for f, w in zip(found, wanted, strict=True)):
+    recurs = False
+    words = "every column counts"
+    work = "the model itself, told that every column counts"
+
+    def run(self, call: MixerCall) -> Any:
+        layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")
+        if ids is not None and bool((ids.eq(mixer.pad_index) & layout.upload(real_tokens(layout))).any()):
             raise UnsupportedModel(
-                f"the rows hold {wanted} tokens, but the model counts {found} by its padding token (config.pad_index), "
-                f"and would cut the documents that hold it short. Give padding an attention_mask of 0, and use another "
-                f"token in documents.",
+                f"a document holds the padding token (config.pad_index={mixer.pad_index}), by which "
+                f"{type(mixer).__name__} counts tokens, and would be cut short alone. Give padding an attention_mask "
+                f"of 0, and use another token in documents.",
                 code="pad-token",
             )
-        return original(slen, torch.full_like(lengths, slen), causal, None)
-
-    return get_masks
+        lengths = torch.full((layout.rows,), layout.columns, device=layout.device)
+        return call.original(mixer, **{**call.arguments, "lengths": lengths})
 
 
 XLM = Family(
@@ -309,15 +286,9 @@ XLM = Family(
     model_types=frozenset({"flaubert", "xlm"}),
     how="the model's own attention, documents alone",
     attends=False,
-    mixers={"MultiHeadAttention": Alone(by_columns=True)},
-    sites=tuple(
-        Site(
-            f"transformers.models.{name}.modeling_{name}",
-            "get_masks",
-            _count_every_column,
-            parameters=("slen", "lengths", "causal", "padding_mask"),
-        )
-        for name in ("flaubert", "xlm")
-    ),
+    mixers={
+        "MultiHeadAttention": Alone(by_columns=True),
+        **dict.fromkeys(("FlaubertModel", "XLMModel"), _EveryColumn()),
+    },
     tiny=Tiny(configs={"xlm": {"causal": True}}),
 )

@@ -3,42 +3,30 @@ or a mixer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autopack.attention import per_document
-from autopack.attention.call import AttentionCall
-from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import ALONE, Alone, Rows
-from autopack.patching import Site
-from autopack.runtime.scope import site_scope
-
-
-def restarting(layout: PackedLayout, query: Tensor, temperature: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return factors (R, 1, C, 1) that turn queries scaled by columns of the row into those of a
-    document alone.
-
-    The model computes the temperatures in float32; only their ratio needs the precision of the
-    query.
-    """
-    column = torch.arange(layout.columns, device=query.device)[None]
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    wanted, given = (temperature(c).to(wide) for c in (column - layout.start_columns, column))
-    return (wanted / given)[:, None, :, None]
 
 
 def _scale_query_by_position(
     module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    def temperature(columns: Tensor) -> Tensor:
-        return torch.log1p(torch.floor((columns.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+    """Scale queries by columns of the document in place of those of the row.
 
+    The model computes the temperatures in float32; only their ratio needs the precision of the
+    query.
+    """
     if module.attn_temperature_tuning and not module.use_rope:
-        query = (query * restarting(layout, query, temperature)).to(query.dtype)
+        column = torch.arange(layout.columns, device=query.device)[None]
+        columns = torch.stack(torch.broadcast_tensors(column - layout.start_columns, column)).float()
+        scales = torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        wanted, given = scales.to(torch.promote_types(query.dtype, torch.float32))
+        query = (query * (wanted / given)[:, None, :, None]).to(query.dtype)
     return query, key, value, options
 
 
@@ -50,7 +38,6 @@ LLAMA4 = Family(
     model_types=frozenset("llama4 llama4_text".split()),
     how="attention site, document by document; query temperature restarts per document",
     adjustments={"Llama4TextAttention": _scale_query_by_position},
-    media_types={"image": frozenset({"llama4"})},
     tiny=Tiny(
         configs={
             "llama4_text": {"interleave_moe_layer_step": 2, "moe_layers": [1], "floor_scale": 4},
@@ -62,61 +49,22 @@ LLAMA4 = Family(
 )
 
 
-def _attend_per_document(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    def _upcast_and_reordered_attn(
-        self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        scope = site_scope(self)
-        if scope is None or scope.layout is None or self.is_cross_attention:
-            return original(self, query, key, value, attention_mask, *args, **kwargs)
-
-        def attend(module: Any, *states: Any) -> Any:
-            return original(module, *states, *args, **kwargs)
-
-        layout, wanted = scope.layout.to(query.device), scope.want_weights
-        call = AttentionCall(attend, "eager", self, query, key, value, attention_mask, layout, want_weights=wanted)
-        return per_document.attend(call)
-
-    return _upcast_and_reordered_attn
+def _refuse_reordered(config: Any) -> str | None:
+    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
+        return (
+            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
+            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load it with "
+            "reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+        )
+    return None
 
 
-# With `reorder_and_upcast_attn` and eager attention it attends in a method of its own, in float32.
 GPT2 = Family(
     name="gpt2",
     model_types=frozenset({"gpt2"}),
     how="attention site, document by document",
-    sites=(
-        Site(
-            "transformers.models.gpt2.modeling_gpt2",
-            "GPT2Attention._upcast_and_reordered_attn",
-            _attend_per_document,
-            parameters=("query", "key", "value", "attention_mask"),
-        ),
-    ),
+    refusal=_refuse_reordered,
 )
-
-
-def _choose_keys_per_document(original: Callable[..., Tensor], site: Site) -> Callable[..., Tensor]:
-    def prepare_dynamic_mask(
-        self: Any,
-        hidden_states: Tensor,
-        dt_states: Tensor,
-        keep_window_size: int = 2048,
-        attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        scope = site_scope(self)
-        if scope is None or scope.layout is None:
-            return original(self, hidden_states, dt_states, keep_window_size, attention_mask)
-        mask = dt_states.new_full((*dt_states.shape, dt_states.shape[-1]), torch.finfo(hidden_states.dtype).min)
-        for row, first, end in scope.layout.spans:
-            here = slice(row, row + 1), slice(first, end)
-            within = None if attention_mask is None else attention_mask[here[0], :, here[1], here[1]]
-            mask[here[0], :, here[1], here[1]] = original(
-                self, hidden_states[here], dt_states[here[0], :, here[1]], keep_window_size, within
-            )
-        return mask
-
-    return prepare_dynamic_mask
 
 
 def _refusal(config: Any) -> str | None:
@@ -126,41 +74,21 @@ def _refusal(config: Any) -> str | None:
 
 # Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others. Other documents are
 # masked out of that choice, but keys of equal score (the same token twice) are told apart by an order that depends on
-# the length of the row, so a document keeps other keys than it would alone. Made per document, the choice is the same.
+# the length of the row, so a document would keep other keys than it does alone.
 DOGE = Family(
     name="doge",
     model_types=frozenset({"doge"}),
-    dense_types=frozenset({"doge"}),
-    how="attention site, document by document; keys chosen per document",
+    how="the model's own attention, documents alone",
     refusal=_refusal,
-    sites=(
-        Site(
-            "transformers.models.doge.modeling_doge",
-            "DogeAttention.prepare_dynamic_mask",
-            _choose_keys_per_document,
-            parameters=("hidden_states", "dt_states", "keep_window_size", "attention_mask"),
-        ),
-    ),
+    mixers={"DogeAttention": ALONE},
 )
 
-
-class _EmbeddedAlone(Way):
-    """Strategy for ESM's embeddings, which `token_dropout` scales by the share of mask tokens in a
-    row."""
-
-    recurs = False
-
-    def run(self, call: MixerCall) -> Any:
-        if not getattr(call.mixer, "token_dropout", True):
-            return call.changed(lambda name, value: value)
-        return ALONE.run(call)
-
-
+# `token_dropout` scales its embeddings by the share of mask tokens in a row.
 ESM = Family(
     name="esm",
     model_types=frozenset({"esm"}),
     how="attention site, document by document; embeddings of documents alone",
-    mixers={"EsmEmbeddings": _EmbeddedAlone()},
+    mixers={"EsmEmbeddings": ALONE},
     tiny=Tiny(configs={"esm": {"token_dropout": True, "mask_token_id": 4}}),
 )
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from autopack.architectures.quirks import restarting
 from autopack.family import DERIVED, Family, MixerCall, Tiny
-from autopack.layout.packed import PackedLayout
-from autopack.mixers import ROWS, AtOperations, EqualRows, Rows
+from autopack.mixers import ROWS, Alone, AtOperations, EqualRows, Rows
 
 # Lightning attention carries a sum over all tokens before.
 LIGHTNING = Family(
@@ -103,7 +98,6 @@ STATE_SPACE = Family(
         "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one joins those of the "
         "next (get_video_features)"
     },
-    media_types={"image": frozenset({"nemotron_h_omni"}), "sound": frozenset({"nemo_speechlm", "nemotron_h_omni"})},
     tiny=Tiny(configs=_TINY_SPACES, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )
 
@@ -152,7 +146,7 @@ DELTA_RULE = Family(
         **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
         "Qwen4ExpTextPLELayer": ROWS,
     },
-    media_types=dict.fromkeys(["image", "video"], _WITH_MEDIA | _IN_ONE_ROW),
+    media_types={"video": _WITH_MEDIA | _IN_ONE_ROW},
     tiny=Tiny(configs=_TINY_RULES, images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
 )
 
@@ -186,37 +180,9 @@ _TINY_CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _scale_by_position(
-    module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Rescale queries and distance bias of Inkling's full attention by columns of the document.
-
-    Upstream scales both by the column of the row, from a floor on.
-    """
-
-    def temperature(columns: Tensor) -> Tensor:
-        floors = (columns + 1).float() / module.config.log_scaling_n_floor
-        return 1.0 + module.config.log_scaling_alpha * torch.log(floors.clamp(min=1.0))
-
-    if module.config.log_scaling_n_floor is not None and not module.is_sliding:
-        ratio = restarting(layout, query, temperature)
-        query = (query * ratio).to(query.dtype)
-        bias = options["position_bias"]
-        options = {**options, "position_bias": (bias * ratio).to(bias.dtype)}
-    return query, key, value, options
-
-
-def _follow_positions(
-    module: Any, layout: PackedLayout, *states: Tensor | dict[str, Any]
-) -> tuple[Tensor | dict[str, Any], ...]:
-    """Return the states unchanged: Inkling 2 scales by `position_ids`, which is right in packed
-    rows.
-
-    In a batch padded on the left, positions count the padding too, while its convolutions would
-    start anew behind it. Since a model with an adjustment keeps its left padding, this one has one.
-    """
-    return states
-
+# Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of Inkling 2 scales by
+# `position_ids`, which count padding on the left too, behind which its convolutions would start anew.
+_BIASED = "InklingAttention Inkling2FullAttention Inkling2LoopFullAttention"
 
 SHORT_CONVOLUTION = Family(
     name="short_convolution",
@@ -224,18 +190,10 @@ SHORT_CONVOLUTION = Family(
     how="taps masked at the start of each document; attention document by document",
     mixers={
         **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
-        **dict.fromkeys(("Inkling2DynamicShortConvolution", "Inkling2LoopDynamicShortConvolution"), ROWS),
+        **dict.fromkeys(_BIASED.split(), Alone(by_columns=True)),
         "ZayaCCAProjection": ROWS,
     },
     within_token=frozenset(_OVER_LAYERS.split()),
-    adjustments={
-        "InklingAttention": _scale_by_position,
-        **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
-    },
-    media_types={
-        "image": frozenset().union(*_IMAGES.values()),
-        "video": frozenset({"lfm3_vl"}),
-        "sound": frozenset({"inkling_mm_model"}),
-    },
+    media_types={"video": frozenset({"lfm3_vl"})},
     tiny=Tiny(configs=_TINY_CONVOLUTIONS, images=_IMAGES),
 )

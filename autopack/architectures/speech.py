@@ -61,19 +61,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "voxtral": {"audio_token_id": 120},
     "voxtral_encoder": _WINDOW | _MERGED,
 }
-# Whole dictionaries: these types have no such part by default, so nothing shrinks it.
-_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_WITH_SOUNDS: dict[str, dict[str, Any]] = {
-    "gemma4": _SMALL | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
-    "gemma4_unified": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16},
-    "nemotron_h_omni": _SMALL
-    | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
-    | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
-    | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0),
-}
 
 
-def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
+def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     """Return the number of frames of each sound if the call declares it, else None."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
@@ -85,20 +75,55 @@ def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
     return found if found.ndim == 1 else found.sum(-1)
 
 
-def _differ(why: str, lengths: np.ndarray | None) -> str | None:
+def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the frames of each sound's longest chunk.
+
+    Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first
+    made of the padding.
+    """
+    lengths = _lengths(config, given)
+    return None if lengths is None else np.minimum(lengths, 2 * config.audio_config.n_window)
+
+
+def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one, else None.
+
+    It counts one frame more than the mask, which is padding if it begins a feature.
+    """
+    lengths = _lengths(config, given)
+    if lengths is None:
+        return None
+    begun = (lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)
+    return lengths if begun.any() else None
+
+
+def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the frames of each sound if GLM-ASR gets less than its whole window, else None.
+
+    It attends to all frames: of its whole window, as its processor makes, or of the longest sound.
+    """
+    features = given.get("input_features")
+    if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
+        return None
+    return _lengths(config, given)
+
+
+def _alike(
+    frames: Callable[[Any, Mapping[str, Any]], np.ndarray | None],
+    why: str,
+    config: Any,
+    given: Mapping[str, Any],
+    layout: PackedLayout,
+) -> str | None:
+    """Return the reason if sounds differ in their `frames`, for an encoder that reads what is behind a sound."""
+    lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None
     return f"they have {lengths.min()} to {lengths.max()} frames, and {why}"
 
 
-def _padded(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return the reason if sounds differ in length, for an encoder that reads what is behind a
-    sound."""
-    return _differ(why, _lengths(given))
-
-
-def _padded_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return the reason as `_padded` does, for calls that need not declare how long a sound is.
+def _alike_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Return the reason as `_alike` does, for calls that need not declare how long a sound is.
 
     Silence and padding have one value in all bins.
     """
@@ -111,40 +136,7 @@ def _padded_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layo
         if ends_in_silence.any():
             which = f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no mask tells apart"
             return f"{which}, and {why}"
-    return _differ(why, _lengths(given))
-
-
-def _within_the_longest_chunk(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return the reason if chunks of Qwen3-Omni differ in length.
-
-    It pads chunks to the longest of the call; its second convolution reads what the first made of
-    the padding.
-    """
-    lengths = _lengths(given)
-    return None if lengths is None else _differ(why, np.minimum(lengths, 2 * config.audio_config.n_window))
-
-
-def _with_a_frame_more(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return the reason if Nemotron-H Omni would add a feature of padding to a sound.
-
-    It counts one frame more than the mask, which is padding if it begins a feature.
-    """
-    lengths = _lengths(given)
-    if lengths is None:
-        return None
-    begun = (lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)
-    return _differ(why, lengths) if begun.any() else None
-
-
-def _within_the_longest(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return the reason if GLM-ASR gets sounds of several lengths in less than its whole window.
-
-    It attends to all frames: of its whole window, as its processor makes, or of the longest sound.
-    """
-    features = given.get("input_features")
-    if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
-        return None
-    return _differ(why, _lengths(given))
+    return _alike(_lengths, why, config, given, layout)
 
 
 def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
@@ -183,22 +175,23 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 
 _BEHIND = "what stands behind a shorter one"
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
-    "gemma3n": partial(_padded, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
-    "glmasr": partial(_within_the_longest, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
-    "granite_speech": partial(_padded_without_a_mask, f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}"),
+    "gemma3n": partial(_alike, _lengths, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
+    "glmasr": partial(_alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
+    "granite_speech": partial(_alike_without_a_mask, f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}"),
     "granite_speech_plus": partial(
-        _padded_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
+        _alike_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
     ),
     "musicflamingo": _as_one_sound,
-    "nemo_speechlm": partial(_padded, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"),
+    "nemo_speechlm": partial(_alike, _lengths, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"),
     "nemotron_h_omni": partial(
-        _with_a_frame_more, "get_audio_features makes the last feature of a shorter one of what stands behind it"
+        _alike,
+        _with_a_frame_more,
+        "get_audio_features makes the last feature of a shorter one of what stands behind it",
     ),
-    "phi4_multimodal": partial(_padded_without_a_mask, f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}"),
+    "phi4_multimodal": partial(_alike_without_a_mask, f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}"),
     "qwen2_audio": _one_for_each,
     "qwen3_omni_moe_thinker": partial(
-        _within_the_longest_chunk,
-        "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
+        _alike, _within_chunks, "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk"
     ),
 }
 
@@ -207,11 +200,9 @@ FAMILY = Family(
     model_types=frozenset(_TYPES.split()),
     how="attention site, document by document; sounds in the order of the documents",
     within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
-    media_types={"sound": frozenset(_TYPES.split())},
     sounds_together=_TOGETHER,
     tiny=Tiny(
         configs=_TINY,
         sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()},
-        with_sounds={name: {"audio_config": config} for name, config in _WITH_SOUNDS.items()},
     ),
 )

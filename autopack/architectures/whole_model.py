@@ -115,7 +115,7 @@ WHOLE_MODEL = Family(
         "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
-    media_types={"image": _WITH_IMAGES, "video": frozenset({"glm5_next", "minimax_m3_vl"})},
+    media_types={"video": _WITH_IMAGES},
     numbering={"mra": Numbering(start=2)},
     tiny=Tiny(
         configs=_TINY,
@@ -124,11 +124,6 @@ WHOLE_MODEL = Family(
     ),
 )
 
-_LATENTS = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
-"""Strategy for models whose latents alone read the tokens, kept from padding by a mask.
-
-Most of the work is in the latents, which are as many for short documents as for long ones.
-"""
 _OF_BYTES = (
     "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
     "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
@@ -138,9 +133,9 @@ _OF_BYTES = (
 PERCEIVER = Family(
     name="perceiver",
     model_types=frozenset({"perceiver"}),
-    how="the whole model, documents as a padded batch",
+    how="the whole model, documents of one length as a batch",
     attends=False,
     refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
-    mixers={"PerceiverForSequenceClassification": _LATENTS},
+    mixers={"PerceiverForSequenceClassification": OneByOne("its latents attend to all tokens of the row")},
     tiny=Tiny(configs={"perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2}}),
 )

@@ -236,15 +236,8 @@ class PerDocument(CallPlan):
                 code="rows-on-ranks",
             )
         self.given = given
-        self.groups: list[np.ndarray]
+        self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
         """Numbers of the documents of each batch; of one each, unless documents run `together`."""
-        if not together:
-            self.groups = list(np.arange(given.documents)[:, None])
-        elif call.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None:
-            # Padding changes nothing. A third-party forward may read it, and weights have a column for each token.
-            self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
-        else:
-            self.groups = by_length(given.batch.lengths)
         # Those of the other batches are counted when they are called.
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
@@ -282,8 +275,6 @@ class PerDocument(CallPlan):
         counted = first is not None and layout.largest_positions is None and not first[documents].any()
         if numbers_itself and counted:
             found.pop("position_ids", None)
-        if batch.is_padded:
-            found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
             found["labels"] = None  # its mean would be that of nothing
         return {**found, **items_of_share(found, count, sum(self.counts)), "return_dict": True}

@@ -37,7 +37,7 @@ def examine(
 ) -> EnabledModel:
     """Find what has to be known of a model to enable it; changes nothing. `renew` is called when it has changed."""
     anatomy, traits = look_at(model, family)
-    return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)), renew)
+    return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy)), renew)
 
 
 def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
@@ -67,10 +67,8 @@ def attach(
         to_images = [m for m in modules.cross_attention(model, anatomy.mixing) if m is not model]
     for module in anatomy.mixing:
         way, adjustment = family.way_of(module), family.adjustment_of(module)
-        reads_encoder = any(module is one for one in across)
-        reads_images = any(module is one for one in to_images)
-        mark = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder, reads_images=reads_images)
-        module.__dict__[MARK] = mark
+        reads = {"reads_encoder": module in across, "reads_images": module in to_images}
+        module.__dict__[MARK] = Mark(enabled.link, way, adjustment, **reads)
         _hook(module, ArrivalHook())
     for module in anatomy.indifferent:
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)
@@ -88,7 +86,7 @@ def attach(
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
             _hook(pooler, PoolerHook(enabled.link), before=True)
         for child in module.children() if entry.head is not None and entry.head.spans else ():
-            if not any(child is other for other in anatomy.entries):
+            if child not in anatomy.entries:
                 _hook(child, SpanLogitsHook())
     for module in modules.handed_others_positions(model):
         _hook(module, OwnPositionsHook(enabled.link), before=True, with_kwargs=True)
@@ -130,9 +128,8 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     The handle leaves last: where this is interrupted, it can be done again.
     """
     enabled.active = False
-    remove_hooks(model)
-    for entry in enabled.anatomy.entries:
-        remove_hooks(entry)  # one that was taken out of the model since
+    for entry in enabled.anatomy.entries:  # of which one may have been taken out of the model since
+        remove_hooks(entry)
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
     unbind_checkpointing(enabled.anatomy.checkpointed)
@@ -167,7 +164,7 @@ def _is_severed(hook: Any) -> bool:
     """Return True for the hook of an enabled model that its module is no longer a part of."""
     if not isinstance(hook, _HOOKS):
         return False
-    link = hook.entry.link if isinstance(hook, EntryHook | ExitHook) else getattr(hook, "link", None)
+    link = getattr(getattr(hook, "entry", hook), "link", None)
     return link is not None and link.model is None
 
 

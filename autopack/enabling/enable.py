@@ -185,10 +185,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     if reason is not None:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
-            "faster than batches of documents of like lengths."
-            if enabled.is_checked_closely or not enabled.traits.heeds_masks
-            else "autopack runs %s on its documents as the rows of a padded batch: %s. It is exact, and no faster than "
-            "padded batches.",
+            "faster than batches of documents of like lengths.",
             type(base).__name__,
             reason,
         )
@@ -271,17 +268,15 @@ def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: i
             if name in needed:
                 raise
             left_alone[name] = str(error)
-    if not boundaries.kept_columns(trainer):
-        undo.callback(boundaries.give_columns_back, trainer)
+    if not trainer_logs.logs_packing(trainer):
+        undo.callback(take_back, trainer)
     boundaries.keep_columns(trainer)
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost, code="trainer-loses-documents")
     cut = boundaries.say_what_is_cut(trainer, handles["model"].enabled.logged)
-    if max_tokens is not None and (cutter := cut_steps(trainer, handles["model"].enabled, max_tokens)) is not None:
-        undo.callback(cutter.remove)
-    if not trainer_logs.logs_packing(trainer):
-        undo.callback(trainer_logs.take_logs, trainer)
+    if max_tokens is not None:
+        cut_steps(trainer, handles["model"].enabled, max_tokens)
     trainer_logs.add_logs(trainer, handles["model"].tally)
     return TrainerHandle(trainer, handles, left_alone, cut)
 

@@ -80,14 +80,12 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
     decisions: list[Decision] = []
     outer: Activation | None = None
     arguments, kept = kwargs, set[str]()
-    packs = False
     for module in model.anatomy.entries:
         hooks = (getattr(hook, "entry", None) for hook in module._forward_pre_hooks.values())
         entry = next(found for found in hooks if isinstance(found, Entry))
         # What a head names and the model that it holds does not, it keeps, and labels.
         given = {name: value for name, value in arguments.items() if name in entry.names or name not in kept}
         call = call_at(entry, module, args if outer is None else (), given, outer)
-        plan: CallPlan | None = None
         try:
             if outer is None and rows_shared_by(call) is not None:  # what they declare is asked of all ranks
                 decisions.append(Decision(call.name, SharedRows.what, SharedRows.why))
@@ -99,26 +97,21 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
             left = model.lenient and call.documents is None
             what, reason = (CallPlan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
             decisions.append(Decision(call.name, what, reason))
-        packs |= plan is None or plan.packs
-        if plan is None or not plan.defers:
+            break
+        if not plan.defers:
             break
         outer = Activation(plan.scope, None, call.entry.level, plan)
         kept = {*LABELS, *call.entry.names}
         arguments = call.arguments if plan.arguments is None else plan.arguments
         arguments = call.choices_as_rows() if call.brings_choices else arguments
-    return Explanation(tuple(decisions), tuple(_notes(model, packs)))
+    change = None if model.fingerprint is None else model.fingerprint.changed()
+    said = "Before that it is looked at anew, since it has changed"
+    return Explanation(tuple(decisions), () if change is None else (f"{said}: {change}",))
 
 
 def _volume_of(call: Call, plan: CallPlan) -> Volume | None:
     """Return the counts of what runs, if that is decided at this entry."""
-    if plan.defers or plan.volume is not None or call.volume is None:
-        return None if plan.defers else plan.volume
-    return call.volume.without_padding() if plan.packs else call.volume
-
-
-def _notes(model: EnabledModel, packs: bool) -> list[str]:
-    found = []
-    change = None if model.fingerprint is None else model.fingerprint.changed()
-    if change is not None:
-        found.append(f"Before that it is looked at anew, since it has changed: {change}")
-    return found
+    if plan.defers:
+        return None
+    come = call.volume
+    return plan.volume or (come.without_padding() if come is not None and plan.packs else come)

@@ -120,27 +120,27 @@ class Handle(AbstractContextManager["Handle"]):
         return live.checked if isinstance(live, Live) else None
 
     def _facts(self) -> list[tuple[str, str]]:
-        enabled, unpad = self.enabled, self.enabled.options.unpad
+        enabled, options, tally = self.enabled, self.enabled.options, self.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
-        return [
+        found = [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("state", "enabled" if enabled.active else "disabled"),
             ("family", enabled.traits.family),
-            *([("attention", f"{attention} modules, attn_implementation={implementations}")] if attention else []),
-            *([("mixers", f"{mixers} modules")] if mixers else []),
-            *([("backend", self.backend)] if attention else []),
-            *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
-            ("padding", f"unpad={unpad!r}" + ("" if not unpad else f"; {self.tally}")),
-            *([("prefixes", self._prefixes)] if unpad else []),
-            *([("trained", self.tally.trained)] if self.tally.trained else []),
-            *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
+            ("attention", attention and f"{attention} modules, attn_implementation={implementations}"),
+            ("mixers", mixers and f"{mixers} modules"),
+            ("backend", attention and self.backend),
+            ("rows", options.sequence_parallel and f"shared by {options.sequence_parallel!r}"),
+            ("padding", f"unpad=True; {tally}" if options.unpad else "unpad=False"),
+            ("prefixes", options.unpad and self._prefixes),
+            ("trained", tally.trained),
+            ("evaluated", tally.evaluation.calls and tally.evaluation),
             ("verified", self.verified),
-            *([("left out", ", ".join(left_out))] if (left_out := enabled.proof.leaves_out) else []),
-            *([("around it", f"{enabled.around.name}, which is not checked")] if enabled.around is not None else []),
-            *([("checked", str(self.checked))] if self.checked is not None else []),
-            *([("checked", "no call (check_every=0)")] if enabled.options.check_every == 0 else []),
+            ("left out", ", ".join(enabled.proof.leaves_out)),
+            ("around it", enabled.around and f"{enabled.around.name}, which is not checked"),
+            ("checked", "no call (check_every=0)" if options.check_every == 0 else self.checked),
         ]
+        return [(name, str(said)) for name, said in found if said]
 
     @property
     def _prefixes(self) -> str:
@@ -243,10 +243,8 @@ class TrainerHandle(Handles):
 
     @property
     def _of_data(self) -> list[tuple[str, str]]:
-        kept = [("data keep", ", ".join(self.kept))] if self.kept else []
-        if (cutter := cutter_of(self._trainer)) is not None:
-            kept.append(("steps:", repr(cutter)))
-        return kept + ([] if self.cut is None else [("data:", self.cut)])
+        found = [("data keep", ", ".join(self.kept)), ("steps:", cutter_of(self._trainer)), ("data:", self.cut)]
+        return [(name, str(said)) for name, said in found if said]
 
     def __repr__(self) -> str:
         parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]

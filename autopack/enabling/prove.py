@@ -54,7 +54,7 @@ def renew(enabled: EnabledModel) -> None:
             if id(module) not in inside:
                 remove_hooks(module)  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
-        enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
+        enabled.lease.renew(partial(needed_sites, enabled.anatomy))
         settle(model, enabled, family)
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error.message}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
@@ -19,9 +20,9 @@ from autopack.patching import Site
 from autopack.runtime.scope import mark_of
 
 
-def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations: tuple[str, ...]) -> list[Site]:
+def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:
     """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
-    sites = [*of_family, *_mixer_sites(anatomy.mixers)]
+    sites = [*_mixer_sites(anatomy.mixers)]
     taken = {(site.module, site.path) for site in sites}  # a model may be a mixer itself, run on each document alone
     sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
@@ -49,22 +50,22 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
-    for kind in {modules.defining_class(type(mixer)): None for mixer in mixers}:
+    for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
         # A forward of the user's may be taken back at any time; a module that then runs past its site raises.
-        soft = not is_own(vars(kind)["forward"])
-        yield from (Site(module, path, adapt_mixer, soft=soft) for module, path in modules.forwards_of([kind]))
-    found: dict[Site, None] = {}
-    for mixer in mixers:
-        mark = mark_of(mixer)
-        if mark is not None and mark.way is not None:
-            found.update(dict.fromkeys(mark.way.sites(modules.defining_class(type(mixer)).__module__)))
-    yield from found
+        yield _forward_site(kind, adapt_mixer, soft=not is_own(vars(kind)["forward"]))
+    ways = ((mark.way, mixer) for mixer in mixers if (mark := mark_of(mixer)) is not None and mark.way is not None)
+    sites = (site for way, mixer in ways for site in way.sites(modules.defining_class(type(mixer)).__module__))
+    yield from dict.fromkeys(sites)
 
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
     """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are transformers' own."""
     own = (kind for kind in map(modules.defining_class, kinds) if is_of_library(kind) and kind is not nn.Module)
-    return (Site(module, path, adapt_forward, soft=True) for module, path in modules.forwards_of(own))
+    return (_forward_site(kind, adapt_forward, soft=True) for kind in dict.fromkeys(own))
+
+
+def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
+    return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:

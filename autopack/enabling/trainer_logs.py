@@ -25,99 +25,79 @@ class PackingLogs(TrainerCallback):
 
     def __init__(self, trainer: Any, tally: Tally):
         self._trainer, self._tally = trainer, tally
-        self._trained = self._trained_before = tally.training
-        self._evaluated = tally.evaluation
-        self._clock = _Clock()
-        self._begins = False
-        self._added: tuple[dict[str, Any], list[str]] | None = None
+        self._added: tuple[dict[str, Any], list[str]] = {}, []
+        self._begin()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def _begin(self) -> None:
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
-        self._begins = True
+        self._seconds = self._logged = 0.0
+        # None until the first step begins: reporters begin a run of theirs before, which may take seconds.
+        self._since: float | None = None
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._begins:  # and not before: reporters begin a run of theirs, which may take seconds, and come after this
-            self._clock = _Clock()
-            self._begins = False
+    def _go_on(self, counts: bool = True) -> None:
+        """Go on from now, and count the time since the last such moment, or leave it out."""
+        now = time.perf_counter()
+        if counts and self._since is not None:
+            self._seconds += now - self._since
+        self._since = now
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._clock.mark()
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._begin()
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._clock.leave_out()
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if self._since is None:
+            self._go_on()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._clock.leave_out()
-        self._take_out()
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._go_on()
 
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        self._clock.leave_out()
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._go_on(counts=False)
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self._go_on(counts=False)
+        self.on_train_end()
+
+    def on_predict(self, *_: Any, **__: Any) -> None:
+        self._go_on(counts=False)
         self._evaluated = self._tally.evaluation  # nothing is logged of it
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._take_out()
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Take out of the last logs what was added to them, before they are returned."""
+        logs, names = self._added
+        for name in names:
+            logs.pop(name, None)
+        self._added = {}, []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None:
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any time.
         if "loss" in logs and "learning_rate" in logs:
+            self._go_on()
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
-            added = numbers(ran, self._clock.lap(), shares=self._tally.training.shared > 0)
+            added = numbers(ran, self._seconds - self._logged, shares=self._tally.training.shared > 0)
+            self._logged = self._seconds
             if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
                 added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
                 added[f"{_PREFIX}slowest_rank"] = round(cutter.slowest, 4)
                 added |= {f"{_PREFIX}max_tokens": cutter.max_tokens} if cutter.asked == AUTO else {}
-            self._add(logs, added)
             last = state.log_history[-1] if state.log_history else {}
             if last.get("step") == state.global_step and "loss" in last:
                 last.update(added)
         elif "total_flos" in logs:
+            self._go_on()
             ran = self._tally.training.minus(self._trained_before)
-            self._add(logs, numbers(ran, self._clock.total, "train_"))
+            added = numbers(ran, self._seconds, "train_")
         elif (runtime := next((name for name in logs if name.endswith("_runtime")), None)) is not None:
             ran, self._evaluated = self._tally.evaluation.minus(self._evaluated), self._tally.evaluation
             shares = self._tally.evaluation.shared > 0
-            self._add(logs, numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares))
-
-    def _add(self, logs: dict[str, Any], added: dict[str, float]) -> None:
+            added = numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares)
+        else:
+            return
         logs.update(added)
         self._added = logs, list(added)
-
-    def _take_out(self) -> None:
-        logs, names = self._added or ({}, [])
-        for name in names:
-            logs.pop(name, None)
-        self._added = None
-
-
-class _Clock:
-    """Seconds of training, without evaluations and checkpoints that came between its steps."""
-
-    def __init__(self) -> None:
-        self._began = self._lap = self._marked = time.perf_counter()
-        self._out = 0.0
-
-    def mark(self) -> None:
-        """A step has ended; what comes next may be left out."""
-        self._marked = time.perf_counter()
-
-    def leave_out(self) -> None:
-        """Leave out the time since the last mark."""
-        self._out += time.perf_counter() - self._marked
-        self.mark()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        now = time.perf_counter() - self._out
-        seconds, self._lap = now - self._lap, now
-        self.mark()
-        return seconds
-
-    @property
-    def total(self) -> float:
-        return time.perf_counter() - self._out - self._began
 
 
 def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:

@@ -40,9 +40,8 @@ from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds
-from autopack.tiny.images import IMAGE, as_videos
+from autopack.tiny.images import as_videos
 from autopack.tiny.media_rows import Document
-from autopack.tiny.sounds import SOUND
 
 Result = tuple[list[Fields], list[torch.Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of them."""
@@ -214,9 +213,8 @@ def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str,
                         module.eval()
                 with stock(twin_enabled):
                     wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
-                logits = twin(**media_rows.packed(twin, [documents])).logits
-                places = media_rows.spans([documents])
-                found.append(_result(twin, [logits[row, first:end] for _, row, first, end in places]))
+                logits = twin(**media_rows.packed(twin, documents)).logits[0]
+                found.append(_result(twin, [*logits.split([*map(len, documents)])]))
     return _difference(found, wanted, dtype)
 
 
@@ -229,12 +227,10 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
         raise NoTwin(f"a call has more than {_MOST} {kind}s or documents")
     if media_rows.form_of(model, "sounds" if kind == "sound" else "images") is None:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
-    medium = SOUND if kind == "sound" else IMAGE
-    chosen = itertools.islice(itertools.cycle(_PARTS), count)
-    parts = [[medium if part == "medium" else part for part in each] for each in chosen]
+    parts = list(itertools.islice(itertools.cycle(_PARTS), count))
     if kind == "sound":
         return [sounds.document(model, each, seed=n + 1, frames=sounds.FRAMES) for n, each in enumerate(parts)]
-    parts = [each for each in parts if medium in each or not images.needs_images(model)]
+    parts = [each for each in parts if "medium" in each or not images.needs_images(model)]
     found = [images.document(model, each, seed=n + 1) for n, each in enumerate(parts)]
     return [as_videos(model, each) for each in found] if kind == "video" else found
 

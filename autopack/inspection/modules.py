@@ -27,7 +27,6 @@ from autopack.inspection.source import (
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"
-_ROPES = ("rope_parameters", "rope_scaling")
 _LIMITS = ("original_max_seq_len", "original_max_position_embeddings", "max_position_embeddings")
 """Names, in modules and configurations, of the most positions with unchanged frequencies."""
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
@@ -77,9 +76,9 @@ class Anatomy:
         of classes in `within` is over parts of a token or of media.
         """
         models, outer = entries(model), mixers(model, within)
-        inside = {id(part) for module in outer for part in module.modules()}
+        inside = {part for module in outer for part in module.modules()}
         found = attention_modules(model)
-        attention = [module for module in found if id(module) not in inside]
+        attention = [module for module in found if module not in inside]
         configs = configs_of([*models, *attention])
         causal = [is_causal(module, model.config) for module in [*attention, *mixers(model, attending)]]
         return cls(
@@ -88,7 +87,7 @@ class Anatomy:
             attention=attention,
             mixers=mixers(model, mixing),
             towers=towers(model),
-            within_token=list(dict.fromkeys([*outer, *(module for module in found if id(module) in inside)])),
+            within_token=list(dict.fromkeys([*outer, *(module for module in found if module in inside)])),
             halves=halves(model),
             checkpointed=checkpointed(model),
             chunked=[module for module in model.modules() if "chunk_size_feed_forward" in vars(module)],
@@ -125,8 +124,8 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
 def towers(root: nn.Module) -> list[nn.Module]:
     """Return the modules of vision and audio towers that call transformers' attention interface."""
-    inside = {id(module) for module in _text_modules(root)}
-    return _of_classes((module for module in root.modules() if id(module) not in inside), dispatching_functions)
+    inside = set(_text_modules(root))
+    return _of_classes((module for module in root.modules() if module not in inside), dispatching_functions)
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
@@ -144,33 +143,30 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
     """
     if all("position_ids" in parameters_of(class_of(entry)).names for entry in entries(root)):
         return []
-    inside = {id(module) for module in _text_modules(root)}
-    of_media = (part for part in root.modules() if isinstance(part, PreTrainedModel) and id(part) not in inside)
+    inside = set(_text_modules(root))
+    of_media = (part for part in root.modules() if isinstance(part, PreTrainedModel) and part not in inside)
     taken = ((part, parameters_of(class_of(part))) for part in of_media)
     return [part for part, takes in taken if "position_ids" not in takes.names or _QUERIES in takes.names]
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
     """Return the rotary modules under `root` with frequencies by a call's longest position."""
-    found = []
-    for module in root.modules():
-        kind = module.__dict__.get("rope_type")
-        names = map(str, kind.values() if isinstance(kind, dict) else [kind])
-        if any("dynamic" in name or name == "longrope" for name in names):
-            found.append(module)
-    return found
+    kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())  # of each kind of layer
+    return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
 
 
 def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
     """Return the number of positions up to which these modules have the same frequencies in every call."""
-    found: list[int] = []
-    for module in rotaries:
-        config = vars(module.__dict__.get("config", module))
-        ropes = [rope for name in _ROPES if isinstance(rope := config.get(name), dict)]
-        inside = [part for rope in ropes for part in rope.values() if isinstance(part, dict)]
-        held = [vars(module), config, *ropes, *inside]
-        found += [each[name] for each in held for name in _LIMITS if isinstance(each.get(name), int)]
-    return min(found, default=float("inf"))
+    held = (part for module in rotaries for part in (module, module.__dict__.get("config", module)))
+    return min((limit for part in held for limit in _limits(vars(part))), default=float("inf"))
+
+
+def _limits(fields: dict[str, Any]) -> Iterator[int]:
+    for name, value in fields.items():
+        if isinstance(value, dict):  # of all layers, or of each kind of them
+            yield from _limits(value)
+        elif name in _LIMITS and isinstance(value, int):
+            yield value
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
@@ -183,12 +179,12 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
     """Return the outermost modules under `root`, outside `mixers`, that attend by themselves."""
     # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
     attending = _of_classes(_text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c)))
-    inside = {id(part) for mixer in mixers for part in mixer.modules()}
+    inside = {part for mixer in mixers for part in mixer.modules()}
     found = []
     for module in attending:  # outer ones first
-        if id(module) not in inside:
+        if module not in inside:
             found.append(module)
-            inside.update(id(part) for part in module.modules())
+            inside.update(module.modules())
     return found
 
 
@@ -198,10 +194,10 @@ def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list
     They are embeddings of positions, and embeddings of tokens that hold such a table. They are
     found by their names; an audit checks the result.
     """
-    inside = {id(part) for mixer in mixers for part in mixer.modules()}
+    inside = {part for mixer in mixers for part in mixer.modules()}
     tables, whole = [], []
     for module in _text_modules(root):
-        if id(module) in inside or isinstance(module, PreTrainedModel) or defining_class(type(module)) in _OF_TORCH:
+        if module in inside or isinstance(module, PreTrainedModel) or defining_class(type(module)) in _OF_TORCH:
             continue
         parts = dict(module.named_children())
         holds_table = any("position" in name and isinstance(part, nn.Embedding) for name, part in parts.items())
@@ -220,11 +216,6 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
     return [
         module for module in model.modules() if hasattr(module, "gradient_checkpointing") or isinstance(module, kind)
     ]
-
-
-def forwards_of(classes: Iterable[type[nn.Module]]) -> list[tuple[str, str]]:
-    """Return the Python module and path of each forward that these classes define."""
-    return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in {*classes})
 
 
 def defining_class(kind: type[nn.Module]) -> Any:
@@ -292,8 +283,8 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
     """Return the `mixing` modules that attend to the encoder, by name, or the decoder itself."""
     # The class says nothing: most decoders use one class for both.
-    named = {id(module): name for name, module in decoder.named_modules()}
-    return [module for module in mixing if module is decoder or _ACROSS.search(named.get(id(module), "").lower())]
+    named = {module: name for name, module in decoder.named_modules()}
+    return [module for module in mixing if module is decoder or _ACROSS.search(named.get(module, "").lower())]
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -39,29 +40,17 @@ def put_into(held: Any, tensors: dict[str, Any]) -> None:
         held[name] = tensor
 
 
-def state_of(module: nn.Module) -> list[Any]:
-    """Return the state of every generator that a module's forward may use; compare by `==`."""
-    name, keys, *rest = np.random.get_state()
-    states = [torch.get_rng_state(), *(_at(*device, "get_rng_state") for device in _devices_of(module))]
-    return [*(state.numpy().tobytes() for state in states), random.getstate(), name, np.asarray(keys).tobytes(), *rest]
-
-
-@contextmanager
-def drawing_nothing(module: nn.Module) -> Iterator[None]:
-    """Restore, at the end of the block, all generators that a forward of a module may draw from."""
-    devices = _devices_of(module)
-    of_cpu, others = torch.get_rng_state(), [_at(*device, "get_rng_state") for device in devices]
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-
-    def put_back() -> None:
-        torch.set_rng_state(of_cpu)
-        for device, state in zip(devices, others, strict=True):
-            _at(*device, "set_rng_state", state)
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-
-    with afterwards(put_back):
-        yield
+def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Yield functions that tell and set the state of each generator that a module's forward may use."""
+    yield torch.get_rng_state, torch.set_rng_state
+    yield random.getstate, random.setstate
+    yield np.random.get_state, np.random.set_state
+    for kind, number in _devices_of(module):
+        space = getattr(torch, kind)
+        # There is one MPS, and in earlier releases its functions take no number.
+        numbered = "device" in inspect.signature(space.get_rng_state).parameters
+        given = {"device": number} if numbered else {}
+        yield partial(space.get_rng_state, **given), partial(space.set_rng_state, **given)
 
 
 def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
@@ -70,10 +59,23 @@ def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
     return sorted(device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state"))
 
 
-def _at(kind: str, number: int, function: str, *state: Tensor) -> Any:
-    found = getattr(getattr(torch, kind), function)
-    # There is one MPS, and in earlier releases its functions take no number.
-    return found(*state, number) if "device" in inspect.signature(found).parameters else found(*state)
+def state_of(module: nn.Module) -> list[Any]:
+    """Return the state of every generator that a module's forward may use; compare by `==`."""
+    states = [state() for state, _ in _generators(module)]
+    return [s.tolist() if isinstance(s, Tensor) else [np.asarray(part).tolist() for part in s] for s in states]
+
+
+@contextmanager
+def drawing_nothing(module: nn.Module) -> Iterator[None]:
+    """Restore, at the end of the block, all generators that a forward of a module may draw from."""
+    states = [(put, state()) for state, put in _generators(module)]
+
+    def put_back() -> None:
+        for put, state in states:
+            put(state)
+
+    with afterwards(put_back):
+        yield
 
 
 class Pinned(TorchFunctionMode):
@@ -154,10 +156,8 @@ _STAND_INS: dict[str, Callable[..., Tensor]] = {
     "gumbel_softmax": _softmax,
 }
 _DRAWN: dict[str, Callable[..., Any]] = {
-    "rand": lambda share, *_, **__: share,
-    "rand_like": lambda share, *_, **__: share,
-    "randn": lambda share, *_, **__: _normal(share),
-    "randn_like": lambda share, *_, **__: _normal(share),
+    **dict.fromkeys(("rand", "rand_like"), lambda share, *_, **__: share),
+    **dict.fromkeys(("randn", "randn_like"), lambda share, *_, **__: _normal(share)),
     "normal": _normal,
     "normal_": lambda share, drawn, *args, **given: _normal(share, *args, **given),
     "uniform_": _uniform,

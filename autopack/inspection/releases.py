@@ -26,10 +26,6 @@ def is_flash(implementation: str | None) -> bool:
     return bool(implementation) and ("flash_attention" in str(implementation) or "flash-attn" in str(implementation))
 
 
-HOLDS_KERNELS = "transformers.modeling_flash_attention_utils"
-"""The module into which flash-attn's functions are loaded."""
-
-
 def is_own(function: Any) -> bool:
     """Return True if a function is of transformers' code."""
     return str(getattr(function, "__module__", "")).startswith("transformers.")

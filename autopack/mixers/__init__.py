@@ -174,7 +174,6 @@ class OneByOne(Way):
 
     whole_model_reason: str
     numbers_itself: bool = False
-    heeds_masks: bool = False
     attends = True
     recurs = False
 

@@ -156,9 +156,6 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
     if name in MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):
         wide = scope.layout.columns
         return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
-    whole = way.of_whole_rows(mixer, name, value, scope.layout.rows, scope.layout.columns)
-    if whole is not None:
-        return whole
     if columns in value.shape:
         raise UnsupportedModel(
             f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the {columns} columns that a "

@@ -148,10 +148,10 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
 def _latent(present: dict[str, Any]) -> dict[str, Any]:
     """Return fields for multi-head latent attention: no grouped heads, and the rotated width as
     `head_dim`."""
-    fields = {"num_key_value_heads": rules.HEADS, "head_dim": rules.FIELDS["qk_rope_head_dim"]}
-    if "head_dim" not in present:
-        del fields["head_dim"]
-    return fields if "kv_lora_rank" in present else {}
+    if "kv_lora_rank" not in present:
+        return {}
+    found = {"num_key_value_heads": rules.HEADS}
+    return found | ({"head_dim": rules.FIELDS["qk_rope_head_dim"]} if "head_dim" in present else {})
 
 
 def _kinds(present: dict[str, Any]) -> dict[str, Any]:
@@ -180,13 +180,9 @@ def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, An
     name = _depth_name(present)
     if name is None:
         return
-    for source in (given, own):
-        lengths = [len(values) for values in _per_layer(source).values()]
-        if name in source or lengths:
-            depth = source.get(name) or lengths[0]
-            break
-    else:
-        depth = next((len(values) for values in _per_layer(arguments).values()), arguments.get(name))
+    sources = (given, own, _per_layer(arguments), arguments)
+    depths = (source.get(name) or next(map(len, _per_layer(source).values()), None) for source in sources)
+    depth = next(filter(None, depths), None)
     if depth is None:
         return
     arguments[name] = depth

@@ -49,11 +49,12 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     config, form = model.config, form_of(model) or ""
     pictures: list[dict[str, Any]] = []
+    if form == _BESIDE:
+        pictures, parts = [_picture(model, seed, generator)], [part for part in parts if isinstance(part, int)]
 
     def add() -> int:
-        if not pictures or form != _BESIDE:
-            pictures.append(_picture(model, len(pictures) + seed, generator))
-        return 0 if form == _BESIDE else _placeholders(model, pictures[-1])
+        pictures.append(_picture(model, len(pictures) + seed, generator))
+        return _placeholders(model, pictures[-1])
 
     decoded = {}
     if config.is_encoder_decoder:
@@ -64,7 +65,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     ids_of_placeholders = (getattr(config, name, None) for name in fields)
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
-    found = list(runs(config, parts, seed, placeholder, [] if form == _BESIDE else around, add))
+    found = list(runs(config, parts, seed, placeholder, around, add))
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
     names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]
@@ -260,40 +261,24 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
     They have one frame, or two if the placeholders of all frames are one run.
     """
     config: Any = model.config
-    if form_of(model) not in ("tiles", "square") and config.model_type not in _WHOLE | _IN_SPANS:
-        return _in_place(model, document)
     before = document.tokens["input_ids"][0].tolist()
     videos = tuple(_video(model, picture) for picture in document.images)
-    counts = iter(features_of(model, "video", video)[1] for video in videos)
+    has_frames = hasattr(getattr(model, "model", model), "get_video_features")
+    medium, media = ("video", videos) if has_frames else ("image", document.images)
+    counts = iter(features_of(model, medium, each)[1] for each in media)
+    image, in_spans = config.image_token_id, config.model_type in _IN_SPANS
+    video = image if in_spans or config.model_type in _AS_IMAGES else config.video_token_id
     ids: list[int] = []
-    types: list[int] = []
     for place, token in enumerate(before):
-        if token != config.image_token_id:
-            ids, types = [*ids, token], [*types, 0]
+        if token != image:
+            ids.append(token)
         elif place == 0 or before[place - 1] != token:
-            count = next(counts)
-            run = [config.video_token_id] * count
-            if config.model_type in _IN_SPANS:
-                run = [config.video_start_token_id, *[token] * count, config.video_end_token_id]
-            ids, types = ids + run, types + [2 * (each in (token, config.video_token_id)) for each in run]
-    tokens = {"input_ids": torch.tensor([ids])}
-    for name in document.tokens:
-        if name != "input_ids":
-            assert name in ("mm_token_type_ids", "token_type_ids"), name
-            tokens[name] = torch.tensor([types])
-    return Document(tokens, videos)
-
-
-def _in_place(model: PreTrainedModel, document: Document) -> Document:
-    """Return the document with videos of one frame, which have as many placeholders as an image."""
-    config: Any = model.config
-    tokens = {name: value.clone() for name, value in document.tokens.items()}
-    places = tokens["input_ids"] == config.image_token_id
-    if config.model_type not in _AS_IMAGES:
-        tokens["input_ids"][places] = config.video_token_id
-    if "mm_token_type_ids" in tokens:
-        tokens["mm_token_type_ids"][places] = 2
-    return Document(tokens, tuple(_video(model, picture) for picture in document.images))
+            run = [video] * next(counts)
+            ids += [config.video_start_token_id, *run, config.video_end_token_id] if in_spans else run
+    whole = torch.tensor([ids])
+    types = {name: 2 * (whole == video).long() for name in document.tokens if name != "input_ids"}
+    assert types.keys() <= {"mm_token_type_ids", "token_type_ids"}, types.keys()
+    return Document({"input_ids": whole, **types}, videos)
 
 
 def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:

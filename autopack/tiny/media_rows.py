@@ -1,4 +1,4 @@
-"""Documents with images, videos or sounds, packed rows of them, and each of them by itself."""
+"""Documents with images, videos or sounds, a packed row of them, and each of them by itself."""
 
 from __future__ import annotations
 
@@ -100,90 +100,73 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
 
 
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
-    """Return the arguments of a row of these documents, with nothing that declares where one
-    ends."""
-    return rows(model, [documents])
-
-
-def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
-    """Return the arguments of several rows of documents, which must be equally long."""
-    names = documents[0][0].tokens
-    arguments = {
-        name: torch.cat([torch.cat([d.tokens[name] for d in each], dim=1) for each in documents]) for name in names
+    """Return the arguments of a row of these documents, with nothing that declares where one ends."""
+    arguments: dict[str, Any] = {
+        name: torch.cat([document.tokens[name] for document in documents], dim=1) for name in documents[0].tokens
     }
-    pictures = [picture for each in documents for d in each for picture in d.images]
-    if pictures:
-        form = form_of(model) or ""
-        for name in pictures[0]:
-            if form.startswith("nested") or form in SEEN:
-                arguments[name] = _by_row(name, documents)
-            else:
-                along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
-                arguments[name] = _in_order(name, documents, along)
-        for name in {name for each in documents for d in each for name in d.seen}:
-            arguments[name] = _along_diagonal(name, documents)
-        if form == "numbered patches":
-            arguments[NUMBERS] = _going_on(pictures)
+    pictures = [picture for document in documents for picture in document.images]
+    form = form_of(model) or ""
+    by_row = form.startswith("nested") or form in SEEN
+    for name in pictures[0] if pictures else ():
+        along = 1 if by_row else _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
+        arguments[name] = _joined([picture[name] for picture in pictures], along)
+    for name in {name for document in documents for name in document.seen}:
+        arguments[name] = _along_diagonal(name, documents)
+    if pictures and form == "numbered patches":
+        arguments[NUMBERS] = _going_on(pictures)
     return arguments
 
 
 def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
     """Return patch numbers over all pictures, where each picture has its own from 0."""
-    counts = [picture["pixel_values"].shape[:2].numel() for picture in pictures]
-    before = [sum(counts[:place]) for place in range(len(counts))]
-    numbers = (picture[NUMBERS] for picture in pictures)
-    return torch.cat([torch.where(found < 0, found, found + n) for found, n in zip(numbers, before, strict=True)])
+    before, found = 0, []
+    for picture in pictures:
+        numbers = picture[NUMBERS]
+        found.append(torch.where(numbers < 0, numbers, numbers + before))
+        before += picture["pixel_values"].shape[:2].numel()
+    return torch.cat(found)
 
 
-def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
-    found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
-    if isinstance(found[0], list):
-        return [*chain.from_iterable(found)]
-    return torch.cat(_padded(found) if len({value.ndim for value in found}) == 1 and along == 0 else found, dim=along)
-
-
-def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return values with zeros behind them, each as large as the largest but along the first
-    dimension."""
+def _joined(values: list[Any], along: int) -> Any:
+    """Return values in order: lists, or tensors with zeros behind those that are smaller than others."""
+    if isinstance(values[0], list):
+        return [*chain.from_iterable(values)]
+    if along:
+        return torch.cat(values, dim=along)
     most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
-    missing = ([m - size for m, size in zip(most, value.shape[1:], strict=True)] for value in values)
-    pads = ([n for behind in reversed(each) for n in (0, behind)] for each in missing)
-    return [torch.nn.functional.pad(value, pad) for value, pad in zip(values, pads, strict=True)]
-
-
-def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    """Return the images of each row, with empty ones at the end if other rows have more."""
-    none = next(d.images[0][name] for each in documents for d in each if d.images)[:, :0]
-    rows = [[picture[name] for d in each for picture in d.images] for each in documents]
-    return torch.cat(_padded([torch.cat([none, *pictures], dim=1) for pictures in rows]))
-
-
-def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    most = max(sum(len(d.images) for d in each) for each in documents)
-    like = next(d.seen[name] for each in documents for d in each if d.seen)
-    found = like.new_zeros(len(documents), sum(map(len, documents[0])), most, *like.shape[3:])
-    for row, each in enumerate(documents):
-        first = images = 0
-        for document in each:
-            if document.seen:
-                found[row, first : first + len(document), images : images + len(document.images)] = document.seen[name]
-            first, images = first + len(document), images + len(document.images)
+    found = values[0].new_zeros(sum(map(len, values)), *most)
+    for part, value in zip(found.split([*map(len, values)]), values, strict=True):
+        here: Any = (slice(None), *map(slice, value.shape[1:]))
+        part[here] = value
     return found
 
 
-def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
-    """Return the arguments of packed rows of documents, with position_ids as collators write them.
+def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
+    like = next(document.seen[name] for document in documents if document.seen)
+    images = sum(len(document.images) for document in documents)
+    found = like.new_zeros(1, sum(map(len, documents)), images, *like.shape[3:])
+    first = image = 0
+    for document in documents:
+        end, last = first + len(document), image + len(document.images)
+        if document.seen:
+            found[:, first:end, image:last] = document.seen[name]
+        first, image = end, last
+    return found
+
+
+def packed(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
+    """Return the arguments of a packed row of documents, with position_ids as collators write them.
 
     The halves of an encoder-decoder come with masks that number their documents.
     """
+    arguments = row(model, documents)
     if model.config.is_encoder_decoder:
         halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-        taken = {name: tokens for name, tokens in halves.items() if tokens in found[0][0].tokens}
-        masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in taken.items()}
-        return {**rows(model, found), **masks, **others}
+        masks = {mask: numbered(documents, name) for mask, name in halves.items() if name in arguments}
+        return {**arguments, **masks}
     first = first_position(model.config)
-    where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
-    return {**rows(model, found), "position_ids": torch.stack(where), **others}
+    where = torch.cat([torch.arange(first, first + len(document)) for document in documents])
+    return {**arguments, "position_ids": where[None]}
 
 
 def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
@@ -202,14 +185,3 @@ def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
     output = model(**arguments, use_cache=False, **others)
     output.logits = output.logits[:, -len(document) :]  # GIT has some of the image too
     return output
-
-
-def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
-    """Return each document with its row, first and end column."""
-    places = []
-    for row, each in enumerate(found):
-        first = 0
-        for document in each:
-            places.append((document, row, first, first + len(document)))
-            first += len(document)
-    return places

@@ -20,7 +20,6 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.tiny import rules
-from autopack.tiny.configs import known
 from autopack.tiny.media_rows import Document, features_of, form_of, runs
 
 SOUND = "sound"
@@ -31,11 +30,6 @@ feature_attention_mask input_features_mask input_values_mask audio_attention_mas
 """.split()
 FRAMES = 22
 """Number of frames of the shorter sounds."""
-
-
-def overrides(model_type: str) -> dict[str, Any]:
-    """Return fields for `tiny.build` by which types get an encoder of sounds that is optional."""
-    return known("with_sounds", model_type)
 
 
 def document(

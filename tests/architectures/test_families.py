@@ -105,5 +105,5 @@ def test_what_is_known_of_a_type_stands_in_one_file():
     lines = re.findall(r"^ *(?:case|assert form ==) (.*)$", inspect.getsource(images._picture), re.M)
     cases = {form for line in lines for form in re.findall('"([^"]+)"', line)}
     assert {form for family in found for form in family.tiny.images} == cases
-    taking = {model_type for family in found for types in family.tiny.images.values() for model_type in types}
-    assert {model_type for family in found for model_type in family.media_types.get("image", ())} <= taking
+    served = {"vision-encoder-decoder"}.union(*(family.model_types for family in found))
+    assert {model_type for family in found for types in family.media.values() for model_type in types} <= served

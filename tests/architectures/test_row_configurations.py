@@ -41,18 +41,16 @@ def test_inkling_scales_queries_by_their_place_in_the_document(implementation, m
     # its experts know no float64
     make = partial(tiny.build, "inkling_text", attn_implementation=implementation, **INKLING)
     must_be_exact(make, ROW, verify=False)
-    leaks_without(monkeypatch, recurrent.SHORT_CONVOLUTION, make, ROW, adjustments={})
+    family = recurrent.SHORT_CONVOLUTION
+    mixers = {name: way for name, way in family.mixers.items() if name != "InklingAttention"}
+    leaks_without(monkeypatch, family, make, ROW, mixers=mixers)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_gpt2_that_reorders_and_upcasts(implementation, monkeypatch):
-    # the method itself computes in float32
-    make = partial(tiny.build, "gpt2", attn_implementation=implementation, **REORDERED)
-    must_be_exact(make, ROW, verify=False)
-    if implementation == "eager":
-        without(monkeypatch, quirks.GPT2, sites=())
-        with pytest.raises(TypeError):
-            must_be_exact(make, ROW, verify=False)
+def test_gpt2_that_reorders_and_upcasts_is_refused_where_it_does():
+    """Only its eager attention reads that field."""
+    must_be_exact(partial(tiny.build, "gpt2", attn_implementation="sdpa", **REORDERED), ROW, verify=False)
+    with refused("cannot-be-packed", match="attn_implementation='sdpa'"):
+        autopack.enable(tiny.build("gpt2", attn_implementation="eager", **REORDERED), verify=False)
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ def test_devices_with_generators_of_their_own_are_those_of_the_parameters():
 
 
 def test_functions_of_torch_have_one_of_those_forms():
-    """`_at` hands on a number where there is a parameter of that name."""
+    """A number is handed on where there is a parameter of that name."""
     for kind in ("cuda", "xpu", "mps"):
         for name in ("get_rng_state", "set_rng_state"):
             parameters = list(inspect.signature(getattr(getattr(torch, kind), name)).parameters)

@@ -73,7 +73,7 @@ AS_IT_CAME = {
     "a row of padding alone": ("llama", batch("causal LM", ROW_OF_PADDING), "nothing but padding"),
     "holes that windows count": ("mistral", batch("causal LM", mask_of(PADDED, "holes")), "windows count it"),
     "little padding where a row costs its square": (
-        "doge", batch("causal LM", mask_of((20, 24, 24, 22))), "scores all pairs"
+        "deepseek_v32", batch("causal LM", mask_of((20, 24, 24, 22))), "scores all pairs"
     ),
     "no padding": ("llama", batch("causal LM", torch.ones(3, 8, dtype=torch.long)), "no padded batch yet"),
     "nothing is to be unpadded": ("llama", BATCH, "unpad=False", {}, {"unpad": False}),

@@ -61,7 +61,7 @@ def sites_of(model):
     """The sites that `enable` would install for a model."""
     family = family_for(model)
     enabled = examine(model, family, Options(verify=False), renew)
-    return needed_sites(enabled.anatomy, family.sites, enabled.implementations())
+    return needed_sites(enabled.anatomy, enabled.implementations())
 
 
 def standing(sites):
@@ -151,7 +151,6 @@ FUNCTIONS = {
     f"{ATTENTION}[sdpa]": ("bert", "attention_mask"),
     f"{MODELS}.llama.modeling_llama:eager_attention_forward": ("llama", "query"),
     f"{MODELS}.t5.modeling_t5:eager_attention_forward": ("t5", "attention_mask"),
-    f"{MODELS}.gpt2.modeling_gpt2:GPT2Attention._upcast_and_reordered_attn": ("gpt2", "value"),
 }
 """Functions that autopack stands at, a type that needs each, and a parameter on which autopack relies."""
 FORWARDS = {

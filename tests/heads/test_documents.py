@@ -58,19 +58,6 @@ def test_reformer_numbers_documents_itself(task):
     serves(stock, TASKS[task], verify=False)
 
 
-@pytest.mark.parametrize("wants_weights", [False, True])
-def test_latents_read_all_documents_at_once(wants_weights):
-    """Perceiver's documents are one padded batch; attention weights have as many columns as a document has tokens."""
-    stock = with_head("perceiver", "sequence-classification", torch.float32)
-    model, labels = copy.deepcopy(stock), TASKS["sequence-classification"]
-    batches = []
-    model.perceiver.register_forward_pre_hook(lambda module, _, given: batches.append(given), with_kwargs=True)
-    with autopack.enable(model, verify=False):
-        output = packed(model, **labels, output_attentions=wants_weights)
-        agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32)
-    assert len(batches) == (len(LENGTHS) if wants_weights else 1)
-
-
 class Reading(PerceiverForSequenceClassification):
     def forward(self, input_ids=None, attention_mask=None, return_dict=None, output_hidden_states=None, labels=None):
         given = {"return_dict": True, "output_hidden_states": output_hidden_states, "labels": labels}

@@ -21,7 +21,7 @@ OURS = "autopack_original"
 KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
 
 
-TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss", "bloom", "mpt")
+TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss", "mpt")
 """Types of which some layer runs whole rows on every rank: recurrences, attention of their own (and ALiBi), sinks."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
@@ -249,6 +249,7 @@ REFUSED = {
     "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
     "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
     "whole model": (_called("reformer", attention="eager"), "documents are run alone"),
+    "biases of columns": (_called("bloom", attention="eager"), "was given alibi"),
     "scaled queries": (_called("llama4_text"), "queries are scaled by the columns"),
     "own mask": (_called("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]}), "a pooler reads"),
     "labels": (_called("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"}), "shift_labels"),

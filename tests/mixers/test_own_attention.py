@@ -66,7 +66,6 @@ def test_disentangled_attention_and_its_convolution(model_type, options):
 
 IN_BLOCKS = [
     *((name, {}) for name in ("bloom", "gptj", "xlm", "rembert")),
-    ("gpt2", {"reorder_and_upcast_attn": True}),
     # Outputs of other forms: I-BERT gives tuples in a tuple, SqueezeBERT a dictionary.
     *((name, {"task": "masked-lm"}) for name in ("ibert", "squeezebert", "tapas")),
 ]

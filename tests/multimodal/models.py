@@ -8,7 +8,7 @@ from autopack import tiny
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
-from compat.images import alone, alone_loss, compare, packed, spans
+from compat.images import alone, alone_loss, compare, packed, rows_of, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.engine import IGNORED, in_rows, numbered
 
@@ -113,7 +113,7 @@ def padded(model, found, side="right"):
         first = (spaces, values) if side == "left" else (values, spaces)
         return {name: torch.cat([part[name] for part in first], dim=1) for name in values}
 
-    call = media_rows.rows(model, [[Document(pad(d.tokens), d.images, pad(d.seen))] for d in found])
+    call = rows_of(model, [[Document(pad(d.tokens), d.images, pad(d.seen))] for d in found])
     half = "decoder_" if "decoder_input_ids" in call else ""
     mask = in_rows([torch.ones_like(d.predicted[0]) for d in found], side)
     ids = call[f"{half}input_ids"]
@@ -125,7 +125,7 @@ def padded(model, found, side="right"):
 
 def rows_with_padding(model, rows):
     """Packed rows of several lengths, with padding behind them, and their labels."""
-    call = media_rows.rows(model, [[d for each in rows for d in each]])
+    call = media_rows.row(model, [d for each in rows for d in each])
     for name in rows[0][0].tokens:
         call[name] = in_rows([torch.cat([d.tokens[name][0] for d in each]) for each in rows])
     mask = in_rows([numbered([*map(len, each)])[0] for each in rows])

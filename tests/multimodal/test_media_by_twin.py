@@ -65,14 +65,14 @@ def apart(model, found, **options):
     """How far packed rows are from documents alone, with a model that is enabled for it."""
     alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found]).detach()
     with autopack.enable(model, **options):
-        return error(model(**media_rows.packed(model, [found])).logits[0].detach(), alone)
+        return error(model(**media_rows.packed(model, found)).logits[0].detach(), alone)
 
 
 def not_proven(model, found, match):
     with autopack.enable(model):
         for _ in range(2):
             with refused("media-not-proven", match=match):
-                model(**media_rows.packed(model, [found]))
+                model(**media_rows.packed(model, found))
 
 
 def inner_of(model_type, task="image-text-to-text"):
@@ -136,7 +136,7 @@ def test_a_hook_on_the_projector(when):
         if when == "after":
             model.model.multi_modal_projector.register_forward_hook(hook)
         with refused("leak-detected"):
-            model(**media_rows.packed(model, [found]))
+            model(**media_rows.packed(model, found))
 
 
 def test_where_no_twin_tells():

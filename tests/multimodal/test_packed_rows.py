@@ -200,7 +200,7 @@ def test_every_type_that_takes_images_has_been_run_with_them():
     recorded = json.loads(RESULTS.read_text())
     measured = {name for name, cells in recorded.items() if any(c.get("images") == "exact" for c in cells.values())}
     for kind in ("image", "video"):
-        said = {t for family in registry.families() for t in family.media_types.get(kind, ())}
+        said = {t for family in registry.families() for t in family.media.get(kind, ())}
         assert said <= measured
     for model_type, cells in recorded.items():
         assert not any("LEAK" in (cell["status"], cell.get("images")) for cell in cells.values()), model_type

@@ -18,7 +18,7 @@ from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import alone, packed
 from compat.with_images import cast
-from compat.with_sounds import documents
+from compat.with_sounds import documents, overrides
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import agrees, padded, rows_with_padding_agree, serves, unpadded_as_stock, worst
 from tests.support.refusals import refused
@@ -53,7 +53,7 @@ def with_sounds(model_type, **others):
         model_type,
         task=TASK_OF[model_type],
         attn_implementation=implementation,
-        **sounds.overrides(model_type),
+        **overrides(model_type),
         **others,
     )
     cast(model, others.get("dtype", torch.float32))
@@ -259,7 +259,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
 
 
 def test_every_type_that_takes_sounds_has_been_run_with_them():
-    said = {t for family in registry.families() for t in family.media_types.get("sound", ())}
+    said = {t for family in registry.families() for t in family.media.get("sound", ())}
     measured = set()
     for path in RESULTS.glob("exactness*.json"):
         for name, cells in json.loads(path.read_text()).items():

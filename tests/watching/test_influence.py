@@ -95,10 +95,10 @@ def test_images_that_meet_where_they_are_large(computed, larger):
     assert apart(model, documents_of(model)) <= FLOAT32
     assert apart(model, larger(model), verify=False) > LEAK
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [documents_of(model)]))
+        model(**media_rows.packed(model, documents_of(model)))
         for _ in range(2):
             with refused("leak-detected", match=BY_GRADIENTS):
-                model(**media_rows.packed(model, [larger(model)]))
+                model(**media_rows.packed(model, larger(model)))
         assert handle.checked.leaks == 2
         assert "2 leaking" in repr(handle)
 
@@ -107,7 +107,7 @@ def test_large_images_of_an_exact_class_pass(larger):
     model = of_ones_own("qwen2_vl", "images", beyond=10**9)
     with autopack.enable(model) as handle:
         model.train()
-        call = media_rows.packed(model, [larger(model)])
+        call = media_rows.packed(model, larger(model))
         loss = model(**call, labels=call["input_ids"]).loss
         assert all(parameter.grad is None for parameter in model.parameters())
         loss.backward()
@@ -128,10 +128,10 @@ def test_tokens_that_meet_where_every_document_has_an_image(change):
     assert apart(model, short) <= FLOAT32
     assert apart(model, long, verify=False) > LEAK
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [short]))
+        model(**media_rows.packed(model, short))
         assert not handle.checked.skipped
         with refused("leak-detected", match=BY_REPLACEMENT):
-            model(**media_rows.packed(model, [long]))
+            model(**media_rows.packed(model, long))
 
 
 def _writing_weights(inner):
@@ -160,7 +160,7 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     inner = type(model.model)
     inner.forward = change(inner.__base__)
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [documents_of(model)]))
+        model(**media_rows.packed(model, documents_of(model)))
     assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
@@ -170,14 +170,14 @@ def test_what_gives_no_gradients_is_said_to_be_unchecked():
     model = without(tiny.build("llava", task="image-text-to-text", pad_token_id=0).config).eval()
     found = [images.document(model, (IMAGE, n), seed=n) for n in (3, 4)]
     with autopack.enable(model, verify=False, check_every=1) as handle:
-        model(**media_rows.packed(model, [found]))
+        model(**media_rows.packed(model, found))
         assert "no result of it that has something for each token has a gradient" in repr(handle)
 
 
 def test_images_that_become_codes_are_said_to_be_unchecked():
     model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
     with autopack.enable(model) as handle:
-        model(**media_rows.packed(model, [documents_of(model)[:2]]))
+        model(**media_rows.packed(model, documents_of(model)[:2]))
         assert CODES in repr(handle)
 
 
@@ -197,7 +197,7 @@ def _answers(model, found, monkeypatch):
     by_gradients = influence.by_gradients
     monkeypatch.setattr(influence, "by_gradients", listening)
     with autopack.enable(model, verify=False, check_every=1):
-        model(**media_rows.packed(model, [found]))
+        model(**media_rows.packed(model, found))
     monkeypatch.setattr(influence, "by_gradients", by_gradients)
     return said
 
@@ -232,7 +232,7 @@ def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
     model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
     found = documents_of(model)[:2]
     with autopack.enable(model) as handle:
-        logits = model(**media_rows.packed(model, [found])).logits[0]
+        logits = model(**media_rows.packed(model, found)).logits[0]
         assert handle.checked.checks == 1
     alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
     assert error(logits.detach(), alone.detach()) <= FLOAT32
