@@ -49,14 +49,10 @@ class Site:
     def __str__(self) -> str:
         return f"{self.module}.{self.path}" + (f"[{self.key!r}]" if self.key is not None else "")
 
-    def _place(self) -> tuple[Any, str, Any]:
-        """Return the object that holds the function, or its mapping, the attribute, and what is there."""
-        return wrapt.resolve_path(import_module(self.module), self.path)
-
     def present(self) -> Callable[..., Any]:
         """Return the function that stands at the site now; raise `SiteDrift` if there is none."""
         try:
-            value = self._place()[2]
+            value: Any = wrapt.resolve_path(import_module(self.module), self.path)[2]
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
@@ -84,9 +80,10 @@ class Site:
 
     def _set(self, function: Callable[..., Any] | None) -> None:
         """Put a function at the site; None removes it, so that an inherited one shows again."""
-        parent, attribute, value = self._place()
+        parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
         if self.key is not None:
-            value[self.key] = function
+            mapping: Any = value
+            mapping[self.key] = function
         elif function is None:
             delattr(parent, attribute)
         else:
@@ -101,7 +98,7 @@ class Site:
                 code="site-drift",
             )
         self.check_takes(original, self.parameters)
-        parent, attribute, _ = self._place()
+        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
         inherited = self.key is None and attribute not in vars(parent)
         replacement: Any = self.adapter(original, self)
         replacement.autopack_original = original
@@ -240,7 +237,7 @@ def _check_unwrapped(site: Site) -> None:
 def intact(sites: Iterable[Site]) -> None:
     """Raise `SiteDrift` if a replacement covers autopack's: packed rows would pass unseen."""
     for site in sites:
-        if site in _installed:
+        if not site.soft and site in _installed and site.present() is not _installed[site].replacement:
             _check_unwrapped(site)
 
 

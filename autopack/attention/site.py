@@ -197,7 +197,9 @@ def _check_shapes(
 
     Each of several `ranks` has an equal part of the columns.
     """
-    wanted, of_keys = ((each.shape[0], each.shape[1] // ranks) for each in (layout, memory))
+    rows, columns = layout.shape
+    of_memory, states = (rows, columns) if memory is layout else memory.shape
+    wanted, of_keys = (rows, columns // ranks), (of_memory, states // ranks)
     if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
         return
     has = f"the packed batch has {layout.rows} rows of {layout.columns} tokens"

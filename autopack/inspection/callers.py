@@ -34,4 +34,8 @@ def callers(module: str = "", function: str = ".*") -> list[Any]:
 
     Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few functions.
     """
-    return [frame.f_locals.get("self") for frame in running(module, function)]
+    return list(map(_holder, running(module, function)))
+
+
+def _holder(frame: FrameType) -> Any:
+    return frame.f_locals.get("self")

@@ -122,9 +122,11 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
     if real is not None:  # which runs as one row
         return int(real.sum(1).max()), rows, rows, int(real.sum())
     layouts = [half.layout for half in pair_halves(call)] if layout is None else [layout]
-    longest = max((each.max_seqlen for each in layouts), default=0)
-    documents = max((len(each.bounds) - 1 for each in layouts), default=0)
-    return longest, documents, rows, max((each.columns for each in layouts), default=0)
+    longest = documents = columns = 0
+    for each in layouts:
+        longest, columns = max(longest, each.max_seqlen), max(columns, each.columns)
+        documents = max(documents, len(each.bounds) - 1)
+    return longest, documents, rows, columns
 
 
 def _sizes_of_media(call: Call) -> tuple[int, int]:
