@@ -192,7 +192,6 @@ class Way:
     - `recurs`: its results at a token depend on padding before it, which no mask takes out.
     - `counts`: it counts columns, padding's too.
     - `reads_padding`: the values in padding change its results at tokens.
-    - `numbers_itself`: a document is to be run without positions that count it from 0.
     - `in_parts`: ranks with a part of each row can put its arguments together.
     - `heeds_masks`: a whole model with a head of one result per row gives rows of a padded batch
       their results alone.
@@ -209,7 +208,6 @@ class Way:
     counts: bool = False
     in_parts: bool = True
     reads_padding: bool = False
-    numbers_itself: bool = False
     whole_model_reason: str | None = None
     heeds_masks: bool = False
     leaves_out: tuple[str, ...] = ()

@@ -81,7 +81,8 @@ class Entry:
         """The least position at which a document may begin."""
         self.foreign = next(filter(None, foreign[level:]), None)
         """Third-party forwards and losses here and further in, which need the padded form, or None."""
-        loses_positions = model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level]))
+        name_positions = all("position_ids" in parameters_of(type(each)).names for each in entries[:level])
+        loses_positions = model.anatomy.has_row_dependent_rotary and not name_positions
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
         )
@@ -114,10 +115,6 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
     if any(pools_single_tokens(entry) and activation_of(entry) is None for entry in inner):
         return "its pooler is handed one token of every row"
     return heads.reads_whole_row(module)
-
-
-def _names_positions(model: PreTrainedModel) -> bool:
-    return "position_ids" in parameters_of(type(model)).names
 
 
 def _is_backbone(model: PreTrainedModel) -> bool:

@@ -100,6 +100,8 @@ class DocumentArguments:
         self.numbers = np.flatnonzero(real_documents(layout))
         """The numbers of the documents in the layout; padding is none."""
         self.documents = len(self.numbers)
+        self.left_out: list[str] = []
+        """The labels that are, for some document, its length, which leaves it out of the loss."""
         for name in head.labels:
             self._check_labels(name)
 
@@ -122,6 +124,7 @@ class DocumentArguments:
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
         at = host_values(value.reshape(self.documents, -1)[:, 0])
+        self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
             raise InvalidPacking(
@@ -133,28 +136,24 @@ class DocumentArguments:
             )
 
     def map(
-        self, of_token: Callable[[str, torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+        self, of_tokens: Callable[[torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, Any]:
-        """Return the arguments with `of_token` applied to (rows, columns, ...) and `of_document` to
+        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document` to
         (documents, ...)."""
-
-        frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
-
-        def change(name: str, value: Any) -> Any:
+        frame = Frame(*self.shape, self.documents, self.head.labels)
+        changed: dict[str, Any] = {}
+        for name, value in self.arguments.items():
             unit = frame.unit_of(name, value)
-            if unit is Of.DOCUMENT:
-                return of_document(value)
-            if unit is not Of.UNKNOWN:
-                return frame.changed(name, value, lambda part: of_token(name, part))
-            found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise UnsupportedModel(
-                f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
-                f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run "
-                f"such documents one per row.",
-                code="argument-of-no-document",
-            )
-
-        return {name: change(name, value) for name, value in self.arguments.items()}
+            if unit is Of.UNKNOWN:
+                found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise UnsupportedModel(
+                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose "
+                    f"document it is of: wanted one value per token {self.shape} or per document "
+                    f"({self.documents}), found {found}. Run such documents one per row.",
+                    code="argument-of-no-document",
+                )
+            changed[name] = of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
+        return changed
 
 
 class PaddedDocuments(Delegate):
@@ -165,32 +164,25 @@ class PaddedDocuments(Delegate):
 
     def __init__(self, call: Call, given: DocumentArguments):
         self.head, self.batch = given.head, given.batch
-        arguments = given.map(self._spread, lambda value: value)
+        arguments, real = given.map(self.batch.gather, lambda value: value), self.batch.mask
         if self.batch.is_padded:
-            arguments["attention_mask"] = self.batch.mask.long()
+            arguments["attention_mask"] = real.long()
             pad_token_id, ids = text_config(call.config).pad_token_id, arguments.get("input_ids")
             if isinstance(pad_token_id, int) and ids is not None:
                 # Heads of decoders look for the last token that is no padding token.
-                arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)
+                arguments["input_ids"] = ids.masked_fill(~real.to(ids.device), pad_token_id)
+            if (at := arguments.get("position_ids")) is not None:
+                # Counted on in padding: where a model hides the mask, they must not look like another document's.
+                counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
+                arguments["position_ids"] = at.where(real.to(at.device), counted)
             for name in given.head.labels if given.head.spans else ():
-                arguments[name] = self._left_out(arguments.get(name))
+                if (at := arguments.get(name)) is not None:
+                    # At the end of its document, which the loss ignores, it is moved to the batch's end.
+                    ends = torch.from_numpy(self.batch.lengths).to(at.device).reshape(-1, *[1] * (at.dim() - 1))
+                    arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"
         super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
         self.documents, self.defers = given.head.name, self.batch.is_padded
-
-    def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        rows, real = self.batch.gather(value), self.batch.mask.to(value.device)
-        if name == "position_ids":
-            # Counted on in padding: where a model hides the mask, they must not look like those of another document.
-            return rows.where(real, rows[:, :1] + torch.arange(rows.shape[1], device=rows.device))
-        return rows.masked_fill(~real.reshape(*real.shape, *[1] * (rows.dim() - 2)), 0)
-
-    def _left_out(self, positions: torch.Tensor | None) -> torch.Tensor | None:
-        """Move positions at a document's end, which the loss ignores, to the batch's end."""
-        if positions is None:
-            return None
-        lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
-        return positions.masked_fill(positions >= lengths, self.batch.into[1])
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
@@ -249,39 +241,29 @@ class PerDocument(CallPlan):
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
-        self._check_ignored()
+        if given.left_out:
+            raise UnsupportedModel(
+                f"{given.left_out[0]} of some document is its length, which leaves it out of the loss, and "
+                f"{given.head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
+                code="loss-not-of-documents",
+            )
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        numbers_itself = call.traits.numbers_itself
-        self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
+        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
         super().__init__(call, reason, None, self.calls[0], volume)
 
-    def _check_ignored(self) -> None:
-        head, lengths = self.given.head, self.given.batch.lengths
-        for name in head.labels if head.spans else ():
-            value = self.given.arguments.get(name)
-            if value is not None and (host_values(value).reshape(-1) == lengths).any():
-                raise UnsupportedModel(
-                    f"{name} of some document is its length, which leaves it out of the loss, and "
-                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
-                    code="loss-not-of-documents",
-                )
-
-    def _of_group(self, numbers: np.ndarray, count: int, numbers_itself: bool) -> dict[str, Any]:
+    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
         index = torch.from_numpy(numbers)
-        found = self.given.map(
-            lambda name, value: batch.gather(value), lambda value: value.index_select(0, index.to(value.device))
-        )
+        found = self.given.map(batch.gather, lambda value: value.index_select(0, index.to(value.device)))
         first = layout.first_positions  # of runs of padding too
-        counted = first is not None and layout.largest_positions is None and not first[documents].any()
-        if numbers_itself and counted:
-            found.pop("position_ids", None)
+        if first is not None and layout.largest_positions is None and not first[documents].any():
+            found.pop("position_ids", None)  # alone, the model counts them like that itself
         if batch.is_padded:
             found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
@@ -304,22 +286,14 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        groups = zip(parts, self.groups, strict=True)
-        if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
-            return None
-        fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
-        longest = self.given.batch.into[1]
-        lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
-        # Hidden states of latents are as many for every document (Perceiver).
-        own = [
-            axis
-            for axis in AXES.get(name, ())
-            if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
-        ]
-        wide = [_widened(part, own, longest, fill) for part in parts]
-        if len({part.shape[1:] for part in wide}) > 1:
-            return None
-        return in_order(wide, self.groups)
+        axes, batch = AXES.get(name, ()), self.given.batch
+        if axes and all(isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts):
+            fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+            longest = [batch.lengths[numbers].max() for numbers in self.groups]
+            # Hidden states of latents are as many for every document (Perceiver).
+            own = [a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))]
+            parts = [_widened(part, own, batch.into[1], fill) for part in parts]
+        return in_order(parts, self.groups)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
