@@ -253,11 +253,6 @@ class Call:
         trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
         self.model.tally.ran(volume, trains, instead_of)
 
-    def ran_without_padding(self) -> None:
-        """Note that the call ran without its padding, for checkpoints that run it again."""
-        if self.model.padding_read is not None:
-            self.model.padding_read.note(self.inputs)
-
     @property
     def labelled_padding(self) -> bool:
         """True if labels of a padded batch count padding into the loss."""
@@ -344,8 +339,9 @@ class CallPlan:
 
     def count(self, tally: Tally) -> None:
         """Count the outcome of a padded batch."""
-        if self.unpads:
-            self.call.ran_without_padding()
+        read = self.call.model.padding_read
+        if self.unpads and read is not None:  # for checkpoints that run it again
+            read.note(self.call.inputs)
         if self.unpads and self.volume is not None:  # documents of a head are counted there
             tally.unpadded = tally.unpadded.plus(self.volume)
 

@@ -14,7 +14,6 @@ from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import (
     Delegate,
     PassThrough,
-    labels_after_padding,
     reasons_anywhere,
     reasons_here,
 )
@@ -118,10 +117,11 @@ def _choose_without_documents(call: Call) -> CallPlan:
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
     if anywhere is None and call.entry.holds_models and reason != ONE_PER_ROW:
-        labelled = labels_after_padding(call)
-        if labelled is None:
+        # A loss that is somebody else's may shift whatever it answered when it was asked.
+        shifts = call.entry.shifts_labels or call.entry.foreign is not None
+        if not (shifts and call.declared.labelled_after_padding):
             return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
-        reason = labelled
+        reason = "a label is compared with what is predicted at padding, which only this entry could mask"
     looks = reason in (LOOKS, LOOKS_AT_STATE)
     if not looks:
         refusals.check_documents_can_stay_padded(call, reason)

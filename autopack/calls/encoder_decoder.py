@@ -226,10 +226,9 @@ class HalfAsRow(CallPlan):
             )
         arguments = arguments_of_rows(call, layout)
         memory = encoder.layout if call.entry.decodes else None
-        if memory is not None:
-            states = arguments.get("encoder_hidden_states")
-            if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
-                arguments["encoder_hidden_states"] = encoder.places.gather(states)
+        states = arguments.get("encoder_hidden_states")
+        if memory and isinstance(states, torch.Tensor) and states.shape[:2] != (1, memory.columns):
+            arguments["encoder_hidden_states"] = encoder.places.gather(states)
         reason = "the call around it declares documents or hides padding"
         super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
 
@@ -274,19 +273,15 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     if states is not None and pair.encoder is not None:
         found["encoder_outputs"] = BaseModelOutput(last_hidden_state=pair.encoder.places.gather(states[0]))
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
-        found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
+        # The tokens are made of each document's labels alone.
+        labels, batch = found["labels"], TokenMap.of_documents(pair.decoder.layout)
+        alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
+        found["decoder_input_ids"] = batch.restore(_shift_of(call.module)(alone))
     # The half that would fill a cache is kept from it.
     as_it_came = call.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}
-
-
-def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
-    """Return the decoder tokens made of each document's labels alone: (1, tokens)."""
-    batch = TokenMap.of_documents(decoder.layout)
-    alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
-    return batch.restore(_shift_of(call.module)(alone))
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -178,13 +178,6 @@ def without(output: Any, names: Collection[str]) -> Any:
     return output
 
 
-def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
-    """Note that an entry makes results per row, unless sizes coincide by chance."""
-    parts = parts_of(output)
-    if any(parts[name].dim() == 1 or parts[name].shape[1] != columns for name in names):
-        model.pooling.add(level)
-
-
 @torch._dynamo.disable
 def of_documents(
     model: EnabledModel,

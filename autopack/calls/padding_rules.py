@@ -214,15 +214,6 @@ def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
     return sorted(set(hidden[hidden != pad].tolist()))[:3]
 
 
-def labels_after_padding(call: Call) -> str | None:
-    """Return the reason why a batch may not go to an inner entry, which cannot mask its labels."""
-    # A loss that is somebody else's may shift whatever it answered when it was asked.
-    shifts = call.entry.shifts_labels or call.entry.foreign is not None
-    if not (shifts and call.declared.labelled_after_padding):
-        return None
-    return "a label is compared with what is predicted at padding, which only this entry could mask"
-
-
 def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions

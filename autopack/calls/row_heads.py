@@ -8,6 +8,7 @@ differ from each document alone, the whole model runs on documents of one length
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from autopack.calls.rows import without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
-from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.forms import AXES, Frame
 from autopack.layout.host import host_values, recall
@@ -39,13 +39,11 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
     arguments that cannot be split.
     """
-    head = call.entry.head
-    assert head is not None
-    given = DocumentArguments(head, without_what_packing_drops(call, call.arguments), layout)
+    given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
     if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
-            f"{head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
-            f"model.config.pad_token_id to a token that no document ends with, as for padded batches.",
+            f"{given.head.name} finds the last token of each of several rows by config.pad_token_id, which is None. "
+            f"Set model.config.pad_token_id to a token that no document ends with, as for padded batches.",
             code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
@@ -58,8 +56,6 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
     positions that such a model cannot take.
     """
-    head = call.entry.head
-    assert head is not None
     given = without_what_packing_drops(call, call.arguments)
     if "use_cache" not in call.entry.names:
         given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
@@ -74,7 +70,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
     together = "flex_attention" not in call.model.implementations()
-    return PerDocument(call, DocumentArguments(head, given, layout), together)
+    return PerDocument(call, DocumentArguments(call, given, layout), together)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
@@ -91,10 +87,9 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 class DocumentArguments:
     """The arguments of a call, with their first dimensions' meaning: rows' tokens, or documents."""
 
-    def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
-        self.head = head
-        self.arguments = arguments
-        self.layout, self.shape = layout, (layout.rows, layout.columns)
+    def __init__(self, call: Call, arguments: dict[str, Any], layout: PackedLayout):
+        assert call.entry.head is not None
+        self.head, self.arguments, self.layout = call.entry.head, arguments, layout
         self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
         self.numbers = np.flatnonzero(real_documents(layout))
@@ -102,7 +97,7 @@ class DocumentArguments:
         self.documents = len(self.numbers)
         self.left_out: list[str] = []
         """The labels that are, for some document, its length, which leaves it out of the loss."""
-        for name in head.labels:
+        for name in self.head.labels:
             self._check_labels(name)
 
     def _check_labels(self, name: str) -> None:
@@ -113,7 +108,7 @@ class DocumentArguments:
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
             raise InvalidPacking(
                 f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
-                f"({self.documents}, K); found {found}. The {self.shape[0]} x {self.shape[1]} tokens hold "
+                f"({self.documents}, K); found {found}. The {self.layout.rows} x {self.layout.columns} tokens hold "
                 f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
                 f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
                 f"there.",
@@ -140,7 +135,7 @@ class DocumentArguments:
     ) -> dict[str, Any]:
         """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document` to
         (documents, ...)."""
-        frame = Frame(*self.shape, self.documents, self.head.labels)
+        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
         changed: dict[str, Any] = {}
         for name, value in self.arguments.items():
             unit = frame.unit_of(name, value)
@@ -148,7 +143,7 @@ class DocumentArguments:
                 found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
                 raise UnsupportedModel(
                     f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose "
-                    f"document it is of: wanted one value per token {self.shape} or per document "
+                    f"document it is of: wanted one value per token {self.batch.shape} or per document "
                     f"({self.documents}), found {found}. Run such documents one per row.",
                     code="argument-of-no-document",
                 )
@@ -307,7 +302,5 @@ def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
 
 def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
     """Return a result with these axes as long as the longest document's."""
-    for axis in axes:
-        behind = [0, 0] * (part.dim() - 1 - axis)
-        part = torch.nn.functional.pad(part, [*behind, 0, longest - part.shape[axis]], value=fill)
-    return part
+    more = [(0, longest - size if axis in axes else 0) for axis, size in enumerate(part.shape)]
+    return torch.nn.functional.pad(part, [*chain.from_iterable(more[::-1])], value=fill)

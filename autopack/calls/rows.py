@@ -27,7 +27,6 @@ from autopack.layout.packed import (
     rows_as_documents,
     without_boundaries,
 )
-from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.runtime import scope as scopes
@@ -72,7 +71,9 @@ class RowsPlan(CallPlan):
         names = of_each_row(output, *way.into, *self._sizes)
         if not names or (ended.pooled and len(way.real) == 1):
             return restore(output, way, ended.pooled, model.padding_read)
-        outputs.remember(model, self.call.entry.level, output, names, way.tokens)
+        results = [outputs.parts_of(output)[name] for name in names]
+        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):  # else sizes may coincide
+            model.pooling.add(self.call.entry.level)
         return again(ended, module)
 
 
@@ -94,7 +95,8 @@ class Packed(RowsPlan):
         way = None
         if once is not None:
             real = real_tokens(layout)
-            way, of_row = TokenMap.of_real(real, once.device, once.columns), of_prefixes(of_row, once)
+            way = TokenMap.of_real(real, once.device, once.columns)
+            of_row = replace(of_row, layout=once.documents, prefixes=once)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
         elif layout.is_padding is not None and (way := _padding_to_take_out(call, layout, arguments)) is not None:
             of_row, volume = replace(of_row, layout=layout.without_padding()), volume.without_padding()
@@ -144,11 +146,12 @@ class Unpadded(RowsPlan):
         _add_token_types(call, arguments, layout)
         scope = Scope(call.model, layout, as_batch=call.documents is None)
         self.way = padding
+        of_row = scope if once is None else replace(scope, layout=once.documents, prefixes=once)
         if once is not None and not call.has_labels:  # of which every row has its own
             self.way = TokenMap.of_real(real, padding.device, once.columns)
-            scope, arguments = of_prefixes(scope, once), gathered(arguments, once.row)
+            scope, arguments = of_row, gathered(arguments, once.row)
         elif once is not None and call.entry.holds_models:
-            self.inside = of_prefixes(scope, once), once.row
+            self.inside = of_row, once.row
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
@@ -222,11 +225,6 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
         if name != "loss" and len(value) == rows and (is_vectors or not per_token):
             found.append(name)
     return found
-
-
-def of_prefixes(scope: Scope, once: Prefixes) -> Scope:
-    """Return the scope of the row that holds common beginnings once."""
-    return replace(scope, layout=once.documents, prefixes=once)
 
 
 def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:

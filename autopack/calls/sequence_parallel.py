@@ -172,7 +172,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     if tensors:  # those of whole rows on the host: one exchange, one copy
         parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
         values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
-        whole = dict(zip(tensors, (each.reshape(-1, columns) for each in values), strict=True))
+        whole = dict(zip(tensors, values, strict=True))
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
         whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label

@@ -68,7 +68,11 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
     sizes = media.given({name: value for name, value in arguments.items() if name in parameters})
     if not sizes:
         return None  # text is numbered as everywhere
-    arguments = {**arguments, **_by_other_names(parameters, arguments)}
+    # Qwen-Omni's numbering takes these under other names.
+    lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
+    lengths = lengths if mask is None else mask.sum(dim=1)
+    others = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
+    arguments = {**arguments, **{name: value for name, value in others.items() if value is not None}}
     if arguments.get("input_ids") is None:
         raise InvalidPacking(
             f"{type(model).__name__} numbers the tokens of a document by its input_ids and {', '.join(sizes)}, but "
@@ -99,14 +103,6 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
         ) from error
     positions = numbers[0] if isinstance(numbers, tuple) else numbers
     return None if positions is None else documents.restore(positions, axis=2).contiguous()
-
-
-def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that Qwen-Omni's token numbering takes under other names."""
-    lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
-    lengths = mask.sum(dim=1) if mask is not None else lengths
-    found = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
-    return {name: value for name, value in found.items() if name in parameters and value is not None}
 
 
 def _as_rows(

@@ -135,15 +135,10 @@ def _read_by(collator: Any) -> tuple[str, ...]:
 def _columns(dataset: Any) -> list[str]:
     """Return the known columns of a data set; of packed streams, the columns of `autopack.pack`."""
     names = getattr(dataset, "column_names", None)
-    if names is None and _is_packed_stream(dataset):
+    functions = [getattr(each, "function", None) for each in iterables_of(dataset)]
+    if names is None and any(derives_from(each, "Packing", "autopack.packing.rows") for each in functions):
         names = ["input_ids", "labels", *BOUNDARIES[:2]]
     return list(names or ())
-
-
-def _is_packed_stream(dataset: Any) -> bool:
-    """Return True if `autopack.pack` made the rows of a stream."""
-    functions = (getattr(each, "function", None) for each in iterables_of(dataset))
-    return any(derives_from(each, "Packing", "autopack.packing.rows") for each in functions)
 
 
 def _samples(dataset: Any) -> list[Mapping[str, Any]]:

@@ -107,7 +107,10 @@ def read(
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
     if positions is not None:
         starting = declarations["position_ids"] & later
-        anew = _begins(positions, first, first_position, continues)
+        # Positions that do not go on by one declare documents only if they begin anew somewhere: generation counts on
+        # after padding, and scripts that stretch positions leave gaps.
+        of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
+        anew = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
         if any_positions and others and not continues:
             are_own = bool((starting & ~others[0] & ~anew).any())
         jumps = bool(starting.any()) and not anew[starting].any()
@@ -225,17 +228,6 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     starts = np.zeros_like(real)
     starts[real] = ~_counts_on(values, real)
     return starts
-
-
-def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
-    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
-
-    The row's first position does not count if the row continues a cache. Positions that do not go
-    on by one declare documents only if they begin anew somewhere: generation counts on after
-    padding, and scripts that stretch positions leave gaps.
-    """
-    of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
