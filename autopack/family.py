@@ -194,7 +194,6 @@ class Way:
     - `recurs`: its results at a token depend on padding before it, which no mask takes out.
     - `counts`: it counts columns, padding's too.
     - `reads_padding`: the values in padding change its results at tokens.
-    - `numbers_itself`: a document is to be run without positions that count it from 0.
     - `in_parts`: ranks with a part of each row can put its arguments together.
     - `reads_encoder_tokens`: a decoder that gets no tokens is given the encoder's, not the labels'.
     - `masks_without_cache`: a decoder's model hides later tokens only if it is to fill no cache.
@@ -208,7 +207,6 @@ class Way:
     counts: bool = False
     in_parts: bool = True
     reads_padding: bool = False
-    numbers_itself: bool = False
     whole_model_reason: str | None = None
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -25,8 +26,13 @@ from autopack.layout.ways import CACHES
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
-DROPPED = ("attention_mask", "cache_position", *CACHES)
-"""Arguments that the model gets as None for a packed row."""
+logger = logging.getLogger(__name__)
+
+DROPPED = ("attention_mask", "encoder_attention_mask", "cache_position", "batch_size", "seq_len", *CACHES)
+"""Arguments that the model gets as None for a packed row.
+
+ModernBERT's heads hand on the shape of their batch up to 5.0, of which it makes inner masks.
+"""
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -73,6 +79,13 @@ class Call:
     def documents(self) -> str | None:
         """The head whose packed documents an outer entry has made this batch's rows, if any."""
         return None if self.outer is None else self.outer.plan.documents
+
+    def say_once(self, message: str, *values: Any) -> None:
+        """Warn of something that is no error, once for each model."""
+        model = self.model
+        if message not in model.logged and not model.is_silent:
+            model.logged.add(message)
+            logger.warning(message, *values)
 
     def handed_on(self, arguments: dict[str, Any]) -> Arguments:
         """Return arguments as the forward gets them: what came by position goes on by position."""
@@ -126,7 +139,7 @@ class Call:
         rows, columns = inputs.shape[:2]
         traits, entry = self.traits, self.entry
         # Tokens get any positions of the call as they are, and nothing else reads them.
-        as_they_are = not (traits.whole_model_reason or traits.numbers_itself or traits.counts_columns or self.media)
+        as_they_are = not (traits.whole_model_reason or traits.counts_columns or self.media)
         any_positions = as_they_are and entry.head is None and entry.inner_head is None
         shares = prefixes.why_not(self.model) is None
         found = declarations.read(
@@ -173,6 +186,14 @@ class Call:
     def continues(self) -> bool:
         """True if a given cache holds tokens, which the tokens of this call continue."""
         return any(map(_holds_tokens, map(self.arguments.get, self.given.intersection(CACHES))))
+
+    def holds_served_media(self, name: str) -> bool:
+        """Return True if an argument holds media that documents of this type may have.
+
+        Their features take the places of placeholders in the order of the documents, which a row of
+        all tokens has too.
+        """
+        return media.holds_media(name) and media.kinds(name, self.arguments[name]) <= self.traits.media
 
     def why_media_meet(self, kind: str) -> str | None:
         """Return the twin's reason why media of this kind may mix documents' results; None if not.
@@ -232,11 +253,6 @@ class Call:
         trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
         self.model.tally.ran(volume, trains, instead_of)
 
-    def ran_without_padding(self) -> None:
-        """Note that the call ran without its padding, for checkpoints that run it again."""
-        if self.model.padding_read is not None:
-            self.model.padding_read.note(self.inputs)
-
     @property
     def labelled_padding(self) -> bool:
         """True if labels of a padded batch count padding into the loss."""
@@ -251,24 +267,24 @@ class Call:
     @cached_property
     def wants_weights(self) -> bool:
         """True if the call asks for attention weights."""
-        return self._wants("output_attentions", self.config)
+        return self.wants("output_attentions", self.config)
 
     @property
     def wants_states(self) -> bool:
         """True if the call asks for the states of layers."""
-        return self._wants("output_hidden_states", self.config)
+        return self.wants("output_hidden_states", self.config)
 
     @property
     def wants_router_loss(self) -> bool:
         """True if the model may add a loss of its routers."""
-        return self._wants("output_router_logits", self.config, *self.anatomy.configs)
+        return self.wants("output_router_logits", self.config, *self.anatomy.configs)
 
     @property
     def wants_tuple(self) -> bool:
         """True if the call asks for a plain tuple, not an output with names."""
-        return not self._wants("return_dict", self.config, otherwise=True)
+        return not self.wants("return_dict", self.config, otherwise=True)
 
-    def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
+    def wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
         """Return the value of the argument of this name, or else of a configuration."""
         if name in self.given:
             return bool(self.arguments[name])
@@ -297,6 +313,8 @@ class CallPlan:
     """The outcome of the call, in words."""
     packs = False
     """True if this plan packs documents into rows, or makes batches of them from packed rows."""
+    unpads = False
+    """True if it runs a padded batch without its padding."""
     defers = False
     """True if an inner entry may still run the batch without its padding."""
     documents: str | None = None
@@ -321,6 +339,11 @@ class CallPlan:
 
     def count(self, tally: Tally) -> None:
         """Count the outcome of a padded batch."""
+        read = self.call.model.padding_read
+        if self.unpads and read is not None:  # for checkpoints that run it again
+            read.note(self.call.inputs)
+        if self.unpads and self.volume is not None:  # documents of a head are counted there
+            tally.unpadded = tally.unpadded.plus(self.volume)
 
     def leave_apart(self, running: Activation) -> None:
         """Run common beginnings once per document after all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -15,24 +14,22 @@ from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import (
     Delegate,
     PassThrough,
-    labels_after_padding,
     reasons_anywhere,
     reasons_here,
 )
 from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.with_media import own_images
+from autopack.inspection import torches
 from autopack.inspection.configs import text_config
-from autopack.layout import prepared
 from autopack.layout.host import recall
 from autopack.runtime.model import EnabledModel, in_a_group
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 
-logger = logging.getLogger(__name__)
-
 _ALL_OF = 16
 """Number of first calls searched for unmasked padding; then only those at powers of two."""
+_MASKED_APART = "its prepared masks keep documents apart already"
 _AROUND = (
     "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
     "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
@@ -41,6 +38,11 @@ _AROUND = (
 _JUMPS = (
     "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one document "
     "and leaves the call as it came. If documents start there, declare them by seq_idx as well."
+)
+_UNMASKED = (
+    "a batch of %s looks padded, and brings no attention_mask: %s of its %s rows end or begin with several tokens "
+    "that are pad_token_id (%s). Every column is taken for a token, as without autopack, and computed. Pass the "
+    "attention_mask that the tokenizer or the collator makes, and padding is left out."
 )
 _KEPT_APART = (
     "documents in packed rows of %s are kept apart: position_ids begin anew, beside an attention_mask of ones, by "
@@ -85,21 +87,21 @@ def _choose(call: Call) -> CallPlan:
     if layout is None:
         return _choose_without_documents(call)
     if refusals.says_it_all(call, layout):
-        return _masked_apart(call)
+        return _as_it_came(call, _MASKED_APART)
     refusals.check_packed(call, layout)
     if declared.beside_ones and call.outer is None:
-        _say_once(call, _KEPT_APART, call.name)
+        call.say_once(_KEPT_APART, call.name)
     around = None if call.outer is not None else model.around
     # A forward of unknown place, such as Lightning's, may be running.
     if around is not None and (around.place is None or model.is_called_from(around.place, around.function)):
-        _say_once(call, _AROUND, around.name, call.name)
+        call.say_once(_AROUND, around.name, call.name)
     return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
 
 
 def _choose_without_documents(call: Call) -> CallPlan:
     """Return the plan of a call that declares padding, or nothing."""
     if call.declared.jumps:
-        _say_once(call, _JUMPS, call.name)
+        call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
         _point_out(call)
     why = _why_not_asked(call)
@@ -115,10 +117,11 @@ def _choose_without_documents(call: Call) -> CallPlan:
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
     if anywhere is None and call.entry.holds_models and reason != ONE_PER_ROW:
-        labelled = labels_after_padding(call)
-        if labelled is None:
+        # A loss that is somebody else's may shift whatever it answered when it was asked.
+        shifts = call.entry.shifts_labels or call.entry.foreign is not None
+        if not (shifts and call.declared.labelled_after_padding):
             return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
-        reason = labelled
+        reason = "a label is compared with what is predicted at padding, which only this entry could mask"
     looks = reason in (LOOKS, LOOKS_AT_STATE)
     if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
@@ -128,18 +131,6 @@ def _choose_without_documents(call: Call) -> CallPlan:
 def _as_it_came(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
     """Return the plan of a call that stays, but for images that upstream would mix over rows."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
-
-
-def _masked_apart(call: Call) -> PassThrough:
-    """Return the plan of packed rows with masks between documents: those hide tokens for good."""
-    given = call.arguments["attention_mask"]
-    masks = given if isinstance(given, dict) else {"": given}
-    changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
-    scope, arguments = own_images(call)
-    if any(changed[name] is not masks[name] for name in masks):
-        refusals.refuse_unnamed(call)
-        arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
-    return PassThrough(call, "its prepared masks keep documents apart already", scope, arguments, call.volume)
 
 
 def _why_not_asked(call: Call) -> str | None:
@@ -153,20 +144,14 @@ def _why_not_asked(call: Call) -> str | None:
     return "unpad=False" if not call.model.options.unpad and call.documents is None else None
 
 
-def _say_once(call: Call, message: str, *values: Any) -> None:
-    """Warn of something that is no error, once for each model."""
-    model = call.model
-    if message not in model.logged and not model.is_silent:
-        model.logged.add(message)
-        logger.warning(message, *values)
-
-
 def _choose_pair(call: PairCall) -> CallPlan:
     """Return the plan of a call of an encoder-decoder."""
     if in_a_group():
         refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
+        if refusals.says_it_all(call, layout):
+            return _as_it_came(call, _MASKED_APART)
         refusals.check_packed(call, layout)
         return row_heads.plan_of_pair(call, layout)
     pair = call.find_pair()
@@ -198,9 +183,7 @@ def _point_out(call: Call) -> None:
     before = tally.training.calls + tally.evaluation.calls
     if tally.unmasked or model.is_silent or not model.options.unpad or (before > _ALL_OF and before & (before - 1)):
         return
-    if call.outer is not None or "attention_mask" in call.given or call.continues:
-        return
-    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+    if call.outer is not None or "attention_mask" in call.given or call.continues or torches.is_recorded():
         return
     ids, pad = recall({"input_ids": ids}).get("input_ids", ids), text_config(call.config).pad_token_id
     # By its exact type: one that is recorded has no values.
@@ -211,12 +194,4 @@ def _point_out(call: Call) -> None:
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True
-    logger.warning(
-        "a batch of %s looks padded, and brings no attention_mask: %s of its %s rows end or begin with several tokens "
-        "that are pad_token_id (%s). Every column is taken for a token, as without autopack, and computed. Pass the "
-        "attention_mask that the tokenizer or the collator makes, and padding is left out.",
-        call.name,
-        rows,
-        len(ids),
-        pad,
-    )
+    call.say_once(_UNMASKED, call.name, rows, len(ids), pad)

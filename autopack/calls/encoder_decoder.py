@@ -18,25 +18,23 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
-from autopack.calls.call import DROPPED, Call, CallPlan
+from autopack.calls.call import Call, CallPlan
 from autopack.calls.outputs import restore, without
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
-from autopack.calls.rows import arguments_of_rows
+from autopack.calls.rows import NOT_IN_ROWS, arguments_of_rows, gathered, has_a_place
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import media, modules, source
+from autopack.inspection import modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
-from autopack.layout.declarations import first_of_row
-from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import CACHES, LAYOUT_KWARGS
+from autopack.layout.ways import CACHES
 from autopack.runtime.scope import Activation, Scope
-from autopack.runtime.tally import Tally, Volume
+from autopack.runtime.tally import Volume
 
-DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
+DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS}
 """Arguments that rows of documents cannot use: declarations, masks and caches."""
 _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "encoder_outputs")
 
@@ -177,24 +175,12 @@ class PairCall(Call):
         for name, value in self.arguments.items():
             if name in DECLARED or value is None or value is False or name == "encoder_outputs":
                 continue
-            if isinstance(value, torch.Tensor):
-                half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or self.holds_served_media(name, value)
-                has_a_place |= half is None or Frame(*half.places.shape).axis_of(name, value) is not None
-            else:
-                has_a_place = not isinstance(value, tuple | list | dict)
+            half = half_of(name, self.pair)
+            fits = half is None or self.holds_served_media(name) or has_a_place(name, value, half.places)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
-            if not (known and has_a_place):
+            if not (known and fits):
                 return name
         return None
-
-    def holds_served_media(self, name: str, value: Any) -> bool:
-        """Return True if an argument holds media that documents of this type may have.
-
-        Their features take the places of placeholders in the order of the documents, which the row
-        of the encoder's tokens has too.
-        """
-        return bool(media.given({name: value})) and media.kinds(name, value) <= self.traits.media
 
 
 class PairAsRows(CallPlan):
@@ -205,6 +191,7 @@ class PairAsRows(CallPlan):
 
     def __init__(self, call: PairCall):
         pair = self.pair = call.pair
+        self.unpads = not pair.packs
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
             "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
@@ -214,11 +201,6 @@ class PairAsRows(CallPlan):
         super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
-
-    def count(self, tally: Tally) -> None:
-        if not self.pair.packs and self.volume is not None:
-            tally.unpadded = tally.unpadded.plus(self.volume)
-            self.call.ran_without_padding()
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         output = without(output, self.scope.model.traits.leaves_out)
@@ -243,13 +225,10 @@ class HalfAsRow(CallPlan):
                 code="unpad-refused",
             )
         arguments = arguments_of_rows(call, layout)
-        if arguments.get("encoder_attention_mask") is not None:
-            arguments["encoder_attention_mask"] = None
         memory = encoder.layout if call.entry.decodes else None
-        if memory is not None:
-            states = arguments.get("encoder_hidden_states")
-            if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
-                arguments["encoder_hidden_states"] = encoder.places.gather(states)
+        states = arguments.get("encoder_hidden_states")
+        if memory and isinstance(states, torch.Tensor) and states.shape[:2] != (1, memory.columns):
+            arguments["encoder_hidden_states"] = encoder.places.gather(states)
         reason = "the call around it declares documents or hides padding"
         super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
 
@@ -270,7 +249,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
-    return Half(first_of_row(real), real, states.device)
+    return Half(real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
@@ -289,26 +268,20 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        if half is not None and not call.holds_served_media(name, value):
-            value = Frame(*half.places.shape).changed(name, value, half.places.gather)
-        found[name] = value
+        found[name] = value if half is None else gathered({name: value}, half.places)[name]
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:
         found["encoder_outputs"] = BaseModelOutput(last_hidden_state=pair.encoder.places.gather(states[0]))
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
-        found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
+        # The tokens are made of each document's labels alone.
+        labels, batch = found["labels"], TokenMap.of_documents(pair.decoder.layout)
+        alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
+        found["decoder_input_ids"] = batch.restore(_shift_of(call.module)(alone))
     # The half that would fill a cache is kept from it.
     as_it_came = call.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}
-
-
-def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
-    """Return the decoder tokens made of each document's labels alone: (1, tokens)."""
-    batch = TokenMap.of_documents(decoder.layout)
-    alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
-    return batch.restore(_shift_of(call.module)(alone))
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -65,7 +65,9 @@ class Entry:
         """Such a head of an inner entry."""
         # A head that searches its row may look at all of its columns (BigBird, Splinter).
         searches_row = self.head is not None and self.head.spans
-        other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(module)
+        # Some image-text backbones take labels.
+        is_backbone = kind.__name__.endswith("Model") and "Head" not in kind.__name__ and self.head is None
+        other_head = "labels" in self.names and not self.shifts_labels and not is_backbone
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
         """True if it has a head that takes labels but does not predict the next token."""
         self.has_pooler = getattr(entries[-1], "pooler", None) is not None
@@ -118,9 +120,3 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
 
 def _names_positions(model: PreTrainedModel) -> bool:
     return "position_ids" in parameters_of(type(model)).names
-
-
-def _is_backbone(model: PreTrainedModel) -> bool:
-    """Return True if a model that takes labels has no head, as in some image-text backbones."""
-    name = type(model).__name__
-    return name.endswith("Model") and "Head" not in name and heads.row_head(model) is None

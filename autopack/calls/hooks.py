@@ -32,6 +32,7 @@ from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
 from autopack.inspection.modules import pool_documents
 from autopack.inspection.sharding import gathering_groups
+from autopack.layout.host import upload
 from autopack.layout.token_map import TokenMap
 from autopack.patching import Site
 from autopack.runtime import scope as scopes
@@ -86,8 +87,11 @@ class EntryHook(ForwardGuard):
         entry = self.entry
         model = entry.link.follow(module)
         # Its tokens first, so that graphs of other calls do not depend on what is in force.
-        if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs) and _is_left_to_stock():
-            return None  # such a step of generation may have to be one graph
+        if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs):
+            # Such a step of generation may have to be one graph, in no scope or in one in which nothing is done.
+            activation = scopes.ambient.activation
+            if activation is None or type(activation.plan) is PassThrough:
+                return None
         if not (entry.is_pair or entry.is_half or entry.guarded):
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
@@ -116,18 +120,12 @@ class ExitHook:
         model = self.entry.link.model
         if model is None:
             return None  # the entry has raised
-        if self.entry.is_half:
-            entered = scopes.ambient.activation
-            if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
-                return None  # the entry has left it out of the graph
-            return _leave_untraced(self.entry, model, module, output)
-        return _leave(self.entry, model, module, output)
-
-
-def _is_left_to_stock() -> bool:
-    """Return True if compiled code runs in no scope, or in one in which nothing is done."""
-    activation = scopes.ambient.activation
-    return activation is None or type(activation.plan) is PassThrough
+        if not self.entry.is_half:
+            return _leave(self.entry, model, module, output)
+        entered = scopes.ambient.activation
+        if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
+            return None  # the entry has left it out of the graph
+        return _leave_untraced(self.entry, model, module, output)
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -311,9 +309,8 @@ _leave_untraced = torch._dynamo.disable(_leave)
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
     """Return the output with what the pooler makes of each document, in a call that packs."""
     running = scopes.of_model(model)
-    layout = None if running is None else running.scope.layout
-    if running is None or layout is None:
+    if running is None or running.scope.layout is None:
         return output
     running.pooled = True
-    starts = layout.upload(TokenMap.of_documents(layout).starts)
-    return pool_documents(module, output, starts.to(output[0].device))
+    starts = TokenMap.of_documents(running.scope.layout).starts
+    return pool_documents(module, output, upload(starts, output[0].device))

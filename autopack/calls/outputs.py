@@ -45,8 +45,7 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
     parts = parts_of(output)
-    loss = parts.get("loss" if isinstance(output, Mapping) else 0)
-    loss = loss if isinstance(loss, torch.Tensor) and loss.dim() == 0 else None
+    loss = loss_of(output)
     read = read if loss is not None and loss.requires_grad else None
     results: dict[int, Joint] = {}
     found = {}
@@ -88,12 +87,8 @@ def _result(
         )
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
 
-    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return padding.restore(parts[0], axis)
-
-    def filled(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        # A square of zeros has no slope, by which a reader of padding would be seen.
-        return padding.restore(parts[0], axis, fill=True)
+    def join(parts: Sequence[torch.Tensor], fill: bool = False) -> torch.Tensor:
+        return padding.restore(parts[0], axis, fill)
 
     def split(gradient: torch.Tensor) -> list[torch.Tensor]:
         return [padding.gather(gradient, axis)]
@@ -116,7 +111,8 @@ def _result(
         join,
         split=None if shared else split,
         refuse=no_sum if shared else None,
-        values=None if refuse is None else filled,
+        # A square of zeros has no slope, by which a reader of padding would be seen.
+        values=None if refuse is None else partial(join, fill=True),
         check=None if refuse is None else check,
         shape=shape if waits else None,
     )
@@ -182,13 +178,6 @@ def without(output: Any, names: Collection[str]) -> Any:
     return output
 
 
-def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
-    """Note that an entry makes results per row, unless sizes coincide by chance."""
-    parts = parts_of(output)
-    if any(parts[name].dim() == 1 or parts[name].shape[1] != columns for name in names):
-        model.pooling.add(level)
-
-
 @torch._dynamo.disable
 def of_documents(
     model: EnabledModel,
@@ -211,9 +200,17 @@ def of_documents(
         )
     groups = equally_long_documents(layout)
     batches = [TokenMap.of_documents(layout, group) for group in groups]
+    frame = Frame(layout.rows, layout.columns, shared=True)
+    unknown = [name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN]
+    if unknown:
+        raise UnsupportedModel(
+            f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does "
+            f"not know what of {unknown[0]} belongs to which document. Leave it out, or run the documents one per row.",
+            code="argument-of-no-document",
+        )
     runs = []
     for batch in batches:
-        given = {name: _spread(module, name, value, batch) for name, value in arguments.items()}
+        given = {name: frame.changed(name, value, batch.gather) for name, value in arguments.items()}
         with stock(model):
             runs.append(parts_of(module.forward(**given)))
     changed = {}
@@ -221,26 +218,12 @@ def of_documents(
         parts: list[Any] = [run.get(name) for run in runs]
         if all(batch.holds(part) for batch, part in zip(batches, parts, strict=True)):
             continue  # it has a value for each token after all
-        alike = {part.shape[1:] if isinstance(part, torch.Tensor) else None for part in parts}
-        counts = [len(part) if isinstance(part, torch.Tensor) else 0 for part in parts]
-        if len(alike) != 1 or counts != [len(group) for group in groups]:
+        changed[name] = in_order(parts, groups)
+        if changed[name] is None:
             raise UnsupportedModel(
                 f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by document, "
                 f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
                 f"Run the documents one per row.",
                 code="output-unknown",
             )
-        changed[name] = in_order(parts, groups)
     return with_parts(output, changed)
-
-
-def _spread(module: nn.Module, name: str, value: Any, batch: TokenMap) -> Any:
-    """Return an argument of a packed row in the form with documents as rows."""
-    frame = Frame(*batch.shape, shared=True)
-    if frame.unit_of(name, value) is not Of.UNKNOWN:
-        return frame.changed(name, value, batch.gather)
-    raise UnsupportedModel(
-        f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
-        f"know what of {name} belongs to which document. Leave it out, or run the documents one per row.",
-        code="argument-of-no-document",
-    )

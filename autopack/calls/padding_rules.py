@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from autopack.calls import outputs
-from autopack.calls.call import DROPPED, Call, CallPlan
-from autopack.calls.rows import has_a_place
+from autopack.calls.call import Call, CallPlan
+from autopack.calls.rows import NOT_IN_ROWS, has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
@@ -25,7 +25,6 @@ from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.inspection.state import State
 from autopack.layout.host import host_values
 from autopack.layout.token_map import TokenMap
-from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Tally
@@ -39,7 +38,6 @@ _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
 """Names of fields with attention's reach; a chunked feed-forward layer sees each token alone."""
 _SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", ".*"))
 """Modules and functions that call a model and drop the cache."""
-_OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 
 class PassThrough(CallPlan):
@@ -51,8 +49,8 @@ class PassThrough(CallPlan):
     def __init__(self, call: Call, reason: str, *given: Any, keeps_padding: bool = False):
         super().__init__(call, reason, *given)
         self._keeps_padding = keeps_padding
-        self._sides = call.sides if reason in (LOOKS, LOOKS_AT_STATE) else []
-        self._state = State(call.module) if self._sides and call.module.training else None
+        looks = reason in (LOOKS, LOOKS_AT_STATE) and call.module.training
+        self._state = State(call.module) if looks else None
 
     def count(self, tally: Tally) -> None:
         if self._keeps_padding:
@@ -60,12 +58,10 @@ class PassThrough(CallPlan):
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         read, looks = self.scope.model.padding_read, self.reason == LOOKS
-        if not self._sides or read is None:
-            return
-        if self._state is not None:
+        if read is not None and self._state is not None:
             read.look_at_state(self._state, counts=not looks)
-        if looks and not torch._C._are_functorch_transforms_active():
-            read.look(output, self._sides, self.call.inputs)
+        if read is not None and looks:
+            read.look(output, self.call.sides, self.call.inputs)
 
 
 class Delegate(CallPlan):
@@ -80,23 +76,21 @@ class Delegate(CallPlan):
     def __init__(self, call: Call, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
         self.documents, read = call.documents, call.model.padding_read
-        self._looked_at: tuple[np.ndarray, int] | None = None
-        if real is not None and read is not None and read.is_due():
-            self._looked_at = real, read.ran
+        self._real = real if read is not None and read.is_due() else None
+        self._ran = 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         read = self.scope.model.padding_read
-        if self._looked_at is None or read is None or not torch.is_grad_enabled():
+        if self._real is None or read is None or not torch.is_grad_enabled():
             return
-        real, before = self._looked_at  # if it is the same now, the model inside has left the padding where it was
-        if read.ran > before and not torch._C._are_functorch_transforms_active():
-            read.look(output, [("", real)], refuses=True)
+        if read.ran > self._ran:  # else the model inside has left the padding where it was
+            read.look(output, [("", self._real)], refuses=True)
 
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
-    given, traits, model_type = call.arguments, call.traits, call.anatomy.model_type
-    if call.entry.head is not None and call.entry.head.picks:
+    given, traits, model_type, head = call.arguments, call.traits, call.anatomy.model_type, call.entry.head
+    if head is not None and head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
         yield call.model.proof.padded
@@ -108,11 +102,10 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    wanted = given.get("use_cache")
-    if wanted is None:
-        wanted = any(getattr(config, "use_cache", False) for config in call.anatomy.configs)
-    returns_cache = bool(wanted) and (call.anatomy.causal or traits.recurs) and not _is_scored(call)
-    if returns_cache and not (call.module.training or "labels" in call.given):
+    returns_cache = call.wants("use_cache", *call.anatomy.configs) and (call.anatomy.causal or traits.recurs)
+    returns_cache = returns_cache and not (call.module.training or "labels" in call.given)
+    # lm-eval, sentence-transformers and the model step of a pipeline ignore it.
+    if returns_cache and call.noted is None and not any(call.model.is_called_from(*place) for place in _SCORING):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
@@ -122,8 +115,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "a row holds nothing but padding"
     if call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    spans = call.entry.head is not None and call.entry.head.spans
-    if spans or not call.given.isdisjoint(("start_positions", "end_positions")):
+    if (head is not None and head.spans) or not call.given.isdisjoint(("start_positions", "end_positions")):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -157,7 +149,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         why = read.why_state_stays(call.module)
         if why is not None:
             yield why
-    if (call.entry.head is None or call.wants_states) and not padding.real.all():
+    if (head is None or call.wants_states) and not padding.real.all():
         yield from _reasons_of_readers(call, padding)
 
 
@@ -174,19 +166,14 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "the pooler is handed one token of every row"
     if entry.foreign is not None:
         yield f"{entry.foreign}, and takes the padded form"
-    known = {*entry.names, *PASSED_ON, *_OF_ROWS}
+    known = {"position_ids", "shift_labels", *entry.names, *PASSED_ON, *NOT_IN_ROWS}
     for name, value in given.items():
         if name in UNREAD and name not in entry.names:
             continue
         if name not in known and value is not None and value is not False:
             yield f"{name} is no argument of the model's own forward"
-        in_order = (
-            traits.unpads_images
-            and not call.wants_tuple
-            and media.holds_media(name)
-            and media.kinds(name, value) <= traits.media
-            and all(call.why_media_meet(kind) is None for kind in media.kinds(name, value))
-        )
+        in_order = traits.unpads_images and not call.wants_tuple and call.holds_served_media(name)
+        in_order = in_order and not any(map(call.why_media_meet, media.kinds(name, value)))
         if not (in_order or has_a_place(name, value, padding)):
             yield f"{name} has no place in a packed row"
     if call.wants_last_logits:
@@ -197,15 +184,6 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
         if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
             model_type = call.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
-
-
-def _is_scored(call: Call) -> bool:
-    """Return True if whoever calls ignores the cache that the model would return.
-
-    They are lm-eval, sentence-transformers, and the model step of a pipeline; generation in a
-    pipeline is decided about before.
-    """
-    return call.noted is not None or any(call.model.is_called_from(*place) for place in _SCORING)
 
 
 def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
@@ -234,15 +212,6 @@ def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
         return []
     hidden = host_values(ids)[~padding.real]
     return sorted(set(hidden[hidden != pad].tolist()))[:3]
-
-
-def labels_after_padding(call: Call) -> str | None:
-    """Return the reason why a batch may not go to an inner entry, which cannot mask its labels."""
-    # A loss that is somebody else's may shift whatever it answered when it was asked.
-    shifts = call.entry.shifts_labels or call.entry.foreign is not None
-    if not (shifts and call.declared.labelled_after_padding):
-        return None
-    return "a label is compared with what is predicted at padding, which only this entry could mask"
 
 
 def _reaches_the_end(call: Call, padding: TokenMap) -> bool:

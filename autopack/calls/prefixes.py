@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.inspection import masks
+from autopack.inspection import masks, torches
 from autopack.inspection.modules import positions_of_one_frequency, row_dependent_rotaries
 from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
@@ -66,7 +66,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     a batch with a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
-    if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
+    if type(ids) is not torch.Tensor or ids.is_meta or torches.is_recorded():
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
         return None
@@ -78,15 +78,14 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     if not all(map(_is_of_call, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
         return None
-    of_sections = "position_ids" in call.given and declared.positions is None
-    if of_sections or torch._C._are_functorch_transforms_active():
-        return None
+    if "position_ids" in call.given and declared.positions is None:
+        return None  # of several sections
     tokens = declared.tokens
     if tokens is None:
-        known_ids = ids if ids.device.type == "cpu" else recall({"input_ids": ids}).get("input_ids")
-        if known_ids is None:
+        here = ids if ids.device.type == "cpu" else recall({"input_ids": ids}).get("input_ids")
+        if here is None:
             return None
-        tokens = host_values(known_ids)
+        tokens = host_values(here)
     share = SHARE / (1 - call.traits.mixing_weights)
     if layout is None:
         real = declared.real_of(tokens.shape)
@@ -101,9 +100,9 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if found is None:
         return None
     reason = next(_reasons_apart(call, 0 if layout is None else int(positions[real].max())), None)
-    if reason is not None and call.outer is None:
-        call.model.tally.apart[reason] += 1
     if reason is not None:
+        if call.outer is None:
+            call.model.tally.apart[reason] += 1
         return None
     row = rows_as_documents(real, ids.device, declared.positions) if layout is None else layout.without_padding()
     return Prefixes(*found, row.device, row)
@@ -147,25 +146,17 @@ def _is_of_call(value: object) -> bool:
 def _draws(model: nn.Module) -> bool:
     """Return True if dropout or noise is on: it is drawn once, but in stock for each row."""
     for module in model.modules():
-        if not module.training:
-            continue
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            if module.p > 0:
+        is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+        rates = vars(module).items() if module.training else ()
+        for name, value in rates:
+            named = name == "p" if is_dropout else any(word in name for word in _NAMES_OF_NOISE)
+            if named and (is_dropout or isinstance(value, float)) and value > 0:
                 return True
-        elif any(
-            isinstance(value, float) and value > 0 and any(word in name for word in _NAMES_OF_NOISE)
-            for name, value in vars(module).items()
-        ):
-            return True
     return False
 
 
 def find(
-    tokens: np.ndarray,
-    positions: np.ndarray,
-    lengths: np.ndarray,
-    least: int,
-    share: float,
+    tokens: np.ndarray, positions: np.ndarray, lengths: np.ndarray, least: int, share: float
 ) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
     """Return the tokens that documents have in common at their beginning, or None if they are too few.
 
@@ -185,41 +176,32 @@ def find(
     common = [common_beginning(keyed[one], keyed[other]) for one, other in pairwise(order)]
     if max(common, default=0) < least or sum(common) < share * len(tokens):
         return None
-    stretches, chains = _tree(common, lengths[order].tolist(), least)
-    spans = [np.empty(0, dtype=np.int64)] * len(order)
-    for number, chain in zip(order, chains, strict=True):
-        spans[number] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
-    saved = len(tokens) - stretches[-1].end
-    if saved <= 0 or saved < share * len(tokens):
+    stretches, columns = _tree(common, lengths[order].tolist(), least)
+    if len(tokens) - stretches[-1].end < max(1, share * len(tokens)):
         return None
-    return tuple(stretches), np.concatenate(spans)
+    return tuple(stretches), np.concatenate([columns[place] for place in np.argsort(order)])
 
 
-def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:
+def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[np.ndarray]]:
     """Return the stretches of documents sorted so that those that begin alike are neighbours.
 
     `common` is the number of tokens that each has in common with the next one. The second result
-    holds, for each document, the numbers of its stretches.
+    holds, for each document, the columns of its tokens.
     """
     stretches: list[Stretch] = []
-    chains: list[tuple[int, ...]] = [()] * len(lengths)
-
-    def add(depth: int, end: int, chain: tuple[int, ...]) -> tuple[int, ...]:
-        if end == depth:
-            return chain
-        first = stretches[-1].end if stretches else 0
-        stretches.append(Stretch(first, first + end - depth, depth, chain[-1] if chain else None))
-        return (*chain, len(stretches) - 1)
-
-    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(lengths), 0, ())]
+    columns = [np.empty(0, dtype=np.int64)] * len(lengths)
+    waiting: list[tuple[int, int, np.ndarray, int | None]] = [(0, len(lengths), columns[0], None)]
     while waiting:
-        begin, stop, depth, chain = waiting.pop()
-        if stop - begin == 1:
-            chains[begin] = add(depth, lengths[begin], chain)
+        begin, stop, shared, parent = waiting.pop()
+        is_leaf, depth = stop - begin == 1, len(shared)
+        end = lengths[begin] if is_leaf else min(common[begin : stop - 1])
+        if end - depth >= (1 if is_leaf else least):
+            first = stretches[-1].end if stretches else 0
+            stretches.append(Stretch(first, first + end - depth, depth, parent))
+            shared, parent = np.append(shared, np.arange(first, first + end - depth)), len(stretches) - 1
+        if is_leaf:
+            columns[begin] = shared
             continue
-        shortest = min(common[begin : stop - 1])
-        if shortest - depth >= least:
-            chain, depth = add(depth, shortest, chain), shortest
-        cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == shortest), stop]
-        waiting += [(one, other, depth, chain) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
-    return stretches, chains
+        cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == end), stop]
+        waiting += [(one, other, shared, parent) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
+    return stretches, columns

@@ -85,13 +85,16 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_unproven(call)
     refuse_unnamed(call)
     refuse_caches(call)
-    if (mask := call.arguments.get("attention_mask")) is not None:
-        _refuse_prepared_mask(mask, layout)
     refuse_arguments(call)
     if call.entry.earliest_position:
         refuse_early_positions(call, layout)
-    if call.anatomy.chunked:
-        _refuse_uneven_chunks(call, layout)
+    for size in call.model.chunk_sizes if call.anatomy.chunked else ():
+        if layout.columns % size:
+            raise InvalidPacking(
+                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "
+                f"{layout.columns} are no multiple of that. Pad them: PackingCollator(pad_to_multiple_of={size}).",
+                code="does-not-fit",
+            )
     if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
     if "encoder_hidden_states" in call.given:
@@ -112,17 +115,6 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
             f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches.",
             code="result-per-row",
         )
-
-
-def _refuse_uneven_chunks(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` if layers take a number of tokens at a time that rows are no multiple of."""
-    for size in call.model.chunk_sizes:
-        if layout.columns % size:
-            raise InvalidPacking(
-                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "
-                f"{layout.columns} are no multiple of that. Pad them: PackingCollator(pad_to_multiple_of={size}).",
-                code="does-not-fit",
-            )
 
 
 def refuse_unnamed(call: Call) -> None:
@@ -204,23 +196,31 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
 
     A mask that lets every document see all that it would see alone does not count: such documents
     are served. A mask that lets documents see each other contradicts other declarations. Raises
-    `InvalidPacking` for that, and `UnsupportedModel` if a part of the model mixes tokens beyond any
-    mask's reach.
+    `InvalidPacking` for that and for masks that cannot be read, and `UnsupportedModel` if a part of
+    the model mixes tokens beyond any mask's reach.
     """
     given: Any = call.arguments.get("attention_mask")
-    if given is None:
+    shape, is_dict = (layout.rows, layout.columns), isinstance(given, dict)
+    if given is None or (isinstance(given, torch.Tensor) and given.shape == shape):
         return False
-    masks = list(given.values()) if isinstance(given, dict) else [given]
-    shape = (layout.rows, layout.columns)
-    masks = [mask for mask in masks if mask is not None and prepared.is_readable(mask, shape)]
-    found = {prepared.agreement(mask, layout) for mask in masks}
-    if "crosses" in found:
+    masks = [mask for mask in (given.values() if is_dict else [given]) if mask is not None]
+    if not masks or not all(prepared.is_readable(mask, shape) for mask in masks):
+        refuse_caches(call)  # of which masks have columns, too
+        found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
         raise InvalidPacking(
-            f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
-            f"the mask out, and documents are kept apart; or leave out what declares them.",
+            f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a prepared mask for "
+            f"every pair of its columns; found {found}. Masks within documents are made by the model; leave it out.",
             code="prepared-mask",
         )
-    if not masks or (found == {"same"} and not isinstance(given, dict)):
+    said = {prepared.agreement(mask, layout) for mask in masks}
+    if "crosses" in said:
+        raise InvalidPacking(
+            f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
+            f"the mask out, and documents are kept apart; or leave out what declares them. A mask that is added to "
+            f"scores hides by the least number of its dtype: -1e4 hides nothing from large scores.",
+            code="prepared-mask",
+        )
+    if said == {"same"} and not is_dict:
         return False
     if call.anatomy.mixers:
         raise UnsupportedModel(
@@ -229,18 +229,6 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
             code="prepared-mask",
         )
     return True
-
-
-def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
-    shape = (layout.rows, layout.columns)
-    if prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
-        return
-    found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
-    raise InvalidPacking(
-        f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a prepared mask for every "
-        f"pair of its columns; found {found}. Masks within documents are made by the model; leave it out.",
-        code="prepared-mask",
-    )
 
 
 def refuse_early_positions(call: Call, layout: PackedLayout) -> None:

@@ -8,6 +8,7 @@ differ from each document alone, the whole model runs on documents of one length
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from autopack.calls.rows import without_what_packing_drops
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
-from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.forms import AXES, Frame
 from autopack.layout.host import host_values, recall
@@ -39,13 +39,11 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
     arguments that cannot be split.
     """
-    head = call.entry.head
-    assert head is not None
-    given = DocumentArguments(head, without_what_packing_drops(call, call.arguments), layout)
+    given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
     if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
-            f"{head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
-            f"model.config.pad_token_id to a token that no document ends with, as for padded batches.",
+            f"{given.head.name} finds the last token of each of several rows by config.pad_token_id, which is None. "
+            f"Set model.config.pad_token_id to a token that no document ends with, as for padded batches.",
             code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
@@ -58,8 +56,6 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
     positions that such a model cannot take.
     """
-    head = call.entry.head
-    assert head is not None
     given = without_what_packing_drops(call, call.arguments)
     if "use_cache" not in call.entry.names:
         given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
@@ -74,7 +70,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
     together = "flex_attention" not in call.model.implementations()
-    return PerDocument(call, DocumentArguments(head, given, layout), together)
+    return PerDocument(call, DocumentArguments(call, given, layout), together)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
@@ -91,16 +87,17 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 class DocumentArguments:
     """The arguments of a call, with their first dimensions' meaning: rows' tokens, or documents."""
 
-    def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
-        self.head = head
-        self.arguments = arguments
-        self.layout, self.shape = layout, (layout.rows, layout.columns)
+    def __init__(self, call: Call, arguments: dict[str, Any], layout: PackedLayout):
+        assert call.entry.head is not None
+        self.head, self.arguments, self.layout = call.entry.head, arguments, layout
         self.batch = TokenMap.of_documents(layout)
         """The documents, in order, as rows."""
         self.numbers = np.flatnonzero(real_documents(layout))
         """The numbers of the documents in the layout; padding is none."""
         self.documents = len(self.numbers)
-        for name in head.labels:
+        self.left_out: list[str] = []
+        """The labels that are, for some document, its length, which leaves it out of the loss."""
+        for name in self.head.labels:
             self._check_labels(name)
 
     def _check_labels(self, name: str) -> None:
@@ -111,7 +108,7 @@ class DocumentArguments:
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
             raise InvalidPacking(
                 f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
-                f"({self.documents}, K); found {found}. The {self.shape[0]} x {self.shape[1]} tokens hold "
+                f"({self.documents}, K); found {found}. The {self.layout.rows} x {self.layout.columns} tokens hold "
                 f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
                 f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
                 f"there.",
@@ -122,6 +119,7 @@ class DocumentArguments:
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
         at = host_values(value.reshape(self.documents, -1)[:, 0])
+        self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
             raise InvalidPacking(
@@ -133,28 +131,24 @@ class DocumentArguments:
             )
 
     def map(
-        self, of_token: Callable[[str, torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+        self, of_tokens: Callable[[torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, Any]:
-        """Return the arguments with `of_token` applied to (rows, columns, ...) and `of_document` to
+        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document` to
         (documents, ...)."""
-
-        frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
-
-        def change(name: str, value: Any) -> Any:
+        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
+        changed: dict[str, Any] = {}
+        for name, value in self.arguments.items():
             unit = frame.unit_of(name, value)
-            if unit is Of.DOCUMENT:
-                return of_document(value)
-            if unit is not Of.UNKNOWN:
-                return frame.changed(name, value, lambda part: of_token(name, part))
-            found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise UnsupportedModel(
-                f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
-                f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run "
-                f"such documents one per row.",
-                code="argument-of-no-document",
-            )
-
-        return {name: change(name, value) for name, value in self.arguments.items()}
+            if unit is Of.UNKNOWN:
+                found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise UnsupportedModel(
+                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose "
+                    f"document it is of: wanted one value per token {self.batch.shape} or per document "
+                    f"({self.documents}), found {found}. Run such documents one per row.",
+                    code="argument-of-no-document",
+                )
+            changed[name] = of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
+        return changed
 
 
 class PaddedDocuments(Delegate):
@@ -165,32 +159,25 @@ class PaddedDocuments(Delegate):
 
     def __init__(self, call: Call, given: DocumentArguments):
         self.head, self.batch = given.head, given.batch
-        arguments = given.map(self._spread, lambda value: value)
+        arguments, real = given.map(self.batch.gather, lambda value: value), self.batch.mask
         if self.batch.is_padded:
-            arguments["attention_mask"] = self.batch.mask.long()
+            arguments["attention_mask"] = real.long()
             pad_token_id, ids = text_config(call.config).pad_token_id, arguments.get("input_ids")
             if isinstance(pad_token_id, int) and ids is not None:
                 # Heads of decoders look for the last token that is no padding token.
-                arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)
+                arguments["input_ids"] = ids.masked_fill(~real.to(ids.device), pad_token_id)
+            if (at := arguments.get("position_ids")) is not None:
+                # Counted on in padding: where a model hides the mask, they must not look like another document's.
+                counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
+                arguments["position_ids"] = at.where(real.to(at.device), counted)
             for name in given.head.labels if given.head.spans else ():
-                arguments[name] = self._left_out(arguments.get(name))
+                if (at := arguments.get(name)) is not None:
+                    # At the end of its document, which the loss ignores, it is moved to the batch's end.
+                    ends = torch.from_numpy(self.batch.lengths).to(at.device).reshape(-1, *[1] * (at.dim() - 1))
+                    arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"
         super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
         self.documents, self.defers = given.head.name, self.batch.is_padded
-
-    def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        rows, real = self.batch.gather(value), self.batch.mask.to(value.device)
-        if name == "position_ids":
-            # Counted on in padding: where a model hides the mask, they must not look like those of another document.
-            return rows.where(real, rows[:, :1] + torch.arange(rows.shape[1], device=rows.device))
-        return rows.masked_fill(~real.reshape(*real.shape, *[1] * (rows.dim() - 2)), 0)
-
-    def _left_out(self, positions: torch.Tensor | None) -> torch.Tensor | None:
-        """Move positions at a document's end, which the loss ignores, to the batch's end."""
-        if positions is None:
-            return None
-        lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
-        return positions.masked_fill(positions >= lengths, self.batch.into[1])
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
@@ -242,39 +229,29 @@ class PerDocument(CallPlan):
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
-        self._check_ignored()
+        if given.left_out:
+            raise UnsupportedModel(
+                f"{given.left_out[0]} of some document is its length, which leaves it out of the loss, and "
+                f"{given.head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
+                code="loss-not-of-documents",
+            )
         counted = _counted(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        numbers_itself = call.traits.numbers_itself
-        self.calls = [self._of_group(*each, numbers_itself) for each in zip(self.groups, self.counts, strict=True)]
+        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
         super().__init__(call, reason, None, self.calls[0], volume)
 
-    def _check_ignored(self) -> None:
-        head, lengths = self.given.head, self.given.batch.lengths
-        for name in head.labels if head.spans else ():
-            value = self.given.arguments.get(name)
-            if value is not None and (host_values(value).reshape(-1) == lengths).any():
-                raise UnsupportedModel(
-                    f"{name} of some document is its length, which leaves it out of the loss, and "
-                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
-                    code="loss-not-of-documents",
-                )
-
-    def _of_group(self, numbers: np.ndarray, count: int, numbers_itself: bool) -> dict[str, Any]:
+    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
         index = torch.from_numpy(numbers)
-        found = self.given.map(
-            lambda name, value: batch.gather(value), lambda value: value.index_select(0, index.to(value.device))
-        )
+        found = self.given.map(batch.gather, lambda value: value.index_select(0, index.to(value.device)))
         first = layout.first_positions  # of runs of padding too
-        counted = first is not None and layout.largest_positions is None and not first[documents].any()
-        if numbers_itself and counted:
-            found.pop("position_ids", None)
+        if first is not None and layout.largest_positions is None and not first[documents].any():
+            found.pop("position_ids", None)  # alone, the model counts them like that itself
         if not count and found.get("labels") is not None:
             found["labels"] = None  # its mean would be that of nothing
         return {**found, **items_of_share(found, count, sum(self.counts)), "return_dict": True}
@@ -295,22 +272,14 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        groups = zip(parts, self.groups, strict=True)
-        if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
-            return None
-        fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
-        longest = self.given.batch.into[1]
-        lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
-        # Hidden states of latents are as many for every document (Perceiver).
-        own = [
-            axis
-            for axis in AXES.get(name, ())
-            if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
-        ]
-        wide = [_widened(part, own, longest, fill) for part in parts]
-        if len({part.shape[1:] for part in wide}) > 1:
-            return None
-        return in_order(wide, self.groups)
+        axes, batch = AXES.get(name, ()), self.given.batch
+        if axes and all(isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts):
+            fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+            longest = [batch.lengths[numbers].max() for numbers in self.groups]
+            # Hidden states of latents are as many for every document (Perceiver).
+            own = [a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))]
+            parts = [_widened(part, own, batch.into[1], fill) for part in parts]
+        return in_order(parts, self.groups)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
@@ -324,7 +293,5 @@ def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
 
 def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
     """Return a result with these axes as long as the longest document's."""
-    for axis in axes:
-        behind = [0, 0] * (part.dim() - 1 - axis)
-        part = torch.nn.functional.pad(part, [*behind, 0, longest - part.shape[axis]], value=fill)
-    return part
+    more = [(0, longest - size if axis in axes else 0) for axis, size in enumerate(part.shape)]
+    return torch.nn.functional.pad(part, [*chain.from_iterable(more[::-1])], value=fill)

@@ -6,8 +6,7 @@ other head gets the usual padded form, from a backbone that ran on the packed ro
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,17 +27,20 @@ from autopack.layout.packed import (
     rows_as_documents,
     without_boundaries,
 )
-from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Tally, Volume
 
-logger = logging.getLogger(__name__)
 _LEAST_PADDING = 0.1
 """Share of the columns of packed rows from which their padding is taken out before they run."""
-_NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
+_LABELS_BEHIND_PADDING = (
+    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole in the mask). "
+    "Stock scores them by what it predicts at padding. autopack leaves these terms out, so losses differ from a run "
+    "without it. Pad on the right or set these labels to -100, and both agree; unpad=False keeps stock's loss."
+)
+NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
 
 
@@ -57,6 +59,23 @@ class RowsPlan(CallPlan):
         self._sizes = call.model.widths, most
         """What tells results of rows from those of tokens: see `of_each_row`."""
 
+    @torch._dynamo.disable
+    def _restored(
+        self, ended: Activation, module: nn.Module, output: Any, way: TokenMap, again: Callable[..., Any]
+    ) -> Any:
+        """Return the output of the row that ran in the form of the call.
+
+        If it has results of each row, `again` gives the output of another run.
+        """
+        model = self.scope.model
+        names = of_each_row(output, *way.into, *self._sizes)
+        if not names or (ended.pooled and len(way.real) == 1):
+            return restore(output, way, ended.pooled, model.padding_read)
+        results = [outputs.parts_of(output)[name] for name in names]
+        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):  # else sizes may coincide
+            model.pooling.add(self.call.entry.level)
+        return again(ended, module)
+
 
 class Packed(RowsPlan):
     """The packed rows of a call, without their padding; common beginnings of documents may run once."""
@@ -64,52 +83,45 @@ class Packed(RowsPlan):
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
         positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
-        arguments = arguments_of_rows(call, layout, 0 if once is None else once.tokens, positions)
+        arguments = arguments_of_rows(call, layout, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
-        padding = None
-        if layout.is_padding is not None:
-            padding = _padding_to_take_out(call, layout, arguments)
-            self.masks = padding is None and entry.holds_models and call.wants_router_loss
-        if self.masks:  # the loss of routers is over tokens alone, and finds them by it
-            arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
-        self._scope_of_rows = scope = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
+        of_row = self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
         volume = self.volume_apart = Volume.of_layout(layout)
-        way, of_row, inside = padding, None, False
+        way = None
         if once is not None:
             real = real_tokens(layout)
-            way, of_row = TokenMap.of_real(real, once.device, once.columns), of_prefixes(scope, once)
+            way = TokenMap.of_real(real, once.device, once.columns)
+            of_row = replace(of_row, layout=once.documents, prefixes=once)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
-            inside = call.has_labels  # a head on all tokens gets those of every document
-        elif padding is not None:
-            of_row, volume = replace(scope, layout=layout.without_padding()), volume.without_padding()
-        if way is not None and of_row is not None:
-            if entry.holds_models and (inside or call.wants_last_logits or entry.foreign or entry.has_other_head):
-                self.inside = of_row, way
-            else:
-                self.way, scope, arguments = way, of_row, gathered(arguments, way)
+        elif layout.is_padding is not None and (way := _padding_to_take_out(call, layout, arguments)) is not None:
+            of_row, volume = replace(of_row, layout=layout.without_padding()), volume.without_padding()
+        elif layout.is_padding is not None and entry.holds_models and call.wants_router_loss:
+            self.masks = True  # the loss of routers is over tokens alone, and finds them by it
+            arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
+        # A head on all tokens gets those of every document.
+        of_every = entry.foreign or entry.has_other_head or call.wants_last_logits
+        of_every = of_every or (once is not None and call.has_labels)
+        scope = self._scope_of_rows
+        if way is not None and entry.holds_models and of_every:
+            self.inside = of_row, way
+        elif way is not None:
+            self.way, scope, arguments = way, of_row, gathered(arguments, way)
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
-    @torch._dynamo.disable
-    def _restored(self, ended: Activation, module: nn.Module, output: Any, way: TokenMap) -> Any:
-        """Return the output of the row that ran, as packed rows."""
-        model, level = self.scope.model, self.call.entry.level
-        names = of_each_row(output, *way.into, *self._sizes)
-        if not names:
-            return restore(output, way, pooled=False, read=model.padding_read)
-        outputs.remember(model, level, output, names, way.tokens)
+    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
         self.leave_apart(ended)
-        with scopes.in_force(self._scope_of_rows, level):
+        with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         layout, restored = self.layout, None
         if self.way is not None:
-            output = restored = self._restored(ended, module, output, self.way)
+            output = restored = self._restored(ended, module, output, self.way, self._as_it_came)
         names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
@@ -120,58 +132,45 @@ class Unpadded(RowsPlan):
     """The real tokens of a padded batch as one packed row; common beginnings of rows run once."""
 
     what = "runs without its padding, as one packed row"
+    unpads = True
     way: TokenMap
 
     def __init__(self, call: Call):
         padding, once = call.padding, call.prefixes
-        real, volume, saved = padding.real, None, 0 if once is None else once.saved
+        real, volume = padding.real, None
         if call.documents is None:
             self.volume_apart = Volume.of_row(len(real), real)
-            volume = Volume.of_row(len(real), real, saved=saved)
-        shared = once
-        if once is not None and call.has_labels:  # of which every row has its own
-            once = None
+            volume = Volume.of_row(len(real), real, saved=0 if once is None else once.saved)
         layout = rows_as_documents(real, padding.device, call.declared.positions)
-        arguments = without_what_packing_drops(call, _in_one_row(call, padding))
+        arguments = _in_one_row(call, padding)
         _add_token_types(call, arguments, layout)
+        scope = Scope(call.model, layout, as_batch=call.documents is None)
         self.way = padding
-        if once is not None:
+        of_row = scope if once is None else replace(scope, layout=once.documents, prefixes=once)
+        if once is not None and not call.has_labels:  # of which every row has its own
             self.way = TokenMap.of_real(real, padding.device, once.columns)
-            arguments = gathered(arguments, once.row)
-        scope = Scope(call.model, layout, as_batch=call.documents is None, prefixes=once)
-        if shared is not once and shared is not None and call.entry.holds_models:
-            self.inside = of_prefixes(scope, shared), shared.row
+            scope, arguments = of_row, gathered(arguments, once.row)
+        elif once is not None and call.entry.holds_models:
+            self.inside = of_row, once.row
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
-        call = self.call
-        if self.volume is not None:  # documents of a head are counted there
-            tally.unpadded = tally.unpadded.plus(self.volume)
-        if call.entry.shifts_labels and call.declared.labelled_after_padding:
-            if not tally.after_padding and not call.model.is_silent:
-                logger.warning(
-                    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
-                    "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "
-                    "so losses differ from a run without it. Pad on the right or set these labels to -100, and both "
-                    "agree; unpad=False keeps stock's loss.",
-                    call.name,
-                )
+        super().count(tally)
+        if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
+            self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
             tally.after_padding += 1
-        call.ran_without_padding()
 
-    @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        call, model, way = self.call, self.scope.model, self.way
-        names = of_each_row(output, *way.into, *self._sizes)
-        if not names or (ended.pooled and len(way.real) == 1):
-            return restore(output, way, ended.pooled, model.padding_read)
+        return self._restored(ended, module, output, self.way, self._as_it_came)
+
+    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
-        outputs.remember(model, call.entry.level, output, names, way.tokens)
-        model.tally.unpadded = model.tally.unpadded.minus(self.volume)
+        tally.unpadded = tally.unpadded.minus(self.volume)
         call.count(call.volume, instead_of=ended.volume)
-        model.tally.left[outputs.ONE_PER_ROW] += 1
-        with scopes.stock(model):
+        tally.left[outputs.ONE_PER_ROW] += 1
+        with scopes.stock(self.scope.model):
             return module.forward(**call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
@@ -228,22 +227,14 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     return found
 
 
-def of_prefixes(scope: Scope, once: Prefixes) -> Scope:
-    """Return the scope of the row that holds common beginnings once."""
-    return replace(scope, layout=once.documents, prefixes=once)
-
-
 def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:
     """Return the way of the tokens of packed rows into one row without padding, or None if it stays.
 
     It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
     """
-    if layout.slots is not None or not call.model.options.unpad:
-        return None
-    if call.model.chunk_sizes - {1}:
-        return None
     real, entry = real_tokens(layout), call.entry
-    little = real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
+    stays = layout.slots is not None or not call.model.options.unpad or bool(call.model.chunk_sizes - {1})
+    little = stays or real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
     read = call.model.padding_read
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
     reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
@@ -256,12 +247,11 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None
 
 
-def gathered(arguments: dict[str, Any], way: TokenMap, but: Collection[str] = ()) -> dict[str, Any]:
+def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
     """Return arguments with what has a value per token led along a way, and all others as they
     are."""
-    kept = {name for name, value in arguments.items() if name in but or is_media(name, value)}
     frame = Frame(*way.shape)
-    return {n: value if n in kept else frame.changed(n, value, way.gather) for n, value in arguments.items()}
+    return {n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()}
 
 
 def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
@@ -270,8 +260,7 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     If the loss shifts, a token without a real token right before it gets no label: its prediction
     would have been made at padding.
     """
-    arguments = gathered(call.arguments, padding, _NOT_IN_ROWS)
-    arguments.update(row_sizes(arguments, padding))
+    arguments = gathered(without_what_packing_drops(call, call.arguments), padding)
     traits = call.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
@@ -287,21 +276,11 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     return arguments
 
 
-def row_sizes(arguments: dict[str, Any], padding: TokenMap) -> dict[str, int]:
-    """Return the row's shape, if a head hands on the batch's (ModernBERT's, for inner masks)."""
-    sizes = zip(("batch_size", "seq_len"), padding.shape, padding.into, strict=True)
-    return {
-        name: of_row
-        for name, of_batch, of_row in sizes
-        if isinstance(arguments.get(name), int) and arguments[name] == of_batch
-    }
-
-
 def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
     """Return True if a padded batch's argument has a known form in the packed row."""
     if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
-    if name in _NOT_IN_ROWS:
+    if name in NOT_IN_ROWS:
         return True
     return not is_media(name, value) and Frame(*padding.shape).unit_of(name, value) is not Of.UNKNOWN
 
@@ -342,32 +321,28 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
     arguments["position_ids"] = layout.position_ids(first) if counted is None else counted
 
 
-def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
-    """Add token types to long rows from the model's buffer, which is as long as documents may be.
+def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """Add token types from the model's buffer, which is as long as documents may be, for rows with more tokens.
 
-    Its forward would take as many of them as the row has columns; `columns` are the columns of a
-    row that holds common beginnings once.
+    Its forward would take as many of them as the row has columns. All tokens may run as one row.
     """
     if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
         return
     buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
     kinds = next((buffer for buffer in buffers if buffer is not None), None)
-    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < max(layout.columns, columns):
+    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < layout.rows * layout.columns:
         places = layout.derived("places", layout.position_ids).to(kinds.device)
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
-def arguments_of_rows(
-    call: Call, layout: PackedLayout, columns: int = 0, positions: torch.Tensor | None = None
-) -> dict[str, Any]:
+def arguments_of_rows(call: Call, layout: PackedLayout, positions: torch.Tensor | None = None) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 
-    `columns` are those of a row that holds common beginnings once, and `positions` those that the
-    model has computed itself.
+    `positions` are those that the model has computed itself.
     """
     arguments = without_what_packing_drops(call, call.arguments)
     if positions is not None:
         arguments["position_ids"] = positions
     _add_positions(call, arguments, layout)
-    _add_token_types(call, arguments, layout, columns)
+    _add_token_types(call, arguments, layout)
     return arguments

@@ -20,7 +20,6 @@ from autopack.calls.rows import RowsPlan, arguments_of_rows
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, releases, sharding
 from autopack.inspection.foreign import original
-from autopack.inspection.modules import pools_single_tokens
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
@@ -77,9 +76,9 @@ class SharedRows(RowsPlan):
         layout, counted = _gathered(call, rows)
         refusals.refuse_early_positions(call, layout)
         arguments = arguments_of_rows(call, layout)
-        self.shape = (layout.rows, layout.columns // rows.ranks)
-        """Rows and columns of this rank's part."""
         part = layout.columns // rows.ranks
+        self.shape = (layout.rows, part)
+        """Rows and columns of this rank's part."""
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         call.part = (layout, mine)
         for name in ("position_ids", "token_type_ids"):
@@ -88,7 +87,17 @@ class SharedRows(RowsPlan):
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
         if counted is not None:
-            _refuse_targets_across(call, layout, counted)
+            last = layout.bounds[1:] - 1
+            crossing = last[counted.reshape(-1)[last]]
+            if len(crossing):
+                row, column = divmod(int(crossing[0]), layout.columns)
+                raise InvalidPacking(
+                    f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a "
+                    f"document ends: it would be compared with the first token of the next one. Set it to "
+                    f"{call.ignored_label}, as autopack.packing.shard_rows does, or set the labels of first tokens to "
+                    f"it before they are shifted, as autopack.PackingCollator does.",
+                    code="parts-of-rows",
+                )
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
         super().__init__(call, self.why, Scope(call.model, layout, shared=rows), arguments, Volume.of_layout(layout))
 
@@ -123,12 +132,6 @@ class SharedRows(RowsPlan):
                 code="loss-not-of-documents",
             )
         return None
-
-    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
-        raise UnsupportedModel(
-            f"a pooler reads the first token of each document, and this rank has a part of every row. {_WITHOUT}",
-            code="sequence-parallel",
-        )
 
 
 def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
@@ -169,7 +172,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     if tensors:  # those of whole rows on the host: one exchange, one copy
         parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
         values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
-        whole = dict(zip(tensors, (each.reshape(-1, columns) for each in values), strict=True))
+        whole = dict(zip(tensors, values, strict=True))
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
         whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label
@@ -204,7 +207,7 @@ def _why_not(call: Call) -> str | None:
         return "its own forward pads rows before its layers"
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"
-    if entry.reads_one_token_per_row or any(pools_single_tokens(each) for each in anatomy.entries):
+    if entry.reads_one_token_per_row or any(getattr(each, "pooler", None) is not None for each in anatomy.entries):
         return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
         return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
@@ -248,33 +251,13 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
             continue
         if name == "position_ids" and isinstance(value, torch.Tensor) and value.shape == (1, shape[1]):
             value = value.expand(shape)
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        device, is_tensor = call.inputs.device, isinstance(value, torch.Tensor)
+        if not is_tensor or value.is_floating_point() or value.shape != shape or value.device != device:
+            what = f"{tuple(value.shape)} of {value.dtype} on {value.device}" if is_tensor else type(value).__name__
             raise InvalidPacking(
-                f"{name} of a part of rows must be a tensor of its shape, {shape}, of integers; found {value.dtype}",
-                code="parts-of-rows",
-            )
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.device != call.inputs.device:
-            raise InvalidPacking(
-                f"{name} of a part of rows must be a tensor of its shape, {shape}, on {call.inputs.device}; found "
-                f"{tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
-                f"{f' on {value.device}' if isinstance(value, torch.Tensor) else ''}",
+                f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on {device}; found "
+                f"{what}",
                 code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value
     return found
-
-
-def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray) -> None:
-    """Raise `InvalidPacking` for a counted label at a document's last token, as the next one's."""
-    last = np.zeros_like(counted).reshape(-1)
-    last[layout.bounds[1:] - 1] = True
-    crossing = np.argwhere(last.reshape(counted.shape) & counted)
-    if len(crossing):
-        row, column = crossing[0].tolist()
-        raise InvalidPacking(
-            f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a document ends: "
-            f"it would be compared with the first token of the next one. Set it to {call.ignored_label}, as "
-            f"autopack.packing.shard_rows does, or set the labels of first tokens to it before they are shifted, as "
-            f"autopack.PackingCollator does.",
-            code="parts-of-rows",
-        )

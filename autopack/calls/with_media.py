@@ -68,7 +68,11 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
     sizes = media.given({name: value for name, value in arguments.items() if name in parameters})
     if not sizes:
         return None  # text is numbered as everywhere
-    arguments = {**arguments, **_by_other_names(parameters, arguments)}
+    # Qwen-Omni's numbering takes these under other names.
+    lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
+    lengths = lengths if mask is None else mask.sum(dim=1)
+    others = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
+    arguments = {**arguments, **{name: value for name, value in others.items() if value is not None}}
     if arguments.get("input_ids") is None:
         raise InvalidPacking(
             f"{type(model).__name__} numbers the tokens of a document by its input_ids and {', '.join(sizes)}, but "
@@ -76,7 +80,15 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
             f"were computed for each document.",
             code="media-positions",
         )
-    _refuse_later_starts(layout)
+    later = np.flatnonzero(real_documents(layout) & (layout.first_positions != 0))
+    if layout.first_positions is not None and len(later):
+        # The positions that the images of an earlier row have used up are not known.
+        raise InvalidPacking(
+            f"document {later[0]} begins at position {layout.first_positions[later[0]]} and comes with images or other "
+            f"media; what came before it decides how its tokens are numbered. Let position_ids begin at 0 in every "
+            f"document, or pass those of shape (3, rows, columns).",
+            code="media-positions",
+        )
     given, documents = _as_rows(parameters, arguments, layout)
     ask = partial(_each_row_by_itself, compute) if call.traits.counts_images else compute
     try:
@@ -91,14 +103,6 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
         ) from error
     positions = numbers[0] if isinstance(numbers, tuple) else numbers
     return None if positions is None else documents.restore(positions, axis=2).contiguous()
-
-
-def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that Qwen-Omni's token numbering takes under other names."""
-    lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
-    lengths = mask.sum(dim=1) if mask is not None else lengths
-    found = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
-    return {name: value for name, value in found.items() if name in parameters and value is not None}
 
 
 def _as_rows(
@@ -165,24 +169,6 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
     return torch.cat(found, dim=1)
 
 
-def _refuse_later_starts(layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` for a document that continues from an earlier row.
-
-    It cannot be numbered: the positions that its images have used up are not known.
-    """
-    first = layout.first_positions
-    if first is None:
-        return
-    later = np.flatnonzero(real_documents(layout) & (first != 0))
-    if len(later):
-        raise InvalidPacking(
-            f"document {later[0]} begins at position {first[later[0]]} and comes with images or other media; what came "
-            f"before it decides how its tokens are numbered. Let position_ids begin at 0 in every document, or pass "
-            f"those of shape (3, rows, columns).",
-            code="media-positions",
-        )
-
-
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
     """Return the scope and arguments by which each row of a batch gets the results of its images alone.
 
@@ -233,11 +219,19 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 
 def images_of_rows(call: Call) -> SeenImages | None:
-    """Return the images of each row of a batch of single documents; None leaves it to upstream."""
+    """Return the images of each row of a batch of single documents; None leaves it to upstream.
+
+    Images that only fill up a row are none of its document.
+    """
     mask = call.arguments.get(call.traits.image_mask or "")
     if call.inputs is None or call.continues or not isinstance(mask, torch.Tensor):
         return None
-    return prepared.images_of_rows(mask, _real_images(call)) if mask.shape[:2] == call.inputs.shape[:2] else None
+    rows, columns = shape = call.inputs.shape[:2]
+    if mask.shape[:2] != shape:
+        return None
+    layout = PackedLayout(rows, columns, np.arange(rows + 1) * columns, mask.device)
+    found = prepared.images_of_documents(mask, layout, _real_images(call))
+    return None if isinstance(found, str) else found
 
 
 def _real_images(call: Call) -> torch.Tensor | None:

@@ -8,7 +8,6 @@ row is one document, without a warning.
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from autopack.integrations.trainers import (
     adapter_of,
     collator_of,
     datasets_of,
+    derives_from,
     drops_columns,
     found_columns,
     iterables_of,
@@ -82,7 +82,7 @@ def what_is_lost(trainer: Any) -> str | None:
     """
     with drawing_nothing(nn.Module()):  # data sets and collators may draw
         lost = (_lost(trainer, dataset) for dataset in datasets_of(trainer))
-        return next((reason for reason in lost if reason is not None), None)
+        return next(filter(None, lost), None)
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
@@ -122,8 +122,7 @@ def check_step(model: EnabledModel, holders: list[Any], name: str, layout: Packe
 
 
 def _packs(collator: Any) -> bool:
-    made = sys.modules.get("autopack.packing.collator")
-    return made is not None and isinstance(collator, made.PackingCollator)
+    return derives_from(collator, "PackingCollator", "autopack.packing.collator")
 
 
 def _read_by(collator: Any) -> tuple[str, ...]:
@@ -136,16 +135,10 @@ def _read_by(collator: Any) -> tuple[str, ...]:
 def _columns(dataset: Any) -> list[str]:
     """Return the known columns of a data set; of packed streams, the columns of `autopack.pack`."""
     names = getattr(dataset, "column_names", None)
-    if names is None and _is_packed_stream(dataset):
+    functions = [getattr(each, "function", None) for each in iterables_of(dataset)]
+    if names is None and any(derives_from(each, "Packing", "autopack.packing.rows") for each in functions):
         names = ["input_ids", "labels", *BOUNDARIES[:2]]
     return list(names or ())
-
-
-def _is_packed_stream(dataset: Any) -> bool:
-    """Return True if `autopack.pack` made the rows of a stream."""
-    made = sys.modules.get("autopack.packing.rows")
-    functions = (getattr(each, "function", None) for each in iterables_of(dataset))
-    return made is not None and any(isinstance(each, made.Packing) for each in functions)
 
 
 def _samples(dataset: Any) -> list[Mapping[str, Any]]:
@@ -154,14 +147,12 @@ def _samples(dataset: Any) -> list[Mapping[str, Any]]:
     Nothing is drawn from a stream. The whole data set is sampled, since rows of a plan begin with
     long documents.
     """
-    found: list[Mapping[str, Any]] = []
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        try:
-            places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
-            found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
-        except Exception:
-            # What its rows are got by, nobody knows; whoever loads them will say what is wrong.
-            found = []
+    try:
+        places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
+        found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
+    except Exception:
+        # What its rows are got by, if there are any, nobody knows; whoever loads them will say what is wrong.
+        found = []
     names = _columns(dataset)
     made = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
     made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1]}
@@ -233,6 +224,4 @@ def _declared(batch: Mapping[str, Any]) -> int | None:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout
     except AutopackError:
         return None  # the call will say so itself
-    if layout is None:
-        return len(tokens)
-    return len(layout.lengths) - (0 if layout.is_padding is None else int(layout.is_padding.sum()))
+    return len(tokens) if layout is None else int(real_documents(layout).sum())

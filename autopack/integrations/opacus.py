@@ -22,7 +22,8 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     hooks = [hook for module in modules for hook in module._forward_hooks.values()]
     owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
-    counting = {id(owner): owner for owner in owners if _counts(owner)}.values()
+    ours = [each for each in owners if type(each).__module__.startswith("opacus.")]
+    counting = {id(each): each for each in ours if getattr(each, "hooks_enabled", False) is True}.values()
     for owner in counting:
         owner.hooks_enabled = False
     try:
@@ -30,7 +31,3 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for owner in counting:
             owner.hooks_enabled = True
-
-
-def _counts(owner: object) -> bool:
-    return type(owner).__module__.startswith("opacus.") and getattr(owner, "hooks_enabled", False) is True

@@ -48,21 +48,6 @@ before_tuner: Callable[[Any], None] | None = None
 _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train without packing."
 
 
-def base_model(module: nn.Module) -> nn.Module | None:
-    """Return the next module inside a PEFT model or tuner, or None for anything else.
-
-    Raises `UnsupportedModel` for methods that cannot be packed.
-    """
-    peft = sys.modules.get("peft")
-    if peft is None:
-        return None
-    is_tuner = isinstance(module, peft.tuners.tuners_utils.BaseTuner)
-    if not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
-        return None
-    check(module)
-    return getattr(module, "model" if is_tuner else "base_model")
-
-
 def check(model: Any) -> None:
     """Raise `UnsupportedModel` if a model carries an adapter that cannot be packed, however
     attached."""

@@ -65,17 +65,14 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
     while around is not None and around is not base:
         forward = inspect.unwrap(inspect.getattr_static(type(around), "forward", None))
         code = getattr(forward, "__code__", None)
-        if code is not None and not is_own_file(code.co_filename) and not _is_of_wrappers(code.co_filename):
+        file: Any = getattr(code, "co_filename", None)
+        # The modules of some libraries pass on or train a model's output.
+        if code is not None and not (is_own_file(file) or any(is_in(file, each) for each in _AROUND)):
             seen = code.co_varnames[:1] == ("self",)  # a wrapper that hides what it wraps is not
             place = forward.__globals__["__name__"] if seen else None
             return Around(f"{type(around).__qualname__}.forward", place, code.co_name)
         around = next((c for c in around.children() if any(part is base for part in c.modules())), None)
     return None
-
-
-def _is_of_wrappers(file: str) -> bool:
-    """Return True if a file belongs to a library whose modules pass on or train a model's output."""
-    return any(is_in(file, package) for package in _AROUND)
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:
@@ -131,8 +128,8 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
     if isinstance(module, PreTrainedModel):
         yield module
         return
-    inner = peft.base_model(module)
-    for child in [inner] if inner is not None else module.children():
+    peft.check(module)
+    for child in module.children():
         yield from _outermost(child)
 
 

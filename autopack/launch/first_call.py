@@ -247,7 +247,7 @@ def _passing_through(module: nn.Module) -> Any:
 
     for caller in callers(function=FORWARDS):
         if isinstance(caller, nn.Module) and caller is not module and any(part is module for part in caller.modules()):
-            peft.base_model(caller)
+            peft.check(caller)
             if isinstance(caller, PreTrainedModel):
                 return caller
     return None

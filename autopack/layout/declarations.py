@@ -14,17 +14,11 @@ from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, prepared, ways
 from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
-from autopack.layout.ways import (
-    cumulative_starts,
-    in_one,
-    section_starts,
-    segment_starts,
-)
+from autopack.layout.ways import Of, changes
 
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
 _TOKENS = "input_ids"
-_READ_BY_STARTS = {way.name: way.starts for way in ways.TABLE if way.starts is not None}
 
 
 @dataclass(frozen=True)
@@ -99,24 +93,24 @@ def read(
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
     tokens, positions = host.pop(_TOKENS, None), host.get("position_ids")
-    if _declares_nothing(host):
-        return Declared(None, positions=positions, tokens=tokens)
     mask = host.get("attention_mask", host.get(_PREPARED, np.ones(shape)))
     real = mask != 0
     if (mask < 0).any():
-        raise InvalidPacking(
+        raise _invalid(
             "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
-            "An additive mask must be four-dimensional, and cannot be combined with packed rows.",
-            code="declaration-invalid",
+            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
         )
     declarations = dict(_declarations(host, real))
     # The first real token of a row starts a document whether it is said or not.
-    first = first_of_row(real)
+    first = real & (np.cumsum(real, axis=1) == 1)
     later = real & ~first
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
     if positions is not None:
         starting = declarations["position_ids"] & later
-        anew = _begins(positions, first, first_position, continues)
+        # Positions that do not go on by one declare documents only if they begin anew somewhere: generation counts on
+        # after padding, and scripts that stretch positions leave gaps.
+        of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
+        anew = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
         if any_positions and others and not continues:
             are_own = bool((starting & ~others[0] & ~anew).any())
         jumps = bool(starting.any()) and not anew[starting].any()
@@ -124,7 +118,7 @@ def read(
             del declarations["position_ids"]
         jumps &= not (are_own or continues)
     if _SECTIONS in host:
-        declarations[_SECTIONS] = section_starts(host[_SECTIONS], real, later, declarations)
+        declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     packing = [starts for starts in declarations.values() if (starts & later).any()]
@@ -143,23 +137,9 @@ def read(
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
-            raise InvalidPacking(
-                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}",
-                code="declaration-invalid",
-            )
+            raise _invalid(f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}")
     ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
     return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
-
-
-def _declares_nothing(host: Mapping[str, np.ndarray]) -> bool:
-    """Return True if all are tokens with positions that count on by one, as in most calls; this is
-    cheap."""
-    if not host.keys() <= {"attention_mask", "position_ids", "labels", "shift_labels"}:
-        return False
-    mask, positions = host.get("attention_mask"), host.get("position_ids")
-    if mask is not None and not (mask == 1).all():
-        return False
-    return positions is None or bool((positions[:, :1] >= 0).all() and (np.diff(positions, axis=1) == 1).all())
 
 
 def _tensors(
@@ -175,27 +155,26 @@ def _tensors(
     if position_ids is not None:
         # Times of three sections may be fractions (Qwen3-Omni).
         sections = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 == len(position_ids)
-        _check_tensor("position_ids", arguments["position_ids"], device, fractions=sections)
-        if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
+        _check("position_ids", arguments["position_ids"], device, any_numbers=sections)
+        if position_ids.dim() == 3 and len(position_ids) in (3, 4) and position_ids.shape[1:] == shape:
             # M-RoPE. With four sections the first holds text positions.
-            if len(position_ids) == 4:
-                yield "position_ids", position_ids[0]
-            else:
-                yield _SECTIONS, in_one(position_ids)
+            yield (_SECTIONS, _in_one(position_ids)) if sections else ("position_ids", position_ids[0])
         elif position_ids.shape in (shape, (1, columns)):
             yield "position_ids", position_ids.expand(shape)
         else:
-            raise InvalidPacking(
+            raise _invalid(
                 f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
-                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}",
-                code="declaration-invalid",
+                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
             )
     mask = given.get("attention_mask")
     if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
         mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
-    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
-        _check_device("attention_mask", arguments["attention_mask"], device)
+    if isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
+        _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
+        yield _PREPARED, prepared.sees_itself(mask).expand(shape)
+    elif isinstance(mask, torch.Tensor) and mask.shape == shape:
+        _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
@@ -203,48 +182,28 @@ def _tensors(
             labels = given.get(name)
             if isinstance(labels, torch.Tensor) and labels.shape == shape:
                 yield name, labels
-    elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
-        _check_device("attention_mask", arguments["attention_mask"], device)
-        yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-    for name in _READ_BY_STARTS:
-        value = given.get(name)
-        if value is not None:
-            _check_tensor(name, arguments[name], device)
-            if tuple(value.shape) != shape:
-                raise InvalidPacking(
-                    f"{name} must have the shape ({rows}, {columns}); found {tuple(value.shape)}",
-                    code="declaration-invalid",
-                )
-            yield name, value
-    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        value = given.get(name)
-        if value is not None:
-            _check_tensor(name, value, None)
-            if value.dim() != 1 or len(value) < 2:
-                raise InvalidPacking(
-                    f"{name} must have the shape (documents + 1,), documents >= 1; found {tuple(value.shape)}",
-                    code="declaration-invalid",
-                )
-            yield name, value
+    for way in ways.TABLE:
+        value = given.get(way.name)
+        if value is None or not (way.starts or way.per is Of.BOUND):
+            continue
+        of_tokens = way.per is Of.TOKEN
+        _check(way.name, arguments[way.name], device if of_tokens else None)
+        wanted = f"({rows}, {columns})" if of_tokens else "(documents + 1,), documents >= 1"
+        if not (value.shape == shape if of_tokens else value.dim() == 1 and len(value) > 1):
+            raise _invalid(f"{way.name} must have the shape {wanted}; found {tuple(value.shape)}")
+        yield way.name, value
 
 
-def _check_tensor(name: str, value: Any, device: torch.device | None, fractions: bool = False) -> None:
+def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
+    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any device."""
     if not isinstance(value, torch.Tensor):
-        raise InvalidPacking(
-            f"{name} must be an integer tensor; found {type(value).__name__}", code="declaration-invalid"
-        )
-    if (value.is_floating_point() and not fractions) or value.is_complex() or value.dtype == torch.bool:
-        raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}", code="declaration-invalid")
-    if device is not None:
-        _check_device(name, value, device)
-
-
-def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
-    if value.device != device:
-        raise InvalidPacking(
-            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with "
-            f"`.to({device})`",
-            code="declaration-invalid",
+        raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
+    is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if not (is_integer or any_numbers):
+        raise _invalid(f"{name} must be an integer tensor; found dtype {value.dtype}")
+    if device is not None and value.device != device:
+        raise _invalid(
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
         )
 
 
@@ -255,37 +214,20 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
         yield "position_ids", _position_starts(host["position_ids"], real)
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
-        yield "attention_mask (segment ids)", segment_starts(mask)
-    for name, starts in _READ_BY_STARTS.items():
-        if name in host:
-            yield name, starts(host[name])
-    if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
-        yield "cu_seq_lens_q/k", cumulative_starts(host, real)
+        yield "attention_mask (segment ids)", _segment_starts(mask)
+    for way in ways.TABLE:
+        if way.name in host and (way.starts or way.per is Of.BOUND):
+            values = host[way.name]
+            yield way.name, way.starts(values) if way.starts else _cumulative_starts(way.name, values, real)
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
-    if (positions[real] < 0).any():
-        raise InvalidPacking(
-            f"position_ids must not be negative; found {int(positions[real].min())}", code="declaration-invalid"
-        )
-    starts = np.diff(positions, axis=1, prepend=positions[:, :1]) != 1
-    for row in np.flatnonzero(~real.all(axis=1)):
-        # Across a run of padding a document may go on with the next position or with the next column's.
-        columns = np.flatnonzero(real[row])
-        step = np.diff(positions[row, columns])
-        starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
+    values = positions[real]
+    if (values < 0).any():
+        raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
+    starts = np.zeros_like(real)
+    starts[real] = ~_counts_on(values, real)
     return starts
-
-
-def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
-    """Return True where positions may begin anew: at 0, `first_position`, or the row's first.
-
-    The row's first position does not count if the row continues a cache. Positions that do not go
-    on by one declare documents only if they begin anew somewhere: generation counts on after
-    padding, and scripts that stretch positions leave gaps.
-    """
-    of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
@@ -301,20 +243,109 @@ def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> 
             )
 
 
-def first_of_row(real: np.ndarray) -> np.ndarray:
-    """Return True at the first real token of each row; all arrays are (rows, columns)."""
-    return real & (np.cumsum(real, axis=1) == 1)
-
-
 def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Make every run of padding a document of its own; refuse padding inside a document."""
     edges = np.diff(real, axis=1, prepend=~real[:, :1])
     resumed = edges & later & ~starts
     if resumed.any():
         row, column = np.argwhere(resumed)[0]
-        raise InvalidPacking(
+        raise _invalid(
             f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
-            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens.",
-            code="declaration-invalid",
+            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
         )
     return (starts & real) | edges
+
+
+def _in_one(positions: torch.Tensor) -> torch.Tensor:
+    """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
+
+    The result is twice the time position, plus one if the sections differ, as in images, or are no
+    whole numbers, as in videos; -1 if one is negative.
+    """
+    time = positions[0].long()
+    is_text = ((positions == positions[:1]) & (positions == positions.floor())).all(0)
+    return (2 * time + ~is_text).where((positions.isfinite() & (positions >= 0)).all(0), -1)
+
+
+def _invalid(message: str) -> InvalidPacking:
+    """Return the error of a declaration that is malformed."""
+    return InvalidPacking(message, code="declaration-invalid")
+
+
+def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return True for tokens whose position follows that of the token before, across padding too.
+
+    `values` are the positions of the tokens that `real` (rows, columns) marks, row by row. Across a
+    run of padding a document may go on with the next position or with the next column's.
+    """
+    columns = np.nonzero(real)[1]
+    step = np.diff(values, prepend=values[:1])
+    return (step == 1) | (step == np.diff(columns, prepend=columns[:1]))
+
+
+def _section_starts(
+    sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Return True where documents start by positions of three sections: at 0 in all of them.
+
+    In a document, time goes on and text counts on by one. Anything else could be a document that
+    starts at a later position, or a video with its sound numbered beside it; only another
+    declaration can tell. The same holds for two tokens at 0 before an image: a document of one
+    token, or the token that opens an image (MiniCPM-V 4.7).
+    """
+    if (sections[real] < 0).any():
+        raise _invalid("position_ids must not be negative; found such in one of three sections")
+    zero = (sections == 0) & real
+    opened = np.zeros_like(zero)
+    opened[:, 1:-1] = zero[:, :-2] & zero[:, 1:-1] & (sections[:, 2:] == 1)
+    elsewhere = next(iter(declared.values()), None)
+    if elsewhere is not None:
+        return (zero & ~opened) | elsewhere
+    times, text = sections[real] >> 1, (sections[real] & 1) == 0
+    goes_on = _counts_on(times, real) | ~(text & np.append(text[:1], text[:-1]))
+    back = np.diff(times, prepend=times[:1]) < 0
+    unclear = later[real] & ((~zero[real] & (back | ~goes_on)) | opened[real])
+    if unclear.any():
+        row, column = np.argwhere(real)[unclear][0]
+        raise InvalidPacking(
+            f"position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections at row {row}, "
+            f"column {column}, so autopack cannot tell whether a document starts there. Declare the documents by "
+            f"seq_idx too (one number for one document), or by segment ids in attention_mask.",
+            code="documents-unclear",
+        )
+    return zero
+
+
+def _segment_starts(mask: np.ndarray) -> np.ndarray:
+    starts = changes(mask)
+    rows, columns = np.nonzero(starts & (mask > 0))
+    runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
+    if (counts > 1).any():
+        row, number = runs[:, counts > 1][:, 0]
+        raise _invalid(
+            f"attention_mask holds segment ids, and each id must be one unbroken run of a row; in row {row} id "
+            f"{number} comes back after another. Number the documents of a row 1, 2, 3, ..."
+        )
+    return starts
+
+
+def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
+    columns, last = real.shape[1], int(bounds[-1])
+    # Some collators repeat the end; an empty document is none. Others end before padding that the mask marks.
+    if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
+        raise _invalid(
+            f"{name} must rise from 0 to the {real.size} tokens of the flattened rows; found "
+            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end before the last "
+            f"padding, where attention_mask says that it is such."
+        )
+    starts = np.zeros(real.size + 1, dtype=bool)
+    starts[last:] = True
+    starts[bounds] = True
+    grid = starts[:-1].reshape(real.shape)
+    if not grid[:, 0].all():
+        row = int(np.flatnonzero(~grid[:, 0])[0])
+        raise _invalid(
+            f"{name} counts over the flattened rows and must have a bound at the start of every row; none at "
+            f"token {row * columns}, where row {row} begins: a document cannot span two rows"
+        )
+    return grid

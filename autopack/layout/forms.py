@@ -60,7 +60,9 @@ class Frame:
         if self.axis_of(name, value) is not None:
             return Of.TOKEN
         if not isinstance(value, torch.Tensor):
-            return Of.UNKNOWN if holds_tensors(value) else Of.CALL
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+            may_hold_tensors = any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+            return Of.UNKNOWN if may_hold_tensors else Of.CALL
         if value.dim() and len(value) == self.documents:
             return Of.DOCUMENT
         return Of.CALL if value.numel() == 1 else Of.UNKNOWN
@@ -86,12 +88,6 @@ class Frame:
         if name == "hidden_states" and value.dim() == 4 and value.shape[1:3] == shape:  # Gemma 3n has four
             return 2
         return 0 if value.dim() == 2 and len(value) == self.rows * self.columns else None  # what routers say
-
-
-def holds_tensors(value: Any) -> bool:
-    """Return True if an argument is a collection that may hold tensors."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:

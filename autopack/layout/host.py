@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,14 +31,12 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     try:
         return host.numpy()
     except RuntimeError as error:
-        if type(host) is not torch.Tensor:
-            raise UnsupportedModel(_WITHOUT_VALUES, code="recorded-call") from error
-    try:
         # Tensors of torch.func's derivatives share no memory with numpy, and can be read.
-        found = host.tolist()
-    except RuntimeError as error:
+        with suppress(RuntimeError):
+            if type(host) is torch.Tensor:
+                kind = bool if host.dtype == torch.bool else np.int64
+                return np.array(host.tolist(), dtype=kind).reshape(tuple(host.shape))
         raise UnsupportedModel(_WITHOUT_VALUES, code="recorded-call") from error
-    return np.array(found, dtype=bool if host.dtype == torch.bool else np.int64).reshape(tuple(host.shape))
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -134,14 +133,11 @@ def noted_padding(tokens: Any) -> np.ndarray | None:
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return integer or boolean tensors copied to the CPU, all of a device at once."""
     found = dict(tensors)
-    elsewhere: dict[torch.device, list[str]] = {}
-    for name, tensor in found.items():
-        if tensor.device.type != "cpu":
-            elsewhere.setdefault(tensor.device, []).append(name)
-    for names in elsewhere.values():
-        flat = torch.cat([found[name].detach().reshape(-1).long() for name in names]).cpu()
-        parts = flat.split([found[name].numel() for name in names])
-        found |= {name: part.reshape(found[name].shape) for name, part in zip(names, parts, strict=True)}
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"}:
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        flat = torch.cat([tensor.detach().reshape(-1).long() for tensor in here.values()]).cpu()
+        parts = flat.split([tensor.numel() for tensor in here.values()])
+        found |= {name: part.reshape(tensors[name].shape) for name, part in zip(here, parts, strict=True)}
     return found
 
 
@@ -164,13 +160,10 @@ class HostBatch(dict[str, Any]):
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)
-            if isinstance(value, torch.Tensor) and there is not value and _may_declare(value):
+            is_moved = isinstance(value, torch.Tensor) and there is not value and value.device.type == "cpu"
+            if is_moved and not (value.is_floating_point() or value.is_complex()):
                 remember(there, value)
         return moved
-
-
-def _may_declare(value: torch.Tensor) -> bool:
-    return value.device.type == "cpu" and not (value.is_floating_point() or value.is_complex())
 
 
 def _moved(value: Any, device: Any, non_blocking: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -186,10 +186,8 @@ class PackedLayout:
         """Return the layout of chunks of `size` tokens, counted from each document's start (chunked
         attention)."""
 
-        def build() -> PackedLayout:
-            return PackedLayout(self.rows, self.columns, _cut(self.bounds, size), self.device)
-
-        return self.derived(("chunks", size), build)
+        chunks = partial(PackedLayout, self.rows, self.columns)
+        return self.derived(("chunks", size), lambda: chunks(_cut(self.bounds, size), self.device))
 
     def derived(self, key: Any, build: Callable[[], _T]) -> _T:
         """Return the result of `build`, made once: all layers of a forward share one layout."""

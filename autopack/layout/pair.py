@@ -17,7 +17,7 @@ import torch
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.host import host_values, on_host, recall
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, one_row, real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 
@@ -34,12 +34,17 @@ class Half:
     """One side of a call: the places of its real tokens in the batch, and its documents in the row
     of them."""
 
-    def __init__(self, starts: np.ndarray, real: np.ndarray, device: torch.device):
-        """Build from boolean arrays (rows, columns): True where a document starts, and at real
-        tokens."""
+    def __init__(self, real: np.ndarray, device: torch.device, layout: PackedLayout | None = None):
+        """Build from real tokens, True in (rows, columns), and their documents; None for one in each row."""
+        sizes = real.sum(axis=1) if layout is None else layout.sizes[real_documents(layout)]
         self.places = TokenMap.of_real(real, device)
-        bounds = np.append(np.flatnonzero(starts[real]), self.places.tokens)
-        self.layout = PackedLayout(1, self.places.tokens, bounds, device)
+        self.layout = one_row(sizes[sizes > 0], device)
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of documents in each row of the batch."""
+        rows = np.nonzero(self.places.real)[0][self.layout.bounds[:-1]]
+        return np.bincount(rows, minlength=self.places.shape[0]).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +89,10 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     source = _first_tensor(arguments.get("input_ids"), arguments.get("inputs_embeds"), states and states[0])
     target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
     recordings: Any = next((arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None)
-    if target is None or (source is None and recordings is None):
-        only = None if source is None else _read(arguments, _on_host(arguments), "", source)
-        if only is not None and only.layout is not None:
-            raise InvalidPacking(
-                "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
-                "segment ids in decoder_attention_mask or with decoder_position_ids",
-                code="halves-disagree",
-            )
-        return (None if source is None or only is None else [only.real_of(source.shape[:2])]), None
+    if source is None and (target is None or recordings is None):
+        return None, None
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
-    if unclear:
+    if target is not None and unclear:
         raise InvalidPacking(
             f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}",
             code="halves-disagree",
@@ -104,6 +102,14 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
     real = [each.real_of(inputs.shape[:2]) for each, (_, inputs) in zip(declared, sides, strict=True)]
+    if target is None:
+        if packs:
+            raise InvalidPacking(
+                "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
+                "segment ids in decoder_attention_mask or with decoder_position_ids",
+                code="halves-disagree",
+            )
+        return real, None
     if not packs:
         if declared[-1].real is None and arguments.get("decoder_attention_mask") is None:
             real[-1] = _before_last_label(arguments, host, target, pad_token_id)
@@ -111,8 +117,9 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
             return real, None
         if source is None and len(target) != len(recordings):
             return real, None
-    starts = [_starts(each.layout, part) for each, part in zip(declared, real, strict=True)]
-    counts = [begin.sum(axis=1).tolist() for begin in starts]
+    device = sides[0][1].device
+    halves = [Half(part, device, each.layout) for each, part in zip(declared, real, strict=True)]
+    counts = [half.counts for half in halves]
     if source is None and sum(counts[0]) != len(recordings):
         raise InvalidPacking(
             f"there must be one recording or image for each document of the decoder, in their order: found "
@@ -125,14 +132,8 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
             f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}",
             code="halves-disagree",
         )
-    device = sides[0][1].device
-    halves = [Half(begin, part, device) for begin, part in zip(starts, real, strict=True)]
-    labels = host.get("labels")
-    # Without a mask of the decoder, what is padding follows from the labels.
-    labelled = False
-    if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
-        labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
-    return real, Pair(None if source is None else halves[0], halves[-1], labelled, packs)
+    # Without a mask of the decoder, what is padding follows from the labels, and none of it is labelled.
+    return real, Pair(None if source is None else halves[0], halves[-1], declared[-1].labelled_padding, packs)
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
@@ -149,18 +150,10 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
-    given = {name: arguments.get(prefix + name) for name in PER_TOKEN}
-    known = {name: host[prefix + name] for name in PER_TOKEN if prefix + name in host}
+    names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
+    given = {name: arguments.get(full) for name, full in names.items()}
+    known = {name: host[full] for name, full in names.items() if full in host}
     return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device, known=known)
-
-
-def _starts(layout: PackedLayout | None, real: np.ndarray) -> np.ndarray:
-    """Return True where documents start: (rows, columns)."""
-    if layout is None:
-        return declarations.first_of_row(real)
-    starts = np.zeros(real.size, dtype=bool)
-    starts[layout.bounds[:-1]] = True
-    return starts.reshape(real.shape) & real
 
 
 def _before_last_label(

@@ -16,6 +16,8 @@ from autopack.layout.packed import PackedLayout
 
 _HIDDEN = -9_900
 """Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
+_FOR_GOOD = -1e8
+"""Largest value that hides a score however large it is; in dtypes of less range, half of the least number."""
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
@@ -51,18 +53,11 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apar
     differs = ((seen != together.tril()) & tokens).any()
     if mask.is_floating_point():
         differs |= (seen & (mask != 0)).any()
+        # One that has a way of its own is used, and large scores get past -1e4.
+        gets_past = mask > max(_FOR_GOOD, torch.finfo(mask.dtype).min / 2)
+        crosses |= differs & (gets_past & tokens & ~together).any()
     found = int(crosses.long() * 2 + differs.long())
     return "crosses" if found > 1 else "apart" if found else "same"
-
-
-def hiding_for_good(mask: Any) -> Any:
-    """Return a mask that hides the same tokens, however large scores are; itself if it does so
-    already."""
-    if not (isinstance(mask, torch.Tensor) and mask.is_floating_point()):
-        return mask
-    least = torch.finfo(mask.dtype).min
-    doubtful = ~_seen(mask) & (mask > least / 2)
-    return mask.masked_fill(doubtful, least) if bool(doubtful.any()) else mask
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
@@ -103,20 +98,6 @@ def images_of_documents(mask: torch.Tensor, layout: PackedLayout, real: torch.Te
         if given is not None and given[row, taken:].any():
             return f"row {row} has an image that no token sees, so it is not known whose it is"
     return SeenImages(layout.spans, tuple(found), count)
-
-
-def images_of_rows(mask: torch.Tensor, real: torch.Tensor | None) -> SeenImages:
-    """Return the images of rows of one document each, without those that only fill up a row.
-
-    These are images that `real` excludes, or that no token sees.
-    """
-    shown = np.asarray(_seen_images(mask).any(axis=1))
-    rows, count = shown.shape
-    if real is not None:
-        shown = shown | host_values(real)
-    ends = np.where(shown.any(axis=1), count - np.argmax(shown[:, ::-1], axis=1), 0)
-    documents = tuple((row, 0, mask.shape[1]) for row in range(rows))
-    return SeenImages(documents, tuple((0, int(end)) for end in ends), count)
 
 
 def _seen_images(mask: torch.Tensor) -> np.ndarray:

@@ -192,11 +192,16 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
-def in_order(parts: list[torch.Tensor], groups: list[np.ndarray]) -> torch.Tensor:
-    """Return results of groups, (documents of the group, ...) each, in the order of the
-    documents."""
+def in_order(parts: list[Any], groups: list[np.ndarray]) -> torch.Tensor | None:
+    """Return results of groups, (documents of the group, ...) each, in the order of the documents.
+
+    None stands for anything else, and for results of several shapes.
+    """
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:
+        return None
     order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
-    return torch.cat(parts).index_select(0, order.to(parts[0].device))
+    return torch.cat(tensors).index_select(0, order.to(tensors[0].device))
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:

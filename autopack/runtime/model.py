@@ -98,7 +98,6 @@ class Traits:
     adjusted: bool
     counts_columns: bool
     uses_positions: bool
-    numbers_itself: bool
     first_position: int
     knows_padded_positions: bool
     refused_arguments: Mapping[str, str]
@@ -126,7 +125,7 @@ class Traits:
         # A recurrent mixer may begin anew where positions do.
         told_positions = any("position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers)
         adjusted = any(family.adjustment_of(module) is not None for module in anatomy.attention)
-        of_ways = "reads_encoder_tokens masks_without_cache reads_padding recurs numbers_itself".split()
+        of_ways = "reads_encoder_tokens masks_without_cache reads_padding recurs".split()
         of_types = "counts_images image_of_each unpads_images".split()
         flags: dict[str, Any] = {name: any(getattr(way, name) for way in ways) for name in of_ways}
         flags |= {name: anatomy.model_type in getattr(family, name) for name in of_types}

@@ -110,7 +110,7 @@ _LAYOUT = (
     ),
     seam(
         "declarations: a document begins one token early",
-        "layout.ways:cumulative_starts",
+        "layout.declarations:_cumulative_starts",
         result(_one_early),
         "layout/test_declarations.py",
         "test_declarations_alone_or_together_say_the_same[1]",

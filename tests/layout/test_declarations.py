@@ -5,11 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack import InvalidPacking
-from autopack.layout import declarations
 from autopack.layout.declarations import read
 from tests.engine import counted, numbered
 from tests.support.refusals import refused
@@ -277,41 +275,3 @@ def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
     arguments = {"position_ids": _tensor([3, 3, 0, 0, 1, 2]), "attention_mask": _tensor([1, 1, 1, 1, 0, 0, 0, 1, 1])}
     assert read(arguments, (1, 6), CPU).layout is not None
     assert read(arguments, (1, 6), CPU, continues=True).layout is None
-
-
-BOTH = ("position_ids", "attention_mask")
-
-
-@given(data=st.data(), rows=st.integers(1, 2), columns=st.integers(2, 5), continues=st.booleans())
-@settings(max_examples=300)
-def test_the_short_way_of_calls_that_declare_nothing_says_what_the_long_one_says(data, rows, columns, continues):
-    plain = {
-        "position_ids": torch.arange(columns) + data.draw(st.integers(-1, 2)),
-        "attention_mask": torch.ones(columns, dtype=torch.long),
-        "labels": torch.full((columns,), 5),
-        "seq_idx": torch.zeros(columns, dtype=torch.long),
-    }
-    names = data.draw(st.sampled_from([BOTH, BOTH[:1], BOTH[1:], (*BOTH, "labels"), (*BOTH, "seq_idx")]))
-    arguments = {name: plain[name].repeat(rows, 1) for name in names}
-    for _ in range(data.draw(st.integers(0, 2))):
-        row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
-        arguments[data.draw(st.sampled_from(names))][row, column] = data.draw(st.sampled_from([0, 1, 2, -1, columns]))
-    first_position = data.draw(st.integers(0, 2))
-
-    def said():
-        try:
-            found = read(arguments, (rows, columns), CPU, first_position, continues=continues)
-        except InvalidPacking as error:
-            return str(error)
-        arrays = (None if found.layout is None else found.layout.bounds, found.real, found.positions)
-        return (
-            [None if each is None else each.tolist() for each in arrays],
-            found.labelled_padding,
-            found.labelled_after_padding,
-            found.jumps,
-        )
-
-    short = said()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declarations, "_declares_nothing", lambda host: False)
-        assert short == said()
