@@ -99,7 +99,7 @@ class LeakReport(Report):
 
     @property
     def measured(self) -> set[Any]:
-        """What was measured: call modes, the comparisons that were made in each, and the way in which padding ran."""
+        """Comparisons that were made: the call mode, the number of the error, and how padding ran."""
         return {(r.name, r.unpadded, place) for r in self.results for place, e in enumerate(r.errors) if e is not None}
 
     def is_exact(self, result: ModeResult) -> bool:

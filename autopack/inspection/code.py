@@ -6,7 +6,7 @@ another one belongs, is not looked for here: the model's twin then lacks it (`au
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any
@@ -82,23 +82,26 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return the third-party part of a module itself, or of a model's hooks, or None."""
+        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or None.
+
+        What else stands on a module, as a function for checkpoints, is called by its forward with what that has.
+        """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))
-        return next(chain((part for part, _ in self._parts_of(module)), hooked), None)
+        return next(chain((part for part, _ in self._parts_of(module, _ON_INSTANCES)), hooked), None)
 
     def _note(self, said: str, known: bool = False) -> None:
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
 
-    def _parts_of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield the third-party parts of a module: its class, functions on it, and its loss."""
+    def _parts_of(self, module: nn.Module, names: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
+        """Yield the third-party parts of a module: its class, functions of some names on it, and its loss."""
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
         for _, name, value in functions_on(module):
-            if name in self.words and not is_own(value):
+            if name in (self.words if names is None else names) and not is_own(value):
                 yield f"its {name}, set on the instance, is {whose(value)}", value
         hook = vars(module).get("_hf_hook")
         for of_hook in map(type, (hook, *getattr(hook, "hooks", ()))):

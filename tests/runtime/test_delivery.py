@@ -159,6 +159,29 @@ def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
     assert gradient_error(found, _expected(stock)) <= FLOAT64
 
 
+def test_below_a_checkpoint_function_of_a_script_padded_batches_run_without_their_padding(stock):
+    """LLaMA-Factory puts one on the model and on its layers."""
+    model, mask = llama().train(), torch.ones(2, 8, dtype=torch.long)
+    mask[1, 5:] = 0
+    batch = {"input_ids": IDS[:, :16].reshape(2, 8), "attention_mask": mask}
+    batch["labels"] = batch["input_ids"].masked_fill(mask == 0, -100)
+    model.gradient_checkpointing_enable()
+    ran = []
+
+    def of_script(function, *args, **kwargs):
+        ran.append(function)
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    for part in (model.model, *model.model.layers):
+        part._gradient_checkpointing_func = of_script
+    with autopack.enable(model) as handle:
+        model(**batch).loss.backward()
+        assert handle.tally.batches == 1, str(handle.tally)
+    assert ran
+    stock(**batch).loss.backward()
+    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
     model = llama().train()
