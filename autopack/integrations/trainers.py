@@ -32,7 +32,8 @@ class TrainerAdapter:
     rows_each: int = 1
     """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected ones."""
     losses: tuple[str, ...] | None = None
-    """Values of `args.loss_type` by which the loss is a mean over examples; None if none is asked about."""
+    """Values of `loss_type`, of the arguments or of the trainer (LLaMA-Factory's), by which the loss is a mean over
+    examples; None if none is asked about."""
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
@@ -52,7 +53,7 @@ class TrainerAdapter:
         """Return why the loss of a step depends on how it is cut into batches; None if nothing is known of it."""
         if self.losses is None:
             return None
-        given = getattr(trainer.args, "loss_type", None)
+        given = getattr(trainer.args, "loss_type", None) or getattr(trainer, "loss_type", None)
         found = given if isinstance(given, list) else [given]
         others = [each for each in found if each not in self.losses]
         return f"its loss ({others[0]}) may compare examples of a batch" if others else None
@@ -73,6 +74,7 @@ ADAPTERS = [
     TrainerAdapter("ORPOTrainer", adds_up_rows=True, losses=()),
     TrainerAdapter("CPOTrainer", adds_up_rows=True, losses=()),
     TrainerAdapter("RewardTrainer", rows_each=2),
+    TrainerAdapter("PairwiseTrainer", "llamafactory", rows_each=2),
     TrainerAdapter("SFTTrainer", cuts="wrapped"),
     TRANSFORMERS,
 ]

@@ -189,7 +189,12 @@ class StepCutter:
         model.train()
         with self._unnoticed() as begin:
             parts = [*([each] for each in chosen), chosen]
-            *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
+            try:
+                *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
+            except Exception as error:  # of a loss that wants another number of documents
+                ranks.gathered((False, False))
+                said = f"its loss raises {type(error).__name__} for documents of its batches alone, or others together"
+                raise _not_cut(self._trainer, f"{said}: {error}") from error
         tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
         of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1

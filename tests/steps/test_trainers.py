@@ -90,6 +90,15 @@ class _OfTokens(Trainer):
         return model(**{**inputs, "labels": inputs["input_ids"]}).loss
 
 
+class _Pairs(Trainer):
+    """Takes an even number of documents alone."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        half = len(inputs["input_ids"]) // 2
+        one, other = torch.split(model(**inputs).logits[:, 0, 0], half)
+        return -torch.nn.functional.logsigmoid(one - other).mean()
+
+
 class _Buffered(Trainer):
     def _prepare_inputs(self, inputs):
         return super()._prepare_inputs(inputs)
@@ -115,6 +124,7 @@ REFUSED = {
     ),
     "documents that are compared in training": ("llama", texts, {"kind": _InTraining}, "step-not-cut"),
     "a mean over targets of another name": ("llama", _without_labels, {"kind": _OfTokens}, "step-not-cut"),
+    "documents that come in twos": ("llama", texts, {"kind": _Pairs}, "step-not-cut"),
     "batches of the trainer's own": ("llama", texts, {"kind": _Buffered}, "step-not-cut"),
     "columns that are counted": ("gpt2", on_the_left, {}, "step-not-cut"),
     "pictures": ("llama", _with_pictures, {}, "batch-not-cut"),
