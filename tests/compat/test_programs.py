@@ -41,7 +41,6 @@ HAS_NONE = {
 SERVED = {
     "llamafactory.max_tokens": {"sft, full", "sft, LoRA", "sft, full, gradient accumulation", "dpo, LoRA", "rm, LoRA"},
     "trl_trainers.max_tokens": {"SFT", "SFT, packing", "SFT, padding-free", "SFT, LoRA", "DPO", "DPO, LoRA", "reward"},
-    "deepspeed_.max_tokens": {"Llama, ZeRO-1", "Llama, ZeRO-2", "Llama, ZeRO-3", "BERT, ZeRO-2", "BERT, ZeRO-3"},
 }
 """Runs whose steps are cut, and not left as they were."""
 
