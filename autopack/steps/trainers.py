@@ -114,7 +114,7 @@ class StepCutter:
                 self._share = self._share_of(each)
                 state._set_sync_gradients(last)  # by which DeepSpeed is told to step
                 try:
-                    total += self._original["training_step"](model, each.batch, num_items_in_batch)
+                    total = total + self._original["training_step"](model, each.batch, num_items_in_batch)
                 finally:
                     self._share = 1.0
         self.steps += 1

@@ -46,6 +46,15 @@ def test_losses_and_gradients_are_those_of_the_step_as_it_was(case):
     assert cut.tokens / cut.micro_batches <= MOST
 
 
+def test_in_float64_gradients_are_the_same_to_twelve_digits():
+    made = [trainer("bert", classes, task="sequence-classification") for _ in range(2)]
+    for each in made:
+        each.model.double()
+    (wanted, _), (found, _) = trained(made[0]), trained(made[1], MOST)
+    torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(found[:, 0], wanted[:, 0], rtol=2e-7, atol=0)  # the Trainer adds them up in float32
+
+
 class _Negatives(Trainer):
     """Compares the documents of a batch with one another."""
 
