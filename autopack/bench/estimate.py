@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from autopack.bench.in_step import EstimatedSteps, in_step
 from autopack.bench.sources import documents_of, lengths_of
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_ints
@@ -68,6 +69,7 @@ class Estimate(Report):
         baseline: padded batches in random order, which the others are compared with.
         padded: padded batches of all sizes, in both orders.
         packed: the mini-batches of `PackingCollator`, and the plans of all strategies.
+        steps: optimizer steps of several ranks, if `max_tokens` was given.
     """
 
     lengths: np.ndarray
@@ -77,6 +79,7 @@ class Estimate(Report):
     baseline: EstimatedArm
     padded: tuple[EstimatedArm, ...]
     packed: tuple[EstimatedArm, ...]
+    steps: tuple[EstimatedSteps, ...] = ()
 
     def __getitem__(self, name: str) -> EstimatedArm:
         found = {arm.name: arm for arm in self.packed}
@@ -125,10 +128,15 @@ class Estimate(Report):
         of_packed = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
         caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
         of_padded = ["documents per batch", "random", "grouped by length"]
-        return [
+        tables = [
             Table([of_padded, *padded], "<>>", "padded batches: share of padding"),
             Table([of_packed, *packed], "<>>>>>", caption),
         ]
+        if self.steps:
+            of_steps = ["", "micro-batches", "slowest rank", "speed-up"]
+            steps = [[s.name, f"{s.micro_batches:.1f}", f"{s.slowest:.2f}", f"{s.speedup:.2f} x"] for s in self.steps]
+            tables.append(Table([of_steps, *steps], "<>>>", "optimizer steps, which wait for the slowest rank"))
+        return tables
 
     def _charts(self) -> list[Chart]:
         colors = {"random": PADDED, "grouped": GROUPED, None: PACKED}
@@ -176,6 +184,9 @@ def estimate(
     column: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     groups: str | bool = False,
+    max_tokens: int | None = None,
+    ranks: int = 1,
+    accumulation: int = 1,
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
 
@@ -199,12 +210,15 @@ def estimate(
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
         groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
+        max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of so many `ranks`,
+            with `accumulation` batches of each.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
     for options out of range.
     """
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
+    check_ints(max_tokens=max_tokens or 1, ranks=ranks, accumulation=accumulation)
     cost = cost or CostModel()
     plan([1], max_length, overflow=overflow)  # checks the options
     documents = documents_of(data) if groups else None
@@ -244,4 +258,5 @@ def estimate(
         columns, pairs = made.columns_per_row, int(made.costs(CostModel(0, 1)).sum())
         packed.append(arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum())))
     baseline = next(each for each in padded if (each.batch_size, each.order) == (batch_size, "random"))
-    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))
+    steps = in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
+    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed), steps)

@@ -9,6 +9,8 @@ from autopack.commands import add_data_options, add_outputs, check_outputs, show
 from autopack.packing.checks import check_ints
 from autopack.packing.lengths import Overflow
 
+_PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation".split()
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -43,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=4096,
         help="of the model, which says what attention costs beside the rest (%(default)s)",
     )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="also say what max_tokens=N gains in the steps of a Trainer",
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="processes of those steps (%(default)s)")
+    parser.add_argument("--accumulation", type=int, default=1, help="batches of a process in a step (%(default)s)")
     add_outputs(parser)
 
 
@@ -53,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_outputs(args)
     check_ints(hidden_size=args.hidden_size)
-    same = {name: getattr(args, name) for name in ("batch_size", "overflow", "column", "tokenizer", "groups")}
+    same = {name: getattr(args, name) for name in _PASSED_ON}
     found = estimate(args.data, args.max_length, cost=CostModel(1.0, 1 / (12 * args.hidden_size)), **same)
     show(args, f"autopack estimate: {args.data}", found, found.as_dict())
     return 0

@@ -204,3 +204,34 @@ def test_the_command_gives_json(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"]["tokens"] == 54
     assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "sequential"}
+
+
+def test_steps_of_ranks_wait_for_the_slowest_one():
+    lengths = [9, 1, 1, 1, 5, 3, 2, 2, 4]  # the last one is in no whole step
+    order = np.random.default_rng(0).permutation(lengths).tolist()
+    found = autopack.estimate(
+        lengths, 30, batch_size=2, max_tokens=12, ranks=2, accumulation=2, cost=autopack.packing.CostModel(1.0, 0.0)
+    )
+    batches = [order[start : start + 2] for start in range(0, 8, 2)]
+    padded = max(sum(2 * max(each) for each in batches[rank : rank + 2]) for rank in (0, 2))
+    packed = [sum(map(sum, batches[rank : rank + 2])) for rank in (0, 2)]
+    even = sum(order[:8]) / 2
+    names, speedups, slowest = zip(*((each.name, each.speedup, each.slowest) for each in found.steps), strict=True)
+    assert names == ("padded", "mini-batch", "max_tokens")
+    assert speedups[:2] == pytest.approx((1.0, padded / max(packed)))
+    assert slowest[1] == pytest.approx(max(packed) / even)
+    assert speedups[2] == pytest.approx(padded / np.ceil(even))
+    assert "max_tokens" in str(found)
+    assert not autopack.estimate(lengths, 30, batch_size=2).steps
+
+
+@pytest.mark.parametrize(("accumulation", "speedups", "slowest"), [(1, (2.5, 3.8), 1.24), (4, (2.4, 3.4), 1.002)])
+def test_steps_of_eight_ranks_gain_what_was_counted_for_lengths_like_flans(accumulation, speedups, slowest):
+    """By another program, for a mean of 462 and a deviation of 544."""
+    sigma = np.sqrt(np.log(1 + (544 / 462) ** 2))
+    drawn = np.random.default_rng(0).lognormal(np.log(462) - sigma**2 / 2, sigma, 20_000)
+    lengths = np.clip(drawn, 8, 4096).astype(int)
+    found = autopack.estimate(lengths, 4096, batch_size=4, max_tokens=4096, ranks=8, accumulation=accumulation)
+    _, mini_batch, cut = found.steps
+    assert (mini_batch.speedup, cut.speedup) == pytest.approx(speedups, rel=0.02)
+    assert cut.slowest == pytest.approx(slowest, abs=0.015)
