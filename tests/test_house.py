@@ -18,17 +18,17 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 233_081,
-    "statements": 20_479,
-    "functions": 2_087,
-    "modules": 203,
-    "lines over 110 characters": 1_295,
+    "tokens": 223_279,
+    "statements": 19_682,
+    "functions": 1_981,
+    "modules": 200,
+    "lines over 110 characters": 1_265,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
     "files that a packed call visits": 25,
-    "calls of the package in it": 249,
+    "calls of the package in it": 248,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}

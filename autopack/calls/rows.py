@@ -160,6 +160,7 @@ class Unpadded(RowsPlan):
             self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
             tally.after_padding += 1
 
+    @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         return self._restored(ended, module, output, self.way, self._as_it_came)
 

@@ -256,7 +256,7 @@ REFUSED = {
     "boundaries": (_called("llama", _counting_boundaries), "where a document ends"),
     "floats": (
         _called("llama", lambda part: {**part, "position_ids": part["position_ids"].float()}),
-        "of integers; found torch.float32",
+        "a tensor of integers of its shape",
     ),
     "columns": (_called("llama", _on_one_rank(_shorter)), "equally many columns"),
     "weights": (
