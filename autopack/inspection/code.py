@@ -45,9 +45,10 @@ class ModelCode:
     may read or change what passes, and `onlooker` the first hook, of any origin, that may read rows
     and columns of a part that is no model.
 
-    `places` are those where its functions stand, `others` its third-party functions, and `words`
-    the names, strings and numbers in all of it. Names are followed in modules of transformers, and
-    in the Python module of third-party code; what stands there from elsewhere is not followed.
+    `of_process` names torch's third-party parts. `places` are those where its functions stand,
+    `others` its third-party functions, and `words` the names, strings and numbers in all of it.
+    Names are followed in modules of transformers, and in the Python module of third-party code;
+    what stands there from elsewhere is not followed.
     """
 
     def __init__(self, model: nn.Module, implementations: Iterable[str] = ()):
@@ -78,7 +79,8 @@ class ModelCode:
             for part, value in self._parts_of(module):
                 self._note(f"{said}: {part}", known=is_from(value, "trl"))
             self._look_at_hooks(module, said)
-        for part in process.foreign():
+        self.of_process = process.foreign()
+        for part in self.of_process:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:

@@ -25,6 +25,7 @@ _FOLLOWED = frozenset(
     "output_hidden_states output_attentions output_router_logits".split()
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
+Reader = Callable[[], Any]
 _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -46,7 +47,7 @@ class Fingerprint:
                 lambda: _functions(places, modules),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
-            _Part("what stands in the place of torch's functions", process.held, process.foreign),
+            _Part("what stands in the place of torch's functions", process.held, process.foreign, code.of_process),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
             _Part("its hooks", partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
         ]
@@ -60,12 +61,13 @@ class _Part:
     """One kind of facts about a model, which `said` names.
 
     Every call compares what `read` returns with the last time, by identity as far as possible.
-    `facts` are what must stay the same, and are compared only where the former differs.
+    `facts` are what must stay the same, and are compared only where the former differs. They are
+    taken now unless they are `known`.
     """
 
-    def __init__(self, said: str, read: Callable[[], Any], facts: Callable[[], Any] | None = None):
+    def __init__(self, said: str, read: Reader, facts: Reader | None = None, known: Any = None):
         self.said, self._read, self._facts = said, read, facts or read
-        self._last, self._kept = read(), self._facts()
+        self._last, self._kept = read(), self._facts() if known is None else known
 
     def changed(self) -> bool:
         found = self._read()

@@ -27,9 +27,9 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     their classes, and families. A class of the user's has none: it may say by an attribute what the
     library's functions do.
     """
-    if code.foreign or not all(is_own(own_class(module)) for module in model.modules()):
+    if code.foreign or not all(map(is_own, set(map(own_class, model.modules())))):
         return None
-    kinds = Kinds(model).by_name
+    kinds = Kinds(model, code).by_name
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
     values = [value for _, _, attributes in kinds.values() for _, value in attributes]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]

@@ -189,9 +189,9 @@ def _check_count(model: nn.Module) -> None:
 class Kinds:
     """The kinds of a model's modules as it is now; run-time wrappers are looked through."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, code: ModelCode | None = None):
         self.by_name: dict[str, Kind] = {}
-        self.read = ModelCode(model).words
+        self.read = (code or ModelCode(model)).words
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
