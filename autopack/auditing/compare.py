@@ -62,7 +62,7 @@ REPLACED = "when other documents were replaced"
 """What a difference is one from, in words, if it is none from stock."""
 _FEW = 16
 """Least number of values whose spread tells of others of their kind."""
-_VALUES = 1 << 24
+_VALUES = 1 << 20
 """Values to widen at a time: a long document's float64 logits need more memory than the model."""
 
 
