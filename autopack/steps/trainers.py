@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from autopack import registry
 from autopack.auditing.left_as_found import preserved
@@ -108,15 +109,18 @@ class StepCutter:
         state = accelerator.gradient_state
         held = self._memory.begin() if self._memory is not None else 0
         always = state.plugin_kwargs.get("sync_each_batch", False)
-        for number, each in enumerate(cut_anew.micro_batches, 1):
-            last = number == len(cut_anew.micro_batches)
-            with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
-                self._share = self._share_of(each)
-                state._set_sync_gradients(last)  # by which DeepSpeed is told to step
-                try:
+        try:
+            for number, each in enumerate(cut_anew.micro_batches, 1):
+                last = number == len(cut_anew.micro_batches)
+                with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
+                    self._share = self._share_of(each)
+                    state._set_sync_gradients(last)  # by which DeepSpeed is told to step
                     total = total + self._original["training_step"](model, each.batch, num_items_in_batch)
-                finally:
-                    self._share = 1.0
+        except BaseException:  # half of a step counts for nothing
+            model.zero_grad()
+            raise
+        finally:
+            self._share = 1.0
         self.steps += 1
         self.micro_batches += len(cut_anew.micro_batches)
         self.tokens += sum(each.tokens for each in cut_anew.micro_batches)
@@ -187,12 +191,15 @@ class StepCutter:
         """
         chosen = _unlike(examples, columns, self.steps)
         model.train()
+        if isinstance(model, DistributedDataParallel):  # which sends buffers around, and here a rank may raise alone
+            model = model.module
         with self._unnoticed() as begin:
             parts = [*([each] for each in chosen), chosen]
             try:
                 *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
             except Exception as error:  # of a loss that wants another number of documents
-                ranks.gathered((False, False))
+                if not self._enabled.groups:  # ranks that gather parameters wait elsewhere, and end with this one
+                    ranks.gathered((False, False))
                 said = f"its loss raises {type(error).__name__} for documents of its batches alone, or others together"
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
         tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE

@@ -1,7 +1,10 @@
 """Cases of two processes, each a function of the rank: losses and gradient norms with and without `max_tokens`."""
 
+import time
+
 import torch
 import torch.distributed as dist
+from transformers import Trainer, TrainerCallback
 
 import autopack
 from tests.integration.ranks import fsdp2
@@ -78,6 +81,51 @@ def one_rank_that_cannot(rank):
     return "served"
 
 
+class _Raises(Trainer):
+    """Cannot compute a loss on the second rank."""
+
+    def compute_loss(self, *args, **kwargs):
+        if dist.get_rank():
+            raise RuntimeError("no loss on this rank")
+        return super().compute_loss(*args, **kwargs)
+
+
+def one_rank_whose_loss_raises(rank):
+    try:
+        trained(trainer("llama", texts, kind=_Raises), MOST)
+    except autopack.AutopackError as error:
+        return error.code
+    return "served"
+
+
+class _Written(TrainerCallback):
+    """Writes how many steps there were."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_step_end(self, _, state, *__, **___):
+        self.file.write_text(str(state.global_step))
+
+
+def fails_in_the_middle(rank, folder):
+    """The second rank raises in its second step, when it has gradients of a part of it."""
+    made = trainer("llama", texts)
+    if rank == 0:
+        made.add_callback(_Written(folder / "steps"))
+    autopack.enable(made, max_tokens=MOST)
+    cut = made.training_step.__self__
+
+    def fail(model, _):
+        if rank == 1 and cut.steps == 1 and any(each.grad is not None for each in model.parameters()):
+            while not (folder / "steps").exists():
+                time.sleep(0.05)
+            raise RuntimeError("in the middle")
+
+    made.model.register_forward_pre_hook(fail)
+    made.train()
+
+
 CASES = {
     case.__name__: (case, None)
     for case in (
@@ -89,5 +137,6 @@ CASES = {
         fully_sharded,
         a_rank_with_one_long_document,
         one_rank_that_cannot,
+        one_rank_whose_loss_raises,
     )
 }

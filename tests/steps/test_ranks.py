@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.integration.processes import found_by
+from tests.integration.processes import found_by, run
+from tests.steps.ranks import fails_in_the_middle
 
 SHARED = ["ddp", "one_batch_a_step", "classes_of_documents", "the_end_of_an_epoch"]
 
@@ -44,3 +45,14 @@ def test_a_rank_with_less_to_do_keeps_step_with_the_others(ranks):
 def test_no_rank_waits_for_one_that_cannot_cut_its_batches(ranks):
     codes = {rank["one_rank_that_cannot"] for rank in ranks}
     assert codes == {"batch-not-cut", "step-not-cut"}
+
+
+def test_no_rank_waits_for_one_that_fails_in_the_middle(tmp_path):
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="in the middle"):
+        run(fails_in_the_middle, tmp_path)
+    # Rank 0 was waiting for the other one's gradients of the second step, and was ended.
+    assert (tmp_path / "steps").read_text() == "1"
+
+
+def test_a_loss_that_raises_on_one_rank_is_refused_on_both(ranks):
+    assert [rank["one_rank_whose_loss_raises"] for rank in ranks] == ["step-not-cut"] * 2

@@ -190,6 +190,31 @@ def test_training_resumes_in_the_middle_of_an_epoch(tmp_path):
     assert found == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_micro_batch_leaves_no_gradient(kind):
+    made = trainer("llama", texts)
+    autopack.enable(made, max_tokens=MOST)
+    cut = made.training_step.__self__
+    held = []
+
+    def fail(model, _):
+        held.append(any(each.grad is not None for each in model.parameters()))
+        if cut.steps == 2 and held[-1]:
+            raise kind("in the middle")
+
+    hook = made.model.register_forward_pre_hook(fail)
+    with pytest.raises(kind, match="in the middle"):
+        made.train()
+    hook.remove()
+    assert held[-1]  # the control: micro-batches before it had left gradients
+    assert all(each.grad is None for each in made.model.parameters())
+    # Training goes on from the weights of the second step.
+    other = trainer("llama", texts)
+    other.model.load_state_dict(made.model.state_dict())
+    wanted, found = trained(other)[0], trained(made, MOST)[0]
+    torch.testing.assert_close(found[-6], wanted[0], rtol=_TOLERANCE, atol=0)
+
+
 def test_disable_gives_the_trainer_its_step_back():
     made = trainer("llama", texts)
     own = made.training_step
