@@ -130,7 +130,7 @@ def control(task: str, model_type: str) -> dict[str, Any]:
 
 
 def _reason(reason: str) -> str:
-    return reason.split("and it is not exact: ")[-1].split(" (audited because")[0]
+    return reason.split("and it is not exact: ")[-1].split(" (it runs third-party code")[0]
 
 
 def short(reason: str) -> str:

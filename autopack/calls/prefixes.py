@@ -40,7 +40,7 @@ def why_not(model: EnabledModel) -> str | None:
     if model.unknown_code is not None:
         return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
-        return "its tokens may see later ones, by which a prefix is another one in each row"
+        return "its tokens see later ones (a bidirectional model), so a prefix is another one in each row"
     if traits.mixing_weights > MIXING:
         return (
             f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and read every document "

@@ -194,14 +194,14 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     )
     if not report.results:
         said = str(refused[0].failure)
-        return Proof(f"not, for all calls of its twin are refused: {said}", padded=said, source="twin")
+        return Proof(f"not, for all calls of a tiny copy of it are refused: {said}", padded=said, source="twin")
     count = sum(parameter.numel() for parameter in twin.parameters())
-    how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
+    how = f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error {report.worst:.1e}"
     if outside:
         how += f", but for {', '.join(outside)}: its calls are checked closely"
     if refused:
         how += f", refused: {', '.join(result.name for result in refused)}"
-    said = "" if foreign is None else f" (audited because: {foreign})"
+    said = "" if foreign is None else f" (it runs third-party code: {foreign})"
     inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin, answers[0].part) or padded

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]
+_EXACT = {"twin": "exact", "part": "exact", "checks": "checked in use", "": "not verified"}
+"""Words for the sources of a proof."""
 
 
 class Handle(AbstractContextManager["Handle"]):
@@ -119,19 +121,35 @@ class Handle(AbstractContextManager["Handle"]):
         live = self.enabled.live
         return live.checked if isinstance(live, Live) else None
 
+    @property
+    def summary(self) -> str:
+        """The answer to what users ask first: are calls packed, are they exact, how much is saved."""
+        proof, calls = self.enabled.proof, self.tally.training.plus(self.tally.evaluation)
+        if not self.enabled.active:
+            return "disabled"
+        if proof.packed is None:
+            exact = _EXACT[proof.source]
+        else:
+            exact = "refused" if proof.padded is not None else "exact on padded batches, packed rows are refused"
+        if not calls.calls:
+            return f"enabled, {exact}, no call yet"
+        came = calls.columns + calls.skipped + calls.shared
+        saved = f", {(calls.skipped + calls.shared) / came:.1%} of tokens saved" if came > calls.columns else ""
+        is_packed = calls.skipped > 0 or calls.documents > calls.rows
+        return f"{'packed' if is_packed else 'not packed so far'}, {exact}{saved}"
+
     def _facts(self) -> list[tuple[str, str]]:
         enabled, options, tally = self.enabled, self.enabled.options, self.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
         found = [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
-            ("state", "enabled" if enabled.active else "disabled"),
             ("family", enabled.traits.family),
             ("attention", attention and f"{attention} modules, attn_implementation={implementations}"),
             ("mixers", mixers and f"{mixers} modules"),
             ("backend", attention and self.backend),
             ("rows", options.sequence_parallel and f"shared by {options.sequence_parallel!r}"),
-            ("padding", f"unpad=True; {tally}" if options.unpad else "unpad=False"),
+            ("padding", str(tally) if options.unpad else "stays (unpad=False)"),
             ("prefixes", options.unpad and self._prefixes),
             ("trained", tally.trained),
             ("evaluated", tally.evaluation.calls and tally.evaluation),
@@ -147,23 +165,23 @@ class Handle(AbstractContextManager["Handle"]):
         """Return in words whether common beginnings of rows are computed once."""
         share, reason = self.enabled.options.share, why_not(self.enabled)
         if not share:
-            return "share=False"
+            return "not shared (share=False)"
         if reason is not None:
-            return f"share={share!r}; rows that begin alike are computed one by one: {reason}"
+            return f"not shared: {reason}"
         shared = self.tally.training.shared + self.tally.evaluation.shared
-        said = f"share={share!r}; {shared:,} tokens were computed with those of another row"
+        said = f"{shared:,} tokens were computed with those of another row"
         for why, count in self.tally.apart.most_common():
             said += f"; {number_of(count, 'batch')} whose rows begin alike computed one by one: {why}"
         return said
 
     def __repr__(self) -> str:
-        return "autopack.Handle(\n" + self._lines("  ") + ")"
+        return f"autopack: {self._text('  ')}"
 
-    def _lines(self, indent: str) -> str:
-        return "".join(f"{indent}{name + ':':<11}{value}\n" for name, value in self._facts())
+    def _text(self, indent: str) -> str:
+        return "\n".join([self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())])
 
     def _repr_html_(self) -> str:
-        return parts.facts(self._facts(), "autopack")
+        return parts.facts(self._facts(), f"autopack: {self.summary}")
 
 
 class Handles(AbstractContextManager["Handles"]):
@@ -190,8 +208,9 @@ class Handles(AbstractContextManager["Handles"]):
             handle.__exit__()
 
     def __repr__(self) -> str:
-        parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())
-        return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
+        held = ((name, repr(handle).removeprefix("autopack: ")) for name, handle in self.handles.items())
+        parts = (textwrap.indent(f"{name}: {said}", "  ") for name, said in held)
+        return "\n".join([f"autopack: {number_of(len(self.handles), 'model')}", *parts])
 
     def _repr_html_(self) -> str:
         return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())
@@ -247,13 +266,14 @@ class TrainerHandle(Handles):
         return [(name, str(said)) for name, said in found if said]
 
     def __repr__(self) -> str:
-        parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
-        parts += [f"  {name}\n    left alone: {reason}\n" for name, reason in self.left_alone.items()]
-        parts += [f"  {name} {said}\n" for name, said in self._of_data]
-        return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
+        parts = [f"  {name}: {handle._text('    ')}" for name, handle in self.handles.items()]
+        parts += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
+        parts += [f"  {name} {said}" for name, said in self._of_data]
+        return "\n".join([f"autopack: {self.trainer}", *parts])
 
     def _repr_html_(self) -> str:
-        groups: list[tuple[str, list[tuple[str, str]]]] = [(n, handle._facts()) for n, handle in self.handles.items()]
+        groups: list[tuple[str, list[tuple[str, str]]]]
+        groups = [(f"{name}: {handle.summary}", handle._facts()) for name, handle in self.handles.items()]
         groups.append(("", [*self.left_alone.items(), *self._of_data]))
         return parts.groups_of_facts(groups, f"autopack: {self.trainer}")
 

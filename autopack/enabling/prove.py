@@ -127,7 +127,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         logger.warning(
             "no twin proves %s, so its calls are checked from the first one on: %s", type(model).__name__, because
         )
-    return Proof(f"by checks of its calls ({because})", padded=unasked, source="checks")
+    return Proof(f"call by call, in use ({because})", padded=unasked, source="checks")
 
 
 def _unproven(reason: str) -> Proof:

@@ -69,7 +69,7 @@ def check():
     call = Call(labels=None, form="segments")
     must_be_exact(toy, (*call.row, (Call(labels=None, form="position_ids").packed, call.alone)))
     with autopack.enable(toy()) as handle:
-        assert "by a twin of " in str(handle)
+        assert "on a tiny copy of " in str(handle)
         assert autopack.audit(handle.model).exact
 
 

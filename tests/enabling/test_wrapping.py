@@ -80,8 +80,9 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     assert [h.model for h in handle.handles.values()] == models
     assert not any(h.enabled.options.unpad for h in handle.handles.values())
     assert autopack.is_enabled(policy)
-    assert "TrainerHandle(of Trainer\n  model\n    model:     LlamaForCausalLM (llama)\n" in repr(handle)
-    assert "\n  ref_model\n    model:" in repr(handle)
+    said = "autopack: Trainer\n  model: enabled, exact, no call yet\n    model:     LlamaForCausalLM (llama)\n"
+    assert repr(handle).startswith(said)
+    assert "\n  ref_model: enabled, exact, no call yet\n    model:" in repr(handle)
     assert handle._repr_html_().count("LlamaForCausalLM") == 2
     again = autopack.enable(policy)
     assert list(again.handles.values()) == list(handle.handles.values())
@@ -110,7 +111,7 @@ def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path)
     with autopack.enable(policy) as handle:
         assert list(handle.handles) == ["model"]
         assert "FalconForCausalLM" in handle.left_alone["reward_funcs[0]"]
-        assert "  reward_funcs[0]\n    left alone: FalconForCausalLM" in repr(handle)
+        assert "  reward_funcs[0]: left alone: FalconForCausalLM" in repr(handle)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class MeanOfRow(MambaForSequenceClassification):
 
 def test_heads_of_ones_own_are_audited_and_one_that_reads_padding_is_refused():
     with autopack.enable(mamba_classifier()) as handle:
-        assert "by a twin of " in handle.verified
+        assert "on a tiny copy of " in handle.verified
     model = MeanOfRow(tiny.config("mamba", num_labels=3)).eval()
     randomize(model, 0)
     with refused("not-exact"):

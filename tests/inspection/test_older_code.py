@@ -67,7 +67,7 @@ def test_documents_of_packed_rows_get_what_they_get_alone(kind):
     expected, loss = weighted(model, alone(model, ids, *ROWS)), alone_loss(model, ids, *ROWS)
     assert leaks(weighted(model, model(ids).logits), expected)
     with autopack.enable(model) as handle:
-        assert "by a twin of " in handle.verified
+        assert "on a tiny copy of " in handle.verified
         check(weighted(model, model(**row).logits), expected)
         assert abs(float(model(**row, labels=ids).loss / loss) - 1) < FLOAT64
     assert leaks(weighted(model, model(ids).logits), expected)

@@ -94,7 +94,7 @@ def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
                 autopack.enable(model)
         else:
             with autopack.enable(model) as handle:
-                assert "by a twin of " in handle.verified
+                assert "on a tiny copy of " in handle.verified
                 assert max(errors(CALL.packed(model), CALL.alone(model)).values()) < BFLOAT16
                 assert handle.enabled.proof.padded is None
         assert model.__dict__["forward"] is forward

@@ -37,4 +37,4 @@ def test_packed_equals_alone(group):
         assert not missing, f"{name}: {missing} did not run, but {sorted(found['kernels'])}"
         # Kernels are no third-party code, since they are as their packages have them. But Liger's (`worker`); and
         # transformers builds no model with flash-attn on a CPU, so that there is no twin of one here.
-        assert name in {*LIGER, *ATTENTION} or "audited because" not in found["verified"], found
+        assert name in {*LIGER, *ATTENTION} or "third-party code" not in found["verified"], found

@@ -74,7 +74,7 @@ NEVER = {
     "noise on embeddings": (_noisy, TREE, "", {}),
     "mamba": (partial(build, "mamba", attn_implementation="eager"), TREE, "hold nearly all of its weights", {}),
     "llama4_text": (partial(build, "llama4_text", attn_implementation="eager"), TREE, "scaled by the columns", {}),
-    "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "may see later ones", {}),
+    "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "see later ones", {}),
 }
 RANDOM = {"dropout", "modules of dropout", "noise on embeddings"}
 

@@ -31,7 +31,7 @@ def asks(made):
     def asked(model):
         before = len(made)
         with autopack.enable(model) as handle:
-            assert "by a twin of" in handle.verified
+            assert "on a tiny copy of" in handle.verified
         return len(made) > before
 
     return asked
