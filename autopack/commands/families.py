@@ -7,6 +7,8 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from autopack.errors import did_you_mean
+
 if TYPE_CHECKING:
     from autopack.family import Family
 
@@ -29,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(rows or {"families": [describe(family) for family in found]}, indent=1))
     elif rows:
         for row in rows:
-            said = f"no family lists it; `autopack audit {row['type']}` tries a tiny model of it"
+            tried = f"; `autopack audit {row['type']}` tries a tiny model of it"
+            known = [name for each in found for name in each.model_types]
+            said = f"no family lists it{did_you_mean(row['type'], known, tried)}"
             if row["served"] is not None:
                 said = f"{row['path']} (family {row['family']})" if row["served"] else f"refused: {row['refused']}"
             _print(row["type"], said)
