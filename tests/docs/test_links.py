@@ -20,6 +20,15 @@ def test_links_lead_somewhere(path):
     assert list(pages.lost_links(path, path.read_text())) == []
 
 
+def test_pages_by_hand_are_few_and_short():
+    """Beside them stand pages that commands write, and the site's list of them all."""
+    written = {"index", "leaks", "measured", "neighbours", "programs", "reliability", "upstream"}
+    sizes = [path.stat().st_size for path in pages.DOCS.rglob("*.md") if path.stem not in written]
+    assert len(sizes) <= 14
+    assert max(sizes) <= 14_000
+    assert sum(sizes) <= 150_000
+
+
 def files_in(text):
     """Return the files of the package, or of the repository, that a text names."""
     return set(re.findall(r"`([\w/]+\.py)`", text))
