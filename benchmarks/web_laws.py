@@ -105,7 +105,7 @@ def _whole(result: dict[str, Any]) -> Iterator[str]:
 
 
 def page(result: dict[str, Any]) -> Iterator[str]:
-    """The tables of docs/scale.md."""
+    """Yield the tables of docs/measured.md."""
     where, found, measured = result["origin"], result["laws"], result["measured"]
     yield f"{where['device']}, {where['date'][:10]}, load at start {where['load at start']:.1f}."
     yield about(result["settings"])

@@ -21,7 +21,7 @@ from compat.images import alone, compare
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, SOUND), (SOUND, 4), (7,), (2, SOUND, 3, SOUND, 4))
 
 ABOUT_SOUNDS = (
-    "A second result is that of documents with sounds beside text (docs/speech.md), in one row and in two, with a "
+    "A second result is that of documents with sounds beside text (docs/media.md), in one row and in two, with a "
     "document that has none, two that touch with their sounds, and one with two; sounds have different lengths, or, "
     "where it says `alike`, one length, since packed calls with others raise. Gradients include those of the encoder "
     "of sounds, and another text or sound of one document leaves the others as they were."

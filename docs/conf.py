@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: the Markdown pages as GitHub shows them, and the reference from docstrings."""
+"""Configuration of Sphinx: the Markdown pages as GitHub shows them, and the reference."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ author = "The autopack developers"
 copyright = "The autopack developers, Apache-2.0"
 release = version = autopack.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinxarg.ext"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinxarg.ext",
+]
 exclude_patterns = ["README.md"]  # index.md takes it in
 nitpicky = True
 # Docstrings name what other packages hold, and nothing is fetched while the site is built.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|transformers|numpy|np|datasets|collections|pathlib|os|nn|Module|Tensor|PreTrainedModel).*"),
+    (
+        r"py:.*",
+        r"(torch|transformers|numpy|np|datasets|collections|pathlib|os|nn|Module|Tensor"
+        r"|PreTrainedModel).*",
+    ),
     (r"py:.*", r"(?!autopack\.[A-Z]).*"),
 ]
 

@@ -1,10 +1,10 @@
-"""Draw the pictures of README and docs, light and dark, from what the code does: python docs/draw.py
+"""Draw the pictures of README and docs, light and dark: python docs/draw.py
 
-`packing` shows the same four documents padded and packed, and, measured on a tiny random Llama, how much the logits of
-every token change when another token is replaced: in stock transformers, and enabled. `plan` shows what
-`autopack.packing.plan` makes of documents whose lengths are like those of instructions, beside padded batches of
-the same. `prefixes` shows rows that begin alike, the row that runs, and, measured, which of its tokens change which
-others. Needs matplotlib.
+`packing` shows four documents padded and packed, and the measured change of every token's
+logits when another token is replaced, in a tiny random Llama, stock and enabled. `plan` shows
+documents with lengths like instructions', in padded batches and in the rows of
+`autopack.packing.plan`. `prefixes` shows rows that begin alike, the row that runs, and the
+measured influence of its tokens. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -31,8 +31,20 @@ DOCUMENTS = ("#1f6f8b", "#d9822b", "#7fb3c8", "#8a6d9e")
 NOTHING, MOST = 1e-5, 10.0
 """Changes, in standard deviations of the logits, that are drawn lightest and darkest."""
 THEMES = {
-    "light": {"ink": "#22303c", "faint": "#5b6773", "padding": "#e3e6ea", "paper": "#ffffff", "empty": "#f4f6f8"},
-    "dark": {"ink": "#e6edf3", "faint": "#9aa7b4", "padding": "#30363d", "paper": "#0d1117", "empty": "#161b22"},
+    "light": {
+        "ink": "#22303c",
+        "faint": "#5b6773",
+        "padding": "#e3e6ea",
+        "paper": "#ffffff",
+        "empty": "#f4f6f8",
+    },
+    "dark": {
+        "ink": "#e6edf3",
+        "faint": "#9aa7b4",
+        "padding": "#30363d",
+        "paper": "#0d1117",
+        "empty": "#161b22",
+    },
 }
 Theme = dict[str, str]
 
@@ -53,7 +65,7 @@ def packing(theme: Theme) -> Figure:
 
 @torch.no_grad()
 def influence(model: Any) -> np.ndarray:
-    """How far the logits of token i move when token j of the packed row is replaced, of their standard deviation."""
+    """Return the change of token i's logits when token j is replaced, in deviations."""
     ids = torch.randint(5, 90, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
@@ -87,15 +99,29 @@ def _rows(axes: Axes, theme: Theme) -> None:
     positions = "position_ids  " + "  ".join(f"0 … {length - 1}" for length in LENGTHS)
     axes.text(0, below + 1.15, positions, color=theme["faint"], va="top", fontsize=12)
     axes.set(xlim=(-0.3, total * scale + 0.3), ylim=(below + 2.6, -0.8))
-    axes.set_title("Padded: one document per row", color=theme["ink"], loc="left", fontsize=14, pad=22)
+    axes.set_title(
+        "Padded: one document per row", color=theme["ink"], loc="left", fontsize=14, pad=22
+    )
     axes.set_facecolor(theme["paper"])
     axes.axis("off")
 
 
-def _cells(axes: Axes, left: float, row: float, count: int, color: str, theme: Theme, width: float = 1.9) -> None:
+def _cells(
+    axes: Axes,
+    left: float,
+    row: float,
+    count: int,
+    color: str,
+    theme: Theme,
+    width: float = 1.9,
+) -> None:
     for number in range(count):
         corner = left + number * width, row
-        axes.add_patch(Rectangle(corner, width, 0.82, facecolor=color, edgecolor=theme["paper"], linewidth=1.2))
+        axes.add_patch(
+            Rectangle(
+                corner, width, 0.82, facecolor=color, edgecolor=theme["paper"], linewidth=1.2
+            )
+        )
 
 
 def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
@@ -105,14 +131,27 @@ def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
     across = np.where(same, np.nan, np.maximum(found, NOTHING / 10))
     reds = LinearSegmentedColormap.from_list("leak", ["#f0b49b", "#d9482b", "#8c1c13"])
     size = len(number)
-    axes.imshow(np.ones((size, size)), cmap=LinearSegmentedColormap.from_list("empty", [theme["empty"]] * 2))
-    axes.imshow(across, cmap=reds.with_extremes(under=(0, 0, 0, 0), bad=(0, 0, 0, 0)), norm=LogNorm(NOTHING, MOST))
+    axes.imshow(
+        np.ones((size, size)),
+        cmap=LinearSegmentedColormap.from_list("empty", [theme["empty"]] * 2),
+    )
+    axes.imshow(
+        across,
+        cmap=reds.with_extremes(under=(0, 0, 0, 0), bad=(0, 0, 0, 0)),
+        norm=LogNorm(NOTHING, MOST),
+    )
     start = 0
     for color, length in zip(DOCUMENTS, LENGTHS, strict=True):
         for i in range(length):
-            axes.add_patch(Rectangle((start - 0.5, start + i - 0.5), i + 1, 1, facecolor=color))
-        axes.add_patch(Rectangle((start - 0.5, -2.6), length, 1.4, facecolor=color, clip_on=False))
-        axes.add_patch(Rectangle((-2.7, start - 0.5), 1.4, length, facecolor=color, clip_on=False))
+            axes.add_patch(
+                Rectangle((start - 0.5, start + i - 0.5), i + 1, 1, facecolor=color)
+            )
+        axes.add_patch(
+            Rectangle((start - 0.5, -2.6), length, 1.4, facecolor=color, clip_on=False)
+        )
+        axes.add_patch(
+            Rectangle((-2.7, start - 0.5), 1.4, length, facecolor=color, clip_on=False)
+        )
         start += length
     largest = float(np.nanmax(np.where(same, np.nan, found)))
     below = (
@@ -128,7 +167,7 @@ def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
 
 
 def plan(theme: Theme) -> Figure:
-    """Rows of coloured documents: padded batches of eight, and what a plan makes of the same documents."""
+    """Draw documents in padded batches of eight, and in the rows of a plan."""
     lengths = np.clip(np.random.default_rng(4).lognormal(4.4, 0.8, 32).astype(int), 12, 512)
     max_length = 512
     made = autopack.packing.plan(lengths, max_length)
@@ -143,11 +182,25 @@ def plan(theme: Theme) -> Figure:
     for row in range(len(made.bounds) - 1):
         packed.barh(row, max_length, height=0.85, color=theme["padding"])
         left = 0
-        for document, length in zip(made.documents[made.pieces(row)], made.lengths[made.pieces(row)], strict=True):
+        for document, length in zip(
+            made.documents[made.pieces(row)], made.lengths[made.pieces(row)], strict=True
+        ):
             color = DOCUMENTS[document % len(DOCUMENTS)]
-            packed.barh(row, length, left=left, height=0.85, color=color, edgecolor=theme["paper"], linewidth=1)
+            packed.barh(
+                row,
+                length,
+                left=left,
+                height=0.85,
+                color=color,
+                edgecolor=theme["paper"],
+                linewidth=1,
+            )
             left += int(length)
-    _titled(packed, f"autopack.packing.plan, rows of {max_length}: {1 - made.fill:.1%} empty", theme)
+    _titled(
+        packed,
+        f"autopack.packing.plan, rows of {max_length}: {1 - made.fill:.1%} empty",
+        theme,
+    )
     for axes, rows in ((padded, len(lengths)), (packed, len(made.bounds) - 1)):
         axes.set(yticks=[], xlim=(0, max_length + 4), ylim=(rows - 0.4, -0.6))
         axes.set_xlabel("tokens", color=theme["faint"], fontsize=12)
@@ -159,11 +212,19 @@ def plan(theme: Theme) -> Figure:
         (longest, theme["padding"], "columns in a batch of 8"),
         (drawn, DOCUMENTS[0], "tokens"),
     ):
-        sizes.hist(values, bins=bins, weights=values, color=color, label=f"{said}, {values.sum() / 1e6:.1f} million")
+        sizes.hist(
+            values,
+            bins=bins,
+            weights=values,
+            color=color,
+            label=f"{said}, {values.sum() / 1e6:.1f} million",
+        )
     sizes.legend(frameon=False, labelcolor=theme["ink"], fontsize=11, loc="upper left")
     sizes.margins(y=0.22)
     _titled(sizes, "32,000 documents: where the work is", theme)
-    sizes.set_xlabel("length of a document, and of its row", color=theme["faint"], fontsize=12)
+    sizes.set_xlabel(
+        "length of a document, and of its row", color=theme["faint"], fontsize=12
+    )
     sizes.set(yticks=[], xlim=(0, max_length + 4))
     return figure
 
@@ -194,11 +255,16 @@ def prefixes(theme: Theme) -> Figure:
     said = f"{len(RESTS) * longest} columns: padding, and the same prompt {len(RESTS)} times"
     rows.text(0, len(RESTS) + 0.15, said, color=theme["faint"], va="top", fontsize=12)
     rows.text(0, below - 0.55, "What an enabled model runs", color=theme["ink"], fontsize=14)
-    said = f"{computed} columns; each completion sees the prompt and itself, with positions that go on"
+    sees = "each completion sees the prompt and itself, with positions that go on"
+    said = f"{computed} columns; {sees}"
     rows.text(0, below + 1.15, said, color=theme["faint"], va="top", fontsize=12)
     rows.set(xlim=(-0.3, longest * 1.9 + 0.3), ylim=(below + 2.2, -0.8))
     rows.set_title(
-        "Padded: completions of one prompt, one per row", color=theme["ink"], loc="left", fontsize=14, pad=22
+        "Padded: completions of one prompt, one per row",
+        color=theme["ink"],
+        loc="left",
+        fontsize=14,
+        pad=22,
     )
     rows.set_facecolor(theme["paper"])
     rows.axis("off")
@@ -207,10 +273,22 @@ def prefixes(theme: Theme) -> Figure:
     for i, j in zip(*np.nonzero(found > 0), strict=True):
         seen.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colors[number[j]]))
     for k in range(size):
-        seen.add_patch(Rectangle((k - 0.5, -2.6), 1, 1.4, facecolor=colors[number[k]], clip_on=False))
-        seen.add_patch(Rectangle((-2.7, k - 0.5), 1.4, 1, facecolor=colors[number[k]], clip_on=False))
-    seen.set_title("Tokens (rows) that another one changes", color=theme["ink"], loc="left", fontsize=14, pad=22)
-    seen.set(xticks=[], yticks=[], xlim=(-2.8, size - 0.4), ylim=(size - 0.4, -2.8), aspect="equal")
+        seen.add_patch(
+            Rectangle((k - 0.5, -2.6), 1, 1.4, facecolor=colors[number[k]], clip_on=False)
+        )
+        seen.add_patch(
+            Rectangle((-2.7, k - 0.5), 1.4, 1, facecolor=colors[number[k]], clip_on=False)
+        )
+    seen.set_title(
+        "Tokens (rows) that another one changes",
+        color=theme["ink"],
+        loc="left",
+        fontsize=14,
+        pad=22,
+    )
+    seen.set(
+        xticks=[], yticks=[], xlim=(-2.8, size - 0.4), ylim=(size - 0.4, -2.8), aspect="equal"
+    )
     seen.set_facecolor(theme["empty"])
     seen.spines[:].set_visible(False)
     return figure
@@ -218,7 +296,7 @@ def prefixes(theme: Theme) -> Figure:
 
 @torch.no_grad()
 def influence_of_tree() -> np.ndarray:
-    """How far logits move when a token is replaced, prompt and completions one after the other: (tokens, tokens)."""
+    """Return the change of logits when a token is replaced: prompt, then completions."""
     model = tiny.build("llama", attn_implementation="sdpa").eval()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, 90, (PROMPT + sum(RESTS),), generator=generator)
@@ -229,7 +307,12 @@ def influence_of_tree() -> np.ndarray:
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
         found = model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits
-        return torch.cat([found[0, :PROMPT], *(of[PROMPT : PROMPT + n] for of, n in zip(found, RESTS, strict=True))])
+        return torch.cat(
+            [
+                found[0, :PROMPT],
+                *(of[PROMPT : PROMPT + n] for of, n in zip(found, RESTS, strict=True)),
+            ]
+        )
 
     with autopack.enable(model) as handle:
         plain, columns = logits(tokens), []

@@ -312,7 +312,7 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     if why is not None:
         raise InvalidPacking(
             f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
-            f"be like is in docs/speech.md; or run the documents one per row and call.",
+            f"be like is in docs/media.md; or run the documents one per row and call.",
             code="media-mixed",
         )
 

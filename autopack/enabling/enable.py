@@ -86,7 +86,7 @@ def enable(
             evaluation without labels says `use_cache=False`. False leaves padded batches as they come.
         share: Compute once what several rows of a padded batch begin with (completions of one prompt, choices below one
             passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and gradients
-            are those of every row (docs/prefixes.md). False computes every row.
+            are those of every row (docs/steps.md). False computes every row.
         verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells or third-party code
             takes part (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the
             structure that was found, and checks no call unless `check_every` asks for it.

@@ -1,6 +1,6 @@
 """Images of documents on their way into packed rows, as pictures or as a processor's tensors.
 
-The order of both ties an image to its document (docs/multimodal.md): media of a batch lie in the
+The order of both ties an image to its document (docs/media.md): media of a batch lie in the
 order of its documents, row by row.
 """
 

@@ -3,7 +3,7 @@
     python -m examples.pretrained --sentences         all-MiniLM-L6-v2
     python -m examples.pretrained --language-model    SmolLM2-135M; 5 GB of memory
 
-Exit status 1 if anything but the time differs, 2 if the weights are missing or others (docs/pretrained.md).
+Exit status 1 if anything but the time differs, 2 if the weights are missing or others (examples/pretrained/README.md).
 """
 
 from __future__ import annotations

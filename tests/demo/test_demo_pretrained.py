@@ -79,7 +79,7 @@ def test_the_command_says_how_to_install_what_is_missing(option, which, monkeypa
 
 @pytest.mark.parametrize("which", [MINILM, SMOLLM2])
 def test_the_documentation_says_whose_the_weights_are(which):
-    page = (ROOT / "docs" / "pretrained.md").read_text()
+    page = (ROOT / "examples" / "pretrained" / "README.md").read_text()
     extras = (ROOT / "pyproject.toml").read_text()
     assert which.package in page
     assert which.licence in page

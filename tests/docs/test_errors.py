@@ -59,8 +59,9 @@ def raised(trees):
                 continue
             given = next((each.value for each in node.keywords if each.arg == "code"), ast.Constant(kinds[kind]))
             handed_on = ast.unparse(given) in ("error.code", "found['code']")
-            code = "handed on" if handed_on else given.value if isinstance(given, ast.Constant) else ""
-            yield f"{module}:{node.lineno}", str(code), " ".join(map(ast.unparse, node.args))
+            for each in (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,):
+                code = "handed on" if handed_on else each.value if isinstance(each, ast.Constant) else ""
+                yield f"{module}:{node.lineno}", str(code), " ".join(map(ast.unparse, node.args))
 
 
 def test_every_error_has_a_code():

@@ -1,9 +1,13 @@
 """Links of the documentation, and names of files in it, lead somewhere."""
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+import autopack
 from tests.support import pages
 
 PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
@@ -16,14 +20,57 @@ def test_links_lead_somewhere(path):
     assert list(pages.lost_links(path, path.read_text())) == []
 
 
-@pytest.mark.parametrize("page", ["design.md", "reading.md"])
-def test_files_that_a_page_leads_to_are_there(page):
-    named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (pages.DOCS / page).read_text()))
-    root = pages.DOCS.parent
+def test_pages_by_hand_are_few_and_short():
+    """Beside them stand pages that commands write, and the site's list of them all."""
+    written = {"index", "leaks", "measured", "neighbours", "programs", "reliability", "upstream"}
+    sizes = [path.stat().st_size for path in pages.DOCS.rglob("*.md") if path.stem not in written]
+    assert len(sizes) <= 14
+    assert max(sizes) <= 14_000
+    assert sum(sizes) <= 150_000
+
+
+def files_in(text):
+    """Return the files of the package, or of the repository, that a text names."""
+    return set(re.findall(r"`([\w/]+\.py)`", text))
+
+
+def test_files_that_the_page_of_the_design_leads_to_are_there():
+    named, root = files_in((pages.DOCS / "design.md").read_text()), pages.DOCS.parent
     assert len(named) > 20
     assert [each for each in sorted(named) if not ((root / "autopack" / each).exists() or (root / each).exists())] == []
 
 
+def visited(call):
+    """Return the files of the package in which a call of a function runs."""
+    root, found = pages.DOCS.parent / "autopack", set()
+
+    def note(frame, event, argument):
+        if event == "call" and (path := Path(frame.f_code.co_filename)).is_relative_to(root):
+            found.add(path.relative_to(root).as_posix())
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_the_walk_of_a_call_names_every_file_that_it_visits():
+    """The page's walk is of its own block: a packed row whose turn to be checked has not come."""
+    (block,) = pages.blocks("design.md#one-call")
+    names, page = {}, (pages.DOCS / "design.md").read_text()
+    pages.run(block, names, {})
+    walk = page.partition("Read these files in this order")[2].partition("\n| plan |")[0]
+    with autopack.enable(names["model"]), torch.no_grad():
+        for _ in range(2):
+            names["model"](**names["row"])
+        found = visited(lambda: names["model"](**names["row"]))
+    assert found - files_in(walk) == set()
+    assert files_in(walk) - found == set()
+    assert len(found) > 20
+
+
 def test_a_lost_link_is_found():
     planted = "[here](trust.md#code-of-your-own) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
-    assert list(pages.lost_links(pages.DOCS / "faq.md", planted)) == ["trust.md#nothing", "none.md"]
+    assert list(pages.lost_links(pages.DOCS / "design.md", planted)) == ["trust.md#nothing", "none.md"]

@@ -1,6 +1,7 @@
 """The code of the documentation, run as it stands there, page by page; docs/packing.md has tests/docs/test_recipes.py.
 
-One list, `PAGES`, says what the blocks of each page take for granted. A block that no test runs has to say why.
+One list, `PAGES`, says what the blocks of each page, or section of it, take for granted. A block that no test runs
+has to say why.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import autopack
 from autopack import registry, tiny
 from tests.conftest import positions
 from tests.packing.batches import WORDS, arguments, loss_alone, tokenizer
-from tests.packing.engines import ray_started
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-ELSEWHERE = {"packing.md": "tests/docs/test_recipes.py"}
-"""Pages whose blocks other tests run, one by one."""
+ELSEWHERE = {
+    "packing.md": "tests/docs/test_recipes.py",
+    "losses.md#every-document-alike": "tests/docs/test_recipes.py",
+}
+"""Pages, and sections of pages, whose blocks other tests run, one by one."""
 NOT_RUN = {
     "it audits 187 models, which takes minutes": 1,
 }
@@ -99,10 +102,6 @@ def loop():
 def as_alone(names):
     """Whether the loss of a block, if it has one, is that of the batch's documents alone."""
     return "loss" not in names or abs(names["loss"].item() - loss_alone(llama(), examples()[:4]).item()) < ROUNDING
-
-
-def packed_rows():
-    return loop() | {"dataset": datasets.Dataset.from_list(examples())}
 
 
 def one_process():
@@ -203,65 +202,49 @@ def halves():
     }
 
 
-def corpus_on_disk():
-    """Documents as datasets and as parquet files, and two workers of Ray."""
-    made = datasets.Dataset.from_list(examples())
-    made.save_to_disk("corpus")
-    for number in range(2):
-        made.shard(2, number, contiguous=True).to_parquet(f"tokens/{number}.parquet")
-    ray_started()
-    return {"made": made}
-
-
-def all_packed(names):
-    """Whether the job has written its shard, and Ray every document once."""
-    (shard,) = Path("rows").iterdir()
-    rows = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files("packed"), split="train")
-    tokens = [sorted(token for row in part["input_ids"] for token in row) for part in (rows, names["made"])]
-    return shard.name == "rows-00002-of-00004.parquet" and tokens[0] == tokens[1] and len(names["written"].files) == 4
+def two_steps(names):
+    """Return True if the last trainer of a page has trained for its two steps."""
+    return names["trainer"].state.global_step == 2
 
 
 QUIET = {"max_steps=2)": "max_steps=2, use_cpu=True, disable_tqdm=True)"}
 TRL = {"max_steps=2)": "max_steps=2, use_cpu=True, bf16=False, disable_tqdm=True)"}
+
 PAGES = {
+    "README.md": Page(holds=lambda names: names["loss"].item() > 0),
     "tutorial.md": Page(holds=lambda names: abs(names["packed"] - names["single"]) < ROUNDING),
     "leaks.md": Page(),
-    "reading.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
+    "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
-    "prefixes.md": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
-    "steps.md": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
-    "using.md": Page(padded_batch, holds=lambda names: names["found"]),
+    "steps.md#steps-by-tokens": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
+    "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
-    "distributed.md": Page(
+    "distributed.md#engines": Page(one_process, holds=as_alone),
+    "distributed.md#rows-that-ranks-share": Page(
         one_process, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
     ),
-    "heads.md": Page(classifier, needs=("accelerate",)),
-    "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
-    "speech.md": Page(recordings),
-    "encoder_decoder.md": Page(halves),
-    "how_to/trainer.md": Page(folders, QUIET, lambda names: names["trainer"].state.global_step == 2, ("accelerate",)),
-    "how_to/trl.md": Page(folders, TRL, lambda names: names["trainer"].state.global_step == 2, ("trl",)),
-    "how_to/accelerate.md": Page(folders, needs=("accelerate",)),
-    "how_to/lightning.md": Page(
+    "losses.md#how-a-call-declares-its-documents": Page(loop),
+    "losses.md#what-a-mean-is-taken-over": Page(loop, holds=as_alone, anew=True),
+    "losses.md#heads": Page(classifier, needs=("accelerate",)),
+    "losses.md#encoder-decoders": Page(halves),
+    "media.md#a-packed-call": Page(
+        pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)
+    ),
+    "media.md#sounds": Page(recordings),
+    "trainers.md#transformers-trainer": Page(folders, QUIET, two_steps, ("accelerate",)),
+    "trainers.md#trl": Page(folders, TRL, two_steps, ("trl",)),
+    "trainers.md#accelerate": Page(folders, needs=("accelerate",)),
+    "trainers.md#lightning": Page(
         folders,
         {"logger=False": 'logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False'},
         lambda names: names["trainer"].global_step == 2,
         ("lightning",),
     ),
-    "how_to/plain_loop.md": Page(folders),
-    "how_to/sentence_transformers.md": Page(
+    "trainers.md#a-loop-of-your-own": Page(folders),
+    "trainers.md#sentence-transformers": Page(
         encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
     ),
-    "losses.md": Page(loop, holds=as_alone),
-    "scale.md": Page(corpus_on_disk, {'os.environ["SLURM_ARRAY_TASK_ID"]': '"2"', "30_000": "4"}, all_packed, ("ray",)),
-    "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
-    "recipes.md": Page(
-        one_process,
-        {"torch.compile(model)": 'torch.compile(model, backend="eager")'},
-        as_alone,
-        ("peft",),
-        anew=True,
-    ),
+    "trainers.md#lora-evaluation-generation": Page(loop, {}, as_alone, ("peft",), anew=True),
 }
 
 
@@ -279,8 +262,6 @@ def _in_a_folder(tmp_path, monkeypatch):
             del sys.modules[name]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    if "ray" in sys.modules:
-        sys.modules["ray"].shutdown()
     torch._dynamo.reset()
 
 
@@ -326,9 +307,10 @@ def disable_all(names):
 
 def test_every_block_is_run_or_says_why_not():
     reasons = Counter()
-    for page in pages.pages():
-        assert (page in PAGES) + (page in ELSEWHERE) == 1, f"docs/{page} has Python code that no test runs"
-        reasons.update(block.reason for block in pages.blocks(page) if block.reason is not None)
+    for block in (block for page in pages.pages() for block in pages.blocks(page)):
+        known = [name for name in (*PAGES, *ELSEWHERE) if name in (block.page, f"{block.page}#{block.section}")]
+        assert len(known) == 1, f"{block} has Python code that no test runs"
+        reasons.update([block.reason] if block.reason is not None else [])
     assert reasons == NOT_RUN
 
 

@@ -1,4 +1,4 @@
-"""The code of docs/packing.md, run as it stands there: losses are those of the documents alone."""
+"""The code of docs/packing.md, and of a section beside it, as it stands there: losses are those of documents alone."""
 
 import copy
 import os
@@ -30,7 +30,7 @@ ELSEWHERE = {
 """Recipes that other tests run: what is in them, and where."""
 
 
-BLOCKS = [block.code for block in pages.blocks("packing.md")]
+BLOCKS = [block.code for name in ("packing.md", "losses.md#every-document-alike") for block in pages.blocks(name)]
 
 
 def recipe(*marks):
@@ -43,6 +43,7 @@ RECIPES = {
     "plan": ("plan.fill", "plan.save"),
     "ranks": ("CostModel.for_model",),
     "loop": ("for epoch in range(3)", "sampler.set_epoch"),
+    "resume": ("again.load_state_dict(saved)",),
     "accelerate": ("accelerator.prepare(model, optimizer, loader)",),
     "Trainer with a sampler": ("class PackedTrainer(Trainer)",),
     "shapes": ("shape = dict(",),
@@ -138,6 +139,14 @@ def test_a_loop_over_a_loader(there):
     with autopack.enable(there["model"]):
         run(there | {"step": step}, "loop", **{"...": "step(batch)"})
     assert sorted(seen) == sorted(there["documents"] * 3)
+
+
+@only_llama
+def test_a_sampler_goes_on_with_the_batches_that_remained(there):
+    there["sampler"] = autopack.PackedBatchSampler(there["lengths"], CAPACITY)
+    batches = iter(there["sampler"])
+    next(batches)
+    assert list(run(there, "resume")["again"]) == list(batches)
 
 
 def test_accelerate(there):
@@ -259,6 +268,6 @@ def test_an_array_of_jobs(there, tmp_path, monkeypatch):
     documents = there["dataset"]
     for job in range(3):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
-        run(there, "shards", **{"num_shards=64": "num_shards=3"})
+        run(there, "shards", **{"]), 64": "]), 3"})
     rows = run(there, "files of shards")["rows"]
     assert list(rows) == list(autopack.pack(documents, CAPACITY))

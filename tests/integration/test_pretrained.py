@@ -1,7 +1,7 @@
 """Weights that were really trained, in three dtypes: padded and packed, encoding and training, against each text alone.
 
-Skipped where the weights are not installed (docs/pretrained.md). Whether two runs are equal is asked of whole tensors:
-the norm of what differs, relative to the norm of what is expected.
+Skipped where the weights are not installed (examples/pretrained/README.md). Whether two runs are equal is asked of
+whole tensors: the norm of what differs, relative to the norm of what is expected.
 """
 
 import copy

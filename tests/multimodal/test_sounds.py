@@ -266,5 +266,5 @@ def test_every_type_that_takes_sounds_has_been_run_with_them():
             assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name
             if any(cell.get("sounds") == "exact" for cell in cells.values()):
                 measured.add(name)
-    # encoders of speech are encoder-decoders (docs/encoder_decoder.md); the last is listed for no task that is recorded
+    # encoders of speech are encoder-decoders (docs/losses.md); the last is listed for no task that is recorded
     assert said - {"whisper", "moonshine", "speech_to_text"} - {"fun_asr_nano"} == measured

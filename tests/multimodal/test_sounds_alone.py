@@ -1,4 +1,4 @@
-"""What docs/speech.md says of stock encoders of speech: in which of them padding of a batch changes what a sound gets.
+"""What docs/media.md says of stock encoders of speech: in which of them padding of a batch changes what a sound gets.
 
 None of them takes tokens, so none can be enabled; these are measurements of transformers alone.
 """

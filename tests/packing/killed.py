@@ -56,7 +56,7 @@ def stopping(stage):
 
 
 def job(shard, count, folder):
-    """A job as docs/scale.md has it: it writes its shard unless that is there."""
+    """A job as docs/packing.md has it: it writes its shard unless that is there."""
     import datasets
 
     import autopack

@@ -24,9 +24,10 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page: its code, the first line of that in the page, why it is not run, and what it prints."""
+    """One block of a page: its section, its code, the first line of that, why it is not run, and what it prints."""
 
     page: str
+    section: str
     line: int
     code: str
     reason: str | None
@@ -43,11 +44,14 @@ def pages():
 
 
 def blocks(page):
-    """The Python blocks of a page, in order."""
+    """Yield the Python blocks of a page, or of one section of it (`page.md#anchor` of a heading `##`), in order."""
+    page, _, wanted = page.partition("#")
     text = (DOCS / page).read_text()
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
-        yield Block(page, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
+        section = (sections(text[: match.start()]) or [""])[-1]
+        if wanted in ("", section):
+            yield Block(page, section, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
 
 
 def lost_links(path, text):
@@ -59,9 +63,14 @@ def lost_links(path, text):
 
 
 def anchors(text):
-    """Those that GitHub makes of the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Return the anchors that GitHub makes of the headings of a page."""
+    return {*sections(text, "#+")}
+
+
+def sections(text, level="##"):
+    """Return the anchors of a page's headings of a level, in order."""
+    headings = re.findall(rf"^{level} (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def run(block, names, instead):
