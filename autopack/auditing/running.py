@@ -41,6 +41,19 @@ def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
         return model(**arguments)
 
 
+@torch.no_grad()
+def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments in tensors that a call has had, with their rows in reverse order; the call is made.
+
+    Programs write batches into the same tensors, for a captured graph or to save memory.
+    """
+    used = {name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    model(**arguments | used)
+    for name, tensor in used.items():
+        tensor.copy_(arguments[name])
+    return arguments | used
+
+
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are trained."""
     return [p for p in model.parameters() if p.requires_grad and p.numel()]

@@ -29,5 +29,4 @@ EXHIBIT = Exhibit(
     ),
     mistaken=partial(made, KeepsBounds),
     sound=partial(made, Plain),
-    unfound=("The auditor gives every call tensors of its own, and writes into none that it has handed out."),
 )

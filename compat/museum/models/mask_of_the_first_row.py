@@ -19,8 +19,8 @@ EXHIBIT = Exhibit(
     kind="masks",
     reported=("candle#3610",),
     says=(
-        "The mask was filled for the first row of a batch. Other rows saw by it, although "
-        "their documents begin elsewhere."
+        "The mask was filled for the first row of a batch alone. Here the others get that one, "
+        "although their documents begin elsewhere."
     ),
     mistaken=partial(made, MasksByFirstRow),
     sound=partial(made, Plain),

@@ -32,7 +32,7 @@ class ForgetsBounds(Plain):
 
 EXHIBIT = Exhibit(
     kind="checkpointing",
-    reported=("flash-linear-attention#422", "Megatron-LM#4593"),
+    reported=("flash-linear-attention#422",),
     says=(
         "Bounds were kept beside the call, and gone when a checkpointed layer was computed "
         "again in the backward pass. Results were right, and gradients those of one long "
