@@ -100,12 +100,16 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def can_be_doubled(model: nn.Module) -> bool:
-    """Return True if all weights are plain, of this process, and fit in double precision."""
+    """Return True if all weights are plain, of this process, and fit in double precision.
+
+    Code that is compiled for other weights may come to torch's limit, and run uncompiled from then on.
+    """
     weights = list(model.parameters())
     plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
     wrapped = (cls.__module__ for module in model.modules() for cls in type(module).__mro__)
     whole = not any(name.startswith("torch.distributed.") for name in wrapped)
-    return plain and whole and sum(p.numel() for p in weights) * 8 <= _MOST_BYTES
+    compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
+    return plain and whole and not compiled and sum(p.numel() for p in weights) * 8 <= _MOST_BYTES
 
 
 @contextlib.contextmanager
