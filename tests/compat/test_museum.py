@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import autopack
+from autopack import tiny
+from compat.alarms import TASKS
 from compat.museum import exhibit, measure, page
 from compat.museum.__main__ import RECORD, main, recorded, stale
 from compat.museum.models._plain import Convolution, Plain, Recurrence, Routed, Varlen, made
@@ -53,6 +55,18 @@ class OfConvolution(Plain):
 def test_the_museums_own_model_is_sound_in_every_call(model):
     torch.manual_seed(0)
     assert autopack.audit(made(model, output_router_logits=False)).exact
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("task", "kind"), [(task, kind) for task in TASKS for kind in tiny.types_for(task)])
+def test_an_enabled_type_raises_no_alarm(task, kind):
+    try:
+        model = tiny.build(kind, task=task, attn_implementation="eager")
+        autopack.enable(model)
+    except (tiny.CannotBuild, autopack.UnsupportedModel) as why:
+        pytest.skip(str(why))
+    report = autopack.audit(model, gradients=False)
+    assert report.exact, report
 
 
 def lines_of_code(path):
