@@ -11,6 +11,8 @@ import autopack
 from compat.museum.exhibit import load
 
 EXACT = "exact"
+NOT_MEASURED = "not measured"
+"""The word for an audit that is not exact because it could not measure all, and found nothing wrong in the rest."""
 
 Outcome = dict[str, str | None]
 """What was found in the mistaken one and in its sound twin, and what becomes of a model that is enabled."""
@@ -35,9 +37,10 @@ def measured(name: str) -> Outcome:
 def objection(name: str, outcome: Outcome) -> str | None:
     """Return what is wrong with an outcome, in words; None if it is as it has to be."""
     unfound = load(name).unfound
-    if outcome["found"] is None and not unfound:
+    is_found = outcome["found"] not in (None, NOT_MEASURED)
+    if not (is_found or unfound):
         return "the auditor does not find it"
-    if outcome["found"] is not None and unfound:
+    if is_found and unfound:
         return f"it is found ({outcome['found']}), and said to be unfound"
     if outcome["sound"] is not None:
         return f"an alarm on the sound twin: {outcome['sound']}"
@@ -51,11 +54,11 @@ def finding(report: Any) -> str | None:
         return None
     rows = getattr(report, "rows", None)
     if rows:  # of a trainer
-        first = next(row for row in rows if row.wrong is not False)
-        return f"{first.measure} {first.part}"
-    wrong = [result for result in report.results if not report.is_exact(result)]
-    every = len(wrong) == len(report.results)
-    return f"{_measure(report, wrong[0])}: {'every call' if every else wrong[0].name}"
+        wrong = [str(row.measure) for row in rows if row.wrong]
+        return wrong[0] if wrong else NOT_MEASURED
+    calls = [result for result in report.results if not report.is_exact(result)]
+    every = len(calls) == len(report.results)
+    return f"{_measure(report, calls[0])}: {'every call' if every else calls[0].name}"
 
 
 def _measure(report: Any, result: Any) -> str:

@@ -21,37 +21,56 @@ OWNERS = {
     **dict.fromkeys(("unsloth", "unsloth-zoo"), "unslothai"),
     "AReaL": "areal-project",
     "DeepSpeed": "deepspeedai",
+    "Generalizable-Reward-Model": "YangRui2015",
     "HRM": "sapientinc",
+    "KempnerForge": "KempnerInstitute",
     "Liger-Kernel": "linkedin",
     "LLaMA-Factory": "hiyouga",
     "LlamaFactory": "hiyouga",
     "MEO": "Shwai-He",
     "MoSA": "piotrpiekos",
+    "OpenJarvis": "open-jarvis",
     "OpenRLHF": "OpenRLHF",
+    "PraisonAI": "MervinPraison",
     "Qwen": "QwenLM",
     "SageAttention": "thu-ml",
+    "SkyRL": "NovaSky-AI",
+    "alpaca-lora": "tloen",
+    "amber-train": "LLM360",
     "axolotl": "axolotl-ai-cloud",
     "bionemo-recipes": "NVIDIA-BioNeMo",
     "blt": "facebookresearch",
+    "d2l-en": "d2l-ai",
+    "distillKitPlus": "agokrani",
     "flash-attention": "Dao-AILab",
     "flash-linear-attention": "fla-org",
     "functionary": "MeetKai",
+    "gpt-neo": "EleutherAI",
     "llm-foundry": "mosaicml",
     "mamba": "state-spaces",
+    "maxtext": "AI-Hypercomputer",
     "mesh": "tensorflow",
+    "mlx-lm": "ml-explore",
     "ms-swift": "modelscope",
+    "nanoGPT": "karpathy",
     "open-instruct": "allenai",
     "prime-rl": "PrimeIntellect-ai",
     "slime": "THUDM",
     "torchtune": "meta-pytorch",
+    "transgenic": "wyim-pgl",
     "verl": "verl-project",
 }
 """Owners of projects that go by their name alone."""
 
 
+_NAMES = {"NeMo-RL": "NVIDIA-NeMo/RL"}
+"""Projects that go by another name than their repository's."""
+
+
 def project(source: str) -> str:
     """Return the project of a report: owner and name, or what it is called where the owner is not known."""
     name = source.partition("#")[0]
+    name = _NAMES.get(name, name)
     return name if "/" in name or name not in OWNERS else f"{OWNERS[name]}/{name}"
 
 
