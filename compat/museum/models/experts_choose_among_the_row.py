@@ -34,8 +34,8 @@ EXHIBIT = Exhibit(
     kind="routers",
     reported=("MoSA#3",),
     says=(
-        "Experts choose the tokens that score highest in a row. Which tokens of a document "
-        "are chosen depends on all other documents, and on later tokens."
+        "Experts choose the tokens that score highest in a row, here those above its mean. Which tokens of a "
+        "document are chosen depends on all other documents, and on later tokens."
     ),
     mistaken=partial(made, RoutesRow),
     sound=partial(made, RoutesDocuments),
