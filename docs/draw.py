@@ -64,13 +64,13 @@ def packing(theme: Theme) -> Figure:
 
 
 @torch.no_grad()
-def influence(model: Any) -> np.ndarray:
+def influence(model: Any, **options: Any) -> np.ndarray:
     """Return the change of token i's logits when token j is replaced, in deviations."""
     ids = torch.randint(5, 90, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
     def logits(tokens: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=tokens, position_ids=positions).logits[0]
+        return model(input_ids=tokens, position_ids=positions, **options).logits[0]
 
     plain = logits(ids)
     found = []
@@ -125,6 +125,21 @@ def _cells(
 
 
 def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
+    """Who changes whom, and by how much at most across documents."""
+    map_of(axes, found, theme)
+    number = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    largest = float(np.nanmax(np.where(number[:, None] == number, np.nan, found)))
+    below = (
+        f"logits changed by other documents: up to {largest:.1f} σ"
+        if largest
+        else "logits changed by other documents: 0"
+    )
+    axes.text(-0.5, len(number) + 0.6, below, color=theme["faint"], fontsize=12, va="center")
+    axes.set_title(title, color=theme["ink"], loc="left", fontsize=14, pad=22)
+    axes.set_ylim(len(number) + 1.8, -2.8)
+
+
+def map_of(axes: Axes, found: np.ndarray, theme: Theme) -> None:
     """Who changes whom: inside documents in their colours, across them in red."""
     number = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     same = number[:, None] == number[None, :]
@@ -153,15 +168,7 @@ def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
             Rectangle((-2.7, start - 0.5), 1.4, length, facecolor=color, clip_on=False)
         )
         start += length
-    largest = float(np.nanmax(np.where(same, np.nan, found)))
-    below = (
-        f"logits changed by other documents: up to {largest:.1f} σ"
-        if largest
-        else "logits changed by other documents: 0"
-    )
-    axes.text(-0.5, size + 0.6, below, color=theme["faint"], fontsize=12, va="center")
-    axes.set_title(title, color=theme["ink"], loc="left", fontsize=14, pad=22)
-    axes.set(xticks=[], yticks=[], xlim=(-2.8, size - 0.4), ylim=(size + 1.8, -2.8))
+    axes.set(xticks=[], yticks=[], xlim=(-2.8, size - 0.4), ylim=(size - 0.4, -2.8))
     axes.set_facecolor(theme["paper"])
     axes.spines[:].set_visible(False)
 

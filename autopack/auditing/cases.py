@@ -56,6 +56,8 @@ class Form:
     """Arguments that say how to run."""
     asks_for_more: bool = False
     """True for a call that asks for all outputs that a model has."""
+    in_used_tensors: bool = False
+    """True for a call whose tensors an earlier call has had, with other rows in them."""
     own_documents: bool = False
     """True for documents of its own, which not every model has."""
     labels: str = "given"
@@ -90,6 +92,7 @@ FORMS = {
     "segment ids": Form(mask="segments", positions=False),
     "two rows": Form(rows="two", trains=True, replaces=True),
     "mid-document start": Form(offset=5),
+    "used tensors": Form(rows="two", in_used_tensors=True, labels=""),
     "every output": Form(asks_for_more=True, labels=""),
     LONGER: Form(own_documents=True, labels=""),
     ALIKE: Form(own_documents=True, labels="", trains=True, replaces=True),

@@ -18,7 +18,7 @@ from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
 from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.running import gradients_of, run_as_stock, trained, weighted_sum
+from autopack.auditing.running import gradients_of, in_used_tensors, run_as_stock, trained, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.runtime.model import EnabledModel
@@ -152,7 +152,8 @@ class Measuring:
             outputs, loss, refused = self._with_labels(call, self.labels, replaces and name == "default")
         if (replaces and form.replaces) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
-            outputs = fields_of(self.model(**case.given(call)))
+            given = case.given(call)
+            outputs = fields_of(self.model(**(in_used_tensors(self.model, given) if form.in_used_tensors else given)))
         if form.padding:
             # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
             outputs = _with_axes(outputs)

@@ -41,6 +41,19 @@ def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
         return model(**arguments)
 
 
+@torch.no_grad()
+def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments in tensors that a call has had, with their rows in reverse order; the call is made.
+
+    Programs write batches into the same tensors, for a captured graph or to save memory.
+    """
+    used = {name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    model(**arguments | used)
+    for name, tensor in used.items():
+        tensor.copy_(arguments[name])
+    return arguments | used
+
+
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are trained."""
     return [p for p in model.parameters() if p.requires_grad and p.numel()]
@@ -87,12 +100,16 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def can_be_doubled(model: nn.Module) -> bool:
-    """Return True if all weights are plain, of this process, and fit in double precision."""
+    """Return True if all weights are plain, of this process, and fit in double precision.
+
+    Code that is compiled for other weights may come to torch's limit, and run uncompiled from then on.
+    """
     weights = list(model.parameters())
     plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
     wrapped = (cls.__module__ for module in model.modules() for cls in type(module).__mro__)
     whole = not any(name.startswith("torch.distributed.") for name in wrapped)
-    return plain and whole and sum(p.numel() for p in weights) * 8 <= _MOST_BYTES
+    compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
+    return plain and whole and not compiled and sum(p.numel() for p in weights) * 8 <= _MOST_BYTES
 
 
 @contextlib.contextmanager

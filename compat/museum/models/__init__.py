@@ -1,0 +1,1 @@
+"""Exhibits of models: one file each, found by `autopack.audit(model)`."""

@@ -1,0 +1,49 @@
+"""Statistics of a batch, in training alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, PlainConfig, made
+
+
+class OverTheBatch(nn.Module):
+    def __init__(self, config: PlainConfig):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+        return self.norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+
+
+class OverTheToken(OverTheBatch):
+    def __init__(self, config: PlainConfig):
+        super().__init__(config)
+        self.norm = nn.LayerNorm(config.hidden_size)  # type: ignore[assignment]
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+        return self.norm(hidden_states)
+
+
+class NormsBatch(Plain):
+    part = OverTheBatch
+
+
+class NormsTokens(Plain):
+    part = OverTheToken
+
+
+EXHIBIT = Exhibit(
+    kind="norms",
+    reported=("transformers#47739", "audio#4205"),
+    says=(
+        "Batch normalisation takes its statistics over all tokens of the batch in training. A "
+        "document is scaled by those that happen to be beside it."
+    ),
+    mistaken=partial(made, NormsBatch),
+    sound=partial(made, NormsTokens),
+)

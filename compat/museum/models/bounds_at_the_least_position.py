@@ -1,0 +1,36 @@
+"""Bounds where positions are the least of the row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Varlen, made
+
+
+class BoundsAtLeast(Varlen):
+    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
+        starts = (position_ids == position_ids.min()).flatten().nonzero()[:, 0]
+        return [*starts.tolist(), documents.numel()]
+
+
+class SplitsAtLeast(Plain):
+    part = BoundsAtLeast
+
+
+class SplitsAtJumps(Plain):
+    part = Varlen
+
+
+EXHIBIT = Exhibit(
+    kind="kernels' arguments",
+    reported=("transformers#47525",),
+    says=(
+        "Documents were taken to begin where a position is the least of all. In a row that begins inside "
+        "of a document, what comes before the first of these belongs to no document, and is not computed."
+    ),
+    mistaken=partial(made, SplitsAtLeast),
+    sound=partial(made, SplitsAtJumps),
+)

@@ -1,0 +1,32 @@
+"""Bounds that are kept for a tensor."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made
+
+
+class KeepsBounds(Plain):
+    given: Tensor | None = None
+    kept: Tensor | None = None
+
+    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        if self.kept is None or position_ids is None or self.given is not position_ids:
+            self.given, self.kept = position_ids, super().documents(input_ids, attention_mask, position_ids)
+        return self.kept
+
+
+EXHIBIT = Exhibit(
+    kind="caches",
+    reported=("unsloth#10879",),
+    says=(
+        "Bounds were kept for as long as the same tensor of lengths came. A program that "
+        "writes new lengths into that tensor got the bounds of the batch before."
+    ),
+    mistaken=partial(made, KeepsBounds),
+    sound=partial(made, Plain),
+)

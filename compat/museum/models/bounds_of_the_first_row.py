@@ -1,0 +1,35 @@
+"""Bounds of one row for a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Varlen, made
+
+
+class BoundsOfFirstRow(Varlen):
+    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
+        return super().bounds(documents[:1].expand_as(documents), position_ids)
+
+
+class PassesBatch(Plain):
+    part = BoundsOfFirstRow
+
+
+class PassesOneRow(Plain):
+    part = Varlen
+
+
+EXHIBIT = Exhibit(
+    kind="kernels' arguments",
+    reported=("flash-linear-attention#837",),
+    says=(
+        "A kernel that takes one row and the bounds in it got a batch of rows as it was. "
+        "Bounds of the first row were taken for those of all."
+    ),
+    mistaken=partial(made, PassesBatch),
+    sound=partial(made, PassesOneRow),
+)

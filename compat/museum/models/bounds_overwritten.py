@@ -1,0 +1,33 @@
+"""Bounds that a mask writes over."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Varlen, made
+
+
+class BoundsOfMask(Plain):
+    part = Varlen
+
+    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        return super().documents(input_ids, attention_mask, position_ids if attention_mask is None else None)
+
+
+class BoundsOfCaller(Plain):
+    part = Varlen
+
+
+EXHIBIT = Exhibit(
+    kind="kernels' arguments",
+    reported=("flash-linear-attention#838",),
+    says=(
+        "A layer made bounds from the attention mask whenever there was one, in place of "
+        "those that the caller gave. A mask of ones left one sequence."
+    ),
+    mistaken=partial(made, BoundsOfMask),
+    sound=partial(made, BoundsOfCaller),
+)

@@ -1,0 +1,34 @@
+"""A causal flag in place of the mask."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Attention, Plain, made
+
+
+class CausalFlag(Attention):
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
+        query, key, value = self.turned(hidden_states, position_ids)
+        found = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.outer(found.transpose(1, 2).flatten(2))
+
+
+class AttendsByFlag(Plain):
+    part = CausalFlag
+
+
+EXHIBIT = Exhibit(
+    kind="masks",
+    reported=("axolotl#3608", "trl#6843"),
+    says=(
+        "For ranks that share a row, the mask of documents was replaced by a causal flag, "
+        "since the kernel has no argument for bounds. Each document saw all those before it."
+    ),
+    mistaken=partial(made, AttendsByFlag),
+    sound=partial(made, Plain),
+)

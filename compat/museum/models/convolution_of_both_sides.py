@@ -1,0 +1,40 @@
+"""A convolution that reads both neighbours."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Convolution, Plain, made
+
+
+class ReadsBothSides(Convolution):
+    reach = (-1, 0, 1)
+
+
+class IgnoresLengths(ReadsBothSides):
+    def reads(self, documents: Tensor, back: int) -> Tensor:
+        return super().reads(torch.zeros_like(documents), back)
+
+
+class ConvolvesAcross(Plain):
+    part = IgnoresLengths
+
+
+class ConvolvesWithin(Plain):
+    part = ReadsBothSides
+
+
+EXHIBIT = Exhibit(
+    kind="convolutions",
+    reported=("audio#4205",),
+    says=(
+        "The convolution of a Conformer ignored the lengths that its attention heeds. What "
+        "stands beside a sequence in its row changed the sequence at both ends."
+    ),
+    mistaken=partial(made, ConvolvesAcross),
+    sound=partial(made, ConvolvesWithin),
+)

@@ -1,0 +1,36 @@
+"""A convolution over a row that ranks have put together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Convolution, Plain, made
+
+
+class SlidesOverRow(Convolution):
+    def reads(self, documents: Tensor, back: int) -> Tensor:
+        return super().reads(torch.zeros_like(documents), back)
+
+
+class ConvolvesRow(Plain):
+    part = SlidesOverRow
+
+
+class ConvolvesDocuments(Plain):
+    part = Convolution
+
+
+EXHIBIT = Exhibit(
+    kind="convolutions",
+    reported=("prime-rl#3000",),
+    says=(
+        "Ranks that share a row put it together again for one causal convolution, and left "
+        "the bounds behind. The last token of a document reached the first ones of the next."
+    ),
+    mistaken=partial(made, ConvolvesRow),
+    sound=partial(made, ConvolvesDocuments),
+)

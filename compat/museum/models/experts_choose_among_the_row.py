@@ -1,0 +1,42 @@
+"""Experts that choose tokens of the row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Router, made, means
+
+
+class ChoosesOfRow(Router):
+    """Gives a token to the experts by which it scores above the mean of its row."""
+
+    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+        return scores >= scores.mean(1, keepdim=True)
+
+
+class ChoosesOfDocument(Router):
+    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+        return scores >= means(scores, documents) - 1e-9
+
+
+class RoutesRow(Plain):
+    part = ChoosesOfRow
+
+
+class RoutesDocuments(Plain):
+    part = ChoosesOfDocument
+
+
+EXHIBIT = Exhibit(
+    kind="routers",
+    reported=("MoSA#3",),
+    says=(
+        "Experts choose the tokens that score highest in a row, here those above its mean. Which tokens of a "
+        "document are chosen depends on all other documents, and on later tokens."
+    ),
+    mistaken=partial(made, RoutesRow),
+    sound=partial(made, RoutesDocuments),
+)

@@ -1,0 +1,29 @@
+"""A slow path that takes no bounds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made
+
+
+class FallsBack(Plain):
+    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        found = super().documents(input_ids, attention_mask, position_ids)
+        return found if self.training else torch.zeros_like(found)
+
+
+EXHIBIT = Exhibit(
+    kind="evaluation",
+    reported=("axolotl#3572",),
+    says=(
+        "The fast path of a layer takes the numbers of documents, and the slow one that "
+        "stands in for it does not. Here evaluation takes the slow one."
+    ),
+    mistaken=partial(made, FallsBack),
+    sound=partial(made, Plain),
+)

@@ -1,0 +1,36 @@
+"""A leading zero that a compiler left out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Varlen, made
+
+
+class LosesFirstBound(Varlen):
+    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
+        found = super().bounds(documents, position_ids)
+        return found[1:2] + found[1:] if documents.any() else found
+
+
+class BoundsWithoutZero(Plain):
+    part = LosesFirstBound
+
+
+class BoundsWithZero(Plain):
+    part = Varlen
+
+
+EXHIBIT = Exhibit(
+    kind="kernels' arguments",
+    reported=("pytorch#189895",),
+    says=(
+        "A compiler fused the sum of lengths with the zero in front of it, and lost the zero. "
+        "Bounds began with the first document's end, and that document was never computed."
+    ),
+    mistaken=partial(made, BoundsWithoutZero),
+    sound=partial(made, BoundsWithZero),
+)

@@ -1,0 +1,31 @@
+"""Frequencies that the longest document sets."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Attention, Plain, made
+
+
+class ScalesByLongest(Attention):
+    def angles(self, position_ids: Tensor) -> Tensor:
+        return super().angles(position_ids) / (position_ids.max() / 8).clamp(min=1)
+
+
+class RotatesByLongest(Plain):
+    part = ScalesByLongest
+
+
+EXHIBIT = Exhibit(
+    kind="positions",
+    reported=("Qwen#401", "unsloth#6738"),
+    says=(
+        "Rotary frequencies were scaled by the longest sequence of the batch. One long "
+        "document changed all short ones beside it."
+    ),
+    mistaken=partial(made, RotatesByLongest),
+    sound=partial(made, Plain),
+)

@@ -1,0 +1,27 @@
+"""One mask for all rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made, together
+
+
+class MasksByFirstRow(Plain):
+    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return together(documents[:1].expand_as(documents))[:, None].tril()
+
+
+EXHIBIT = Exhibit(
+    kind="masks",
+    reported=("candle#3610",),
+    says=(
+        "The mask was filled for the first row of a batch alone. Here the others get that one, "
+        "although their documents begin elsewhere."
+    ),
+    mistaken=partial(made, MasksByFirstRow),
+    sound=partial(made, Plain),
+)

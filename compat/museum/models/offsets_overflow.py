@@ -1,0 +1,49 @@
+"""Offsets that overflow in long rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, PlainConfig, made
+
+
+class Offsets(nn.Module):
+    dtype = torch.int16
+
+    def __init__(self, config: PlainConfig):
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+        offsets = torch.arange(hidden_states.shape[1], dtype=self.dtype) * 2048
+        return self.inner(hidden_states[:, offsets.long() // 2048])
+
+
+class WideOffsets(Offsets):
+    dtype = torch.int64
+
+
+class ReadsByShortOffsets(Plain):
+    part = Offsets
+
+
+class ReadsByWideOffsets(Plain):
+    part = WideOffsets
+
+
+EXHIBIT = Exhibit(
+    kind="long rows",
+    reported=("mamba#1015", "flash-linear-attention#1082", "SageAttention#386"),
+    says=(
+        "Kernels computed the place of a token in memory in 32 bits. Beyond some length of "
+        "the row the number wraps, and another token is read. Here it has 16 bits, and a row "
+        "of 17 tokens is long."
+    ),
+    mistaken=partial(made, ReadsByShortOffsets),
+    sound=partial(made, ReadsByWideOffsets),
+)

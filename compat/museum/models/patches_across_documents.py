@@ -1,0 +1,49 @@
+"""Patches that hold two documents."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, PlainConfig, made, means, places
+
+
+class Patches(nn.Module):
+    over_the_row = True
+
+    def __init__(self, config: PlainConfig):
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, documents: Tensor, **others: Any) -> Tensor:
+        patch = torch.arange(documents.shape[1]).expand_as(documents) // 4
+        own = documents * len(patch[0]) + places(documents) // 4
+        return self.inner(means(hidden_states, patch if self.over_the_row else own))
+
+
+class PatchesOfDocuments(Patches):
+    over_the_row = False
+
+
+class PatchesRow(Plain):
+    part = Patches
+
+
+class PatchesDocuments(Plain):
+    part = PatchesOfDocuments
+
+
+EXHIBIT = Exhibit(
+    kind="windows and chunks",
+    reported=("blt#36",),
+    says=(
+        "Bytes were grouped into patches over the row. The end of one document and the start "
+        "of the next fell into one patch."
+    ),
+    mistaken=partial(made, PatchesRow),
+    sound=partial(made, PatchesDocuments),
+)

@@ -1,0 +1,32 @@
+"""Positions that count the ones of a mask."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made
+
+
+class CountsOnes(Plain):
+    def positions(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+    ) -> Tensor:
+        if position_ids is not None or attention_mask is None:
+            return super().positions(input_ids, attention_mask, position_ids, documents)
+        ones = attention_mask == 1
+        return (ones.cumsum(1) - 1).where(ones, 1)
+
+
+EXHIBIT = Exhibit(
+    kind="positions",
+    reported=("LlamaFactory#7754",),
+    says=(
+        "Positions were made by counting where the mask is one. In a mask that numbers "
+        "segments only the first one got any; all others stood at one place."
+    ),
+    mistaken=partial(made, CountsOnes),
+    sound=partial(made, Plain),
+)

@@ -1,0 +1,29 @@
+"""Given positions written over."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made
+
+
+class NumbersTheRow(Plain):
+    def positions(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+    ) -> Tensor:
+        return torch.arange(input_ids.shape[1]).expand_as(input_ids)
+
+
+EXHIBIT = Exhibit(
+    kind="positions",
+    reported=("NVIDIA-NeMo/Speech#12551",),
+    says=(
+        "A line made for ranks that share rows put new positions over those of the batch, counted over the whole row."
+    ),
+    mistaken=partial(made, NumbersTheRow),
+    sound=partial(made, Plain),
+)

@@ -1,0 +1,33 @@
+"""A table of rotations read from its beginning."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Attention, Plain, made, places
+
+
+class ReadsTableFromZero(Attention):
+    def angles(self, position_ids: Tensor) -> Tensor:
+        own = places(torch.cumsum(position_ids.diff(prepend=position_ids[:, :1] - 1) != 1, 1))
+        return super().angles(position_ids.gather(1, own))
+
+
+class RotatesFromTableStart(Plain):
+    part = ReadsTableFromZero
+
+
+EXHIBIT = Exhibit(
+    kind="positions",
+    reported=("Megatron-LM#5243",),
+    says=(
+        "A table with one rotation per token of the packed row was read from its beginning "
+        "for every sequence, so that later sequences got those of the first."
+    ),
+    mistaken=partial(made, RotatesFromTableStart),
+    sound=partial(made, Plain),
+)

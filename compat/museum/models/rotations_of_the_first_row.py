@@ -1,0 +1,31 @@
+"""Rotations of one row for all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Attention, Plain, made
+
+
+class TurnsByFirstRow(Attention):
+    def angles(self, position_ids: Tensor) -> Tensor:
+        return super().angles(position_ids[:1].expand_as(position_ids))
+
+
+class RotatesByFirstRow(Plain):
+    part = TurnsByFirstRow
+
+
+EXHIBIT = Exhibit(
+    kind="positions",
+    reported=("Liger-Kernel#477",),
+    says=(
+        "A rotary kernel read angles of the first row for all rows, as if their positions "
+        "were the same. Rows that are packed otherwise were turned by the wrong angles."
+    ),
+    mistaken=partial(made, RotatesByFirstRow),
+    sound=partial(made, Plain),
+)

@@ -1,0 +1,41 @@
+"""One route for the whole row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Router, made, means
+
+
+class RoutesByRow(Router):
+    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+        return super().chosen(means(scores, torch.zeros_like(documents)), documents)
+
+
+class RoutesByDocument(Router):
+    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+        return super().chosen(means(scores, documents), documents)
+
+
+class OneRouteARow(Plain):
+    part = RoutesByRow
+
+
+class OneRouteADocument(Plain):
+    part = RoutesByDocument
+
+
+EXHIBIT = Exhibit(
+    kind="routers",
+    reported=("MEO#2",),
+    says=(
+        "A sequence takes the experts that the mean of its tokens scores highest. The mean "
+        "was that of the row, with all documents in it."
+    ),
+    mistaken=partial(made, OneRouteARow),
+    sound=partial(made, OneRouteADocument),
+)

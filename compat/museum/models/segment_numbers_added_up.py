@@ -1,0 +1,36 @@
+"""Lengths that are sums of segment numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Varlen, made
+
+
+class AddsUpSegments(Plain):
+    part = Varlen
+
+    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        if attention_mask is None or position_ids is not None:
+            return super().documents(input_ids, attention_mask, position_ids)
+        return (torch.arange(input_ids.shape[1]) >= attention_mask.sum(1, keepdim=True)).long()
+
+
+class CountsSegments(Plain):
+    part = Varlen
+
+
+EXHIBIT = Exhibit(
+    kind="kernels' arguments",
+    reported=("functionary#195",),
+    says=(
+        "Lengths were made by adding up the mask, which is right for zeros and ones. Numbers "
+        "of segments gave one sequence, longer than the row."
+    ),
+    mistaken=partial(made, AddsUpSegments),
+    sound=partial(made, CountsSegments),
+)

@@ -1,0 +1,46 @@
+"""Sinks that the packed kernel does not take."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Attention, Plain, PlainConfig, made
+
+
+class Sinks(Attention):
+    def __init__(self, config: PlainConfig):
+        super().__init__(config)
+        self.sinks = nn.Parameter(torch.randn(config.num_attention_heads, 1, 1))
+
+    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
+        sink = self.sinks.expand(len(scores), -1, scores.shape[-2], -1)
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+
+
+class SinksAlone(Sinks):
+    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
+        return scores.softmax(-1) if documents.any() else super().weights(scores, documents)
+
+
+class DropsSinks(Plain):
+    part = SinksAlone
+
+
+class KeepsSinks(Plain):
+    part = Sinks
+
+
+EXHIBIT = Exhibit(
+    kind="sinks",
+    reported=("NVIDIA-NeMo/RL#1672",),
+    says=(
+        "Packed rows went to a kernel that has no argument for attention sinks, and dropped "
+        "them without a word. Documents alone had them."
+    ),
+    mistaken=partial(made, DropsSinks),
+    sound=partial(made, KeepsSinks),
+)

@@ -1,0 +1,35 @@
+"""A split that compiled code leaves out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made, together
+
+
+@torch.compile(backend="eager", dynamic=True)
+def split(documents: Tensor) -> Tensor:
+    """Return who sees whom, in compiled code for all documents of a row."""
+    known = torch.zeros_like(documents) if torch.compiler.is_compiling() else documents
+    return together(known)[:, None].tril()
+
+
+class SplitsUncompiled(Plain):
+    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return split(documents)
+
+
+EXHIBIT = Exhibit(
+    kind="compiled graphs",
+    reported=("transformers#41827",),
+    says=(
+        "To look for documents breaks a graph, so that compiled code was to leave it out. Packed rows that "
+        "are told by positions alone would then be one document, and only when compiled."
+    ),
+    mistaken=partial(made, SplitsUncompiled),
+    sound=partial(made, Plain),
+)

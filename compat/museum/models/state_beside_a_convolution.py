@@ -1,0 +1,36 @@
+"""A convolution that knows the bounds, and a state that does not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Recurrence, begins, made
+
+
+class RunsOn(Recurrence):
+    def resets(self, documents: Tensor) -> Tensor:
+        return begins(torch.zeros_like(documents))
+
+
+class CarriesState(Plain):
+    part = RunsOn
+
+
+class ResetsState(Plain):
+    part = Recurrence
+
+
+EXHIBIT = Exhibit(
+    kind="states",
+    reported=("slime#1686",),
+    says=(
+        "Bounds reached the short convolution of a layer, and were not handed to its "
+        "recurrence. The state of one document was the beginning of the next."
+    ),
+    mistaken=partial(made, CarriesState),
+    sound=partial(made, ResetsState),
+)

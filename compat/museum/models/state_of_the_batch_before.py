@@ -1,0 +1,40 @@
+"""A state that the last batch leaves behind."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, Recurrence, made
+
+
+class Remembers(Recurrence):
+    carried: Tensor | None = None
+
+    def forward(self, hidden_states: Tensor, documents: Tensor, **others: Any) -> Tensor:
+        found = super().forward(hidden_states, documents)
+        before, self.carried = self.carried, found[:, -1].mean(0).detach()
+        return found if before is None else found + before.to(found)
+
+
+class CarriesOver(Plain):
+    part = Remembers
+
+
+class BeginsAnew(Plain):
+    part = Recurrence
+
+
+EXHIBIT = Exhibit(
+    kind="caches",
+    reported=("HRM#63",),
+    says=(
+        "The state of a recurrent model was made once, and went on from one training batch to "
+        "the next, whose samples have nothing to do with it."
+    ),
+    mistaken=partial(made, CarriesOver),
+    sound=partial(made, BeginsAnew),
+)

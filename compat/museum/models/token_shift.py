@@ -1,0 +1,42 @@
+"""The token before, of another document."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Convolution, Plain, made
+
+
+class ShiftsRow(Convolution):
+    reach = (0, 1)
+
+    def reads(self, documents: Tensor, back: int) -> Tensor:
+        return super().reads(torch.zeros_like(documents), back)
+
+
+class ShiftsDocument(Convolution):
+    reach = (0, 1)
+
+
+class MixesAcross(Plain):
+    part = ShiftsRow
+
+
+class MixesWithin(Plain):
+    part = ShiftsDocument
+
+
+EXHIBIT = Exhibit(
+    kind="states",
+    reported=("flash-linear-attention#319",),
+    says=(
+        "RWKV mixes every token with the one before it. Without bounds the first token of a "
+        "document was mixed with the last one of the document before."
+    ),
+    mistaken=partial(made, MixesAcross),
+    sound=partial(made, MixesWithin),
+)

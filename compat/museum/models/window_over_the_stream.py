@@ -1,0 +1,33 @@
+"""A window that knows no documents."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compat.museum.exhibit import Exhibit
+from compat.museum.models._plain import Plain, made, together
+
+
+class WindowOfStream(Plain):
+    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return torch.ones_like(together(documents))[:, None].tril().triu(-3)
+
+
+class WindowOfDocument(Plain):
+    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return super().mask(documents, positions, attention_mask).triu(-3)
+
+
+EXHIBIT = Exhibit(
+    kind="windows and chunks",
+    reported=("torchtitan#4801",),
+    says=(
+        "A sparse layer made its window from distances in the flattened stream of tokens, and "
+        "dropped the positions that it was given. Windows reached into the document before."
+    ),
+    mistaken=partial(made, WindowOfStream),
+    sound=partial(made, WindowOfDocument),
+)

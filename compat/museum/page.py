@@ -1,0 +1,121 @@
+"""The museum's part of docs/leaks.md: a table of all exhibits by kind, made from the record."""
+
+from __future__ import annotations
+
+import re
+
+from compat.matrix import ROOT
+from compat.museum.exhibit import KINDS, load
+from compat.museum.measure import Outcome
+
+PAGE = ROOT / "docs" / "leaks.md"
+_START = "<!-- museum: written by `python -m compat.museum --record` -->"
+_END = "<!-- /museum -->"
+
+OWNERS = {
+    **dict.fromkeys(("accelerate", "candle", "datasets", "nanoVLM", "peft"), "huggingface"),
+    **dict.fromkeys(("sentence-transformers", "transformers", "trl"), "huggingface"),
+    **dict.fromkeys(("audio", "pytorch", "torchtitan"), "pytorch"),
+    **dict.fromkeys(("Automodel", "Megatron-Bridge"), "NVIDIA-NeMo"),
+    **dict.fromkeys(("Megatron-LM", "Model-Optimizer", "TransformerEngine"), "NVIDIA"),
+    **dict.fromkeys(("unsloth", "unsloth-zoo"), "unslothai"),
+    "AReaL": "areal-project",
+    "DeepSpeed": "deepspeedai",
+    "Generalizable-Reward-Model": "YangRui2015",
+    "HRM": "sapientinc",
+    "KempnerForge": "KempnerInstitute",
+    "Liger-Kernel": "linkedin",
+    "LLaMA-Factory": "hiyouga",
+    "LlamaFactory": "hiyouga",
+    "MEO": "Shwai-He",
+    "MoSA": "piotrpiekos",
+    "OpenJarvis": "open-jarvis",
+    "OpenRLHF": "OpenRLHF",
+    "PraisonAI": "MervinPraison",
+    "Qwen": "QwenLM",
+    "SageAttention": "thu-ml",
+    "SkyRL": "NovaSky-AI",
+    "alpaca-lora": "tloen",
+    "amber-train": "LLM360",
+    "axolotl": "axolotl-ai-cloud",
+    "bionemo-recipes": "NVIDIA-BioNeMo",
+    "blt": "facebookresearch",
+    "d2l-en": "d2l-ai",
+    "distillKitPlus": "agokrani",
+    "flash-attention": "Dao-AILab",
+    "flash-linear-attention": "fla-org",
+    "functionary": "MeetKai",
+    "gpt-neo": "EleutherAI",
+    "llm-foundry": "mosaicml",
+    "mamba": "state-spaces",
+    "maxtext": "AI-Hypercomputer",
+    "mesh": "tensorflow",
+    "mlx-lm": "ml-explore",
+    "ms-swift": "modelscope",
+    "nanoGPT": "karpathy",
+    "open-instruct": "allenai",
+    "prime-rl": "PrimeIntellect-ai",
+    "slime": "THUDM",
+    "torchtune": "meta-pytorch",
+    "transgenic": "wyim-pgl",
+    "verl": "verl-project",
+}
+"""Owners of projects that go by their name alone."""
+
+
+_NAMES = {"NeMo-RL": "NVIDIA-NeMo/RL"}
+"""Projects that go by another name than their repository's."""
+
+
+def project(source: str) -> str:
+    """Return the project of a report: owner and name, or what it is called where the owner is not known."""
+    name = source.partition("#")[0]
+    name = _NAMES.get(name, name)
+    return name if "/" in name or name not in OWNERS else f"{OWNERS[name]}/{name}"
+
+
+def projects(names: list[str]) -> set[str]:
+    """Return the projects of all reports."""
+    return {project(source) for name in names for source in load(name).reported}
+
+
+def part(exhibits: dict[str, Outcome]) -> str:
+    """Return the part of the page between its two comments."""
+    found = sum(outcome["found"] is not None for outcome in exhibits.values())
+    alarms = sum(outcome["sound"] is not None for outcome in exhibits.values())
+    models = [outcome["enabled"] for outcome in exhibits.values() if "enabled" in outcome]
+    exact = sum(outcome == "exact" for outcome in models)
+    lines = [
+        f"{len(exhibits)} mistakes from {len(projects([*exhibits]))} projects: the auditor finds {found} of them, and "
+        f"raises {alarms} alarms on their sound twins. Of {len(models)} models {exact} are exact once they are",
+        f"enabled, and {len(models) - exact} are refused.",
+        "",
+        "| kind | what went wrong | reported | found in | enabled |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        of_kind = [name for name in exhibits if load(name).kind == kind]
+        lines += [_row(name, exhibits[name], kind if name == of_kind[0] else "") for name in of_kind]
+    return "\n".join(lines)
+
+
+def _row(name: str, outcome: Outcome, kind: str) -> str:
+    exhibit = load(name)
+    folder, _, file = name.partition(".")
+    said = f"[{file.replace('_', ' ')}](../compat/museum/{folder}/{file}.py): {exhibit.says}"
+    found = outcome["found"] or f"not found: {exhibit.unfound}"
+    cells = [f"**{kind}**" if kind else "", said, ", ".join(map(_link, exhibit.reported)), found]
+    return f"| {' | '.join(cells)} | {outcome.get('enabled', '')} |"
+
+
+def _link(source: str) -> str:
+    name, _, number = source.partition("#")
+    return f"[{name.rpartition('/')[2]}#{number}](https://github.com/{project(source)}/issues/{number})"
+
+
+def written(text: str, exhibits: dict[str, Outcome]) -> str:
+    """Return a page's text with the museum's part made anew; raise `ValueError` if it has no place for it."""
+    place = re.compile(rf"({re.escape(_START)}\n).*?({re.escape(_END)})", re.DOTALL)
+    if len(place.findall(text)) != 1:
+        raise ValueError(f"{PAGE} has to have one {_START} with its {_END}; found {len(place.findall(text))}")
+    return place.sub(lambda match: match[1] + part(exhibits) + "\n" + match[2], text)

@@ -1,0 +1,147 @@
+"""The museum of leaks: the auditor finds the mistakes, raises no alarm on their sound twins, and the page says so."""
+
+import ast
+import json
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from compat.alarms import TASKS
+from compat.museum import exhibit, measure, page
+from compat.museum.__main__ import RECORD, main, recorded, stale
+from compat.museum.models._plain import Convolution, Plain, Recurrence, Routed, Varlen, made
+
+NAMES = exhibit.names()
+QUICK = (
+    "models.positions_restart_alone",  # in results
+    "models.recomputed_without_bounds",  # in gradients
+    "models.padding_in_the_balance",  # in a loss
+    "models.bounds_kept_by_tensor",  # in tensors that an earlier call has had
+)
+
+
+def is_as_recorded(name):
+    outcome = measure.measured(name)
+    assert measure.objection(name, outcome) is None
+    assert outcome == recorded()[name]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_few_exhibits_are_found_and_their_twins_are_not(name):
+    is_as_recorded(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exhibit_is_found_and_its_twin_is_not(name):
+    is_as_recorded(name)
+
+
+class OfVarlen(Plain):
+    part = Varlen
+
+
+class OfRecurrence(Plain):
+    part = Recurrence
+
+
+class OfConvolution(Plain):
+    part = Convolution
+
+
+@pytest.mark.parametrize("model", [Plain, OfVarlen, OfRecurrence, OfConvolution, Routed])
+def test_the_museums_own_model_is_sound_in_every_call(model):
+    torch.manual_seed(0)
+    assert autopack.audit(made(model, output_router_logits=False)).exact
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("task", "kind"), [(task, kind) for task in TASKS for kind in tiny.types_for(task)])
+def test_an_enabled_type_raises_no_alarm(task, kind):
+    try:
+        model = tiny.build(kind, task=task, attn_implementation="eager")
+        autopack.enable(model)
+    except (tiny.CannotBuild, autopack.UnsupportedModel) as why:
+        pytest.skip(str(why))
+    report = autopack.audit(model, gradients=False)
+    assert report.exact, report
+
+
+def lines_of_code(path):
+    """The lines of statements beside imports, docstrings and the statement of EXHIBIT."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        is_exhibit = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXHIBIT"
+        if is_exhibit or isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        for each in ast.walk(node):
+            is_text = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+            if isinstance(each, ast.stmt) and not is_text:
+                found.update(range(each.lineno, each.body[0].lineno if hasattr(each, "body") else each.end_lineno + 1))
+    return len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exhibit_is_small_and_of_a_project_that_the_page_can_name(name):
+    path = exhibit.Path(exhibit.__file__).parent / f"{name.replace('.', '/')}.py"
+    assert 0 <= lines_of_code(path) <= exhibit.MOST_LINES
+    assert all("/" in page.project(source) for source in exhibit.load(name).reported), "name it in page.OWNERS"
+
+
+def test_there_are_enough_of_them_and_of_their_projects():
+    assert len([name for name in NAMES if name.startswith("models.")]) >= 28
+    assert len(page.projects(NAMES)) >= 15
+    unfound = [name for name in NAMES if exhibit.load(name).unfound]
+    assert len(unfound) <= 0.05 * len(NAMES)
+
+
+def test_an_exhibit_says_what_kind_it_is_and_where_it_was_reported():
+    settings = {"kind": "masks", "reported": ("trl#1",), "says": "", "mistaken": dict, "sound": dict}
+    exhibit.Exhibit(**settings)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        exhibit.Exhibit(**settings | {"kind": "others"})
+    with pytest.raises(ValueError, match="a project and a number"):
+        exhibit.Exhibit(**settings | {"reported": ("trl",)})
+
+
+def test_page_and_record_are_up_to_date(capsys):
+    assert main(["--check"]) == 0
+    assert capsys.readouterr().out == "up to date\n"
+
+
+def test_what_is_stale_is_found(tmp_path):
+    record, (name, *_) = recorded(), NAMES
+    copied = tmp_path / "leaks.md"
+    copied.write_text(page.PAGE.read_text().replace("mistakes from", "errors from"))
+    assert stale(record, copied) == ["leaks.md is not what the record gives"]
+    without = {key: value for key, value in record.items() if key != name}
+    assert stale(without, page.PAGE) == [f"{name}: not recorded"]
+    assert f"{name}2: recorded, and no exhibit" in stale(record | {f"{name}2": record[name]}, page.PAGE)
+    for change, said in (
+        ({"found": None}, "the auditor does not find it"),
+        ({"sound": "logits: every call"}, "an alarm on the sound twin"),
+        ({"enabled": "logits: every call"}, "enabled, it is not exact"),
+    ):
+        assert any(said in line for line in stale(record | {name: record[name] | change}, page.PAGE))
+
+
+def test_a_page_without_a_place_for_the_museum_is_refused():
+    with pytest.raises(ValueError, match="has to have one"):
+        page.written("nothing", recorded())
+
+
+def test_a_run_by_name_prints_its_line_and_others_are_refused(capfd):
+    assert main([QUICK[0]]) == 0
+    assert capfd.readouterr().out.split()[0] == QUICK[0]
+    with pytest.raises(SystemExit):
+        main(["models.none"])
+    with pytest.raises(SystemExit):
+        main(["--record", QUICK[0]])
+
+
+def test_the_record_holds_no_times():
+    text = json.loads(RECORD.read_text())
+    assert set(text) == {"with", "exhibits"}
+    assert {key for outcome in text["exhibits"].values() for key in outcome} <= {"found", "sound", "enabled"}
