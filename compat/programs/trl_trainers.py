@@ -57,8 +57,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "GKD": _STUDENT,
     "TPO": {"trainer": "experimental.tpo.TPO", "data": "triples"},
     "GMPO": {"trainer": "experimental.gmpo.GMPO", "data": "prompts", **_ONLINE},
+    "script sft.py": {"script": "sft", "data": "texts"},
+    "script dpo.py": {"script": "dpo", "data": "pairs"},
 }
-"""The trainer of each run, its data, and what it says to its configuration."""
+"""The trainer of each run, or TRL's own script, its data, and what it says to its configuration."""
 APART: frozenset[str] = frozenset()
 _OF_ALL_COLUMNS = {
     **dict.fromkeys(("ORPO", "CPO"), ("logits/",)),
@@ -83,11 +85,33 @@ def prepare(folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
         tokenizer.chat_template = _TEMPLATE
         tokenizer.save_pretrained(folder / name)
+    for kind in (told["data"] for told in RUNS.values() if "script" in told):
+        (folder / kind).mkdir()
+        _data(kind).to_json(folder / kind / "train.jsonl")
 
 
 def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, as a script."""
-    return ["-m", "compat.programs.trl_trainers", run, str(folder), str(output)]
+    """This module, as a script; or a script of TRL's, with its options."""
+    told = RUNS[run]
+    if "script" not in told:
+        return ["-m", "compat.programs.trl_trainers", run, str(folder), str(output)]
+    options: dict[str, Any] = {
+        "model_name_or_path": folder / "model",
+        "dataset_name": folder / told["data"],
+        "output_dir": output,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 8,
+        "save_steps": 8,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "dtype": "float32",
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return ["-m", f"trl.scripts.{told['script']}", *words]
 
 
 def train(run: str, folder: Path, output: Path) -> None:
