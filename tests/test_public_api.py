@@ -29,6 +29,12 @@ NAMES = {
     "autopack.auditing.report": """
         LeakReport
     """,
+    "autopack.auditing.trainers": """
+        TrainerReport
+    """,
+    "autopack.testing": """
+        assert_packing_exact assert_step_exact
+    """,
 }
 """Names for users, by module. A change of them is told in CHANGELOG.md."""
 PUBLIC = {

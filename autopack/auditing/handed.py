@@ -1,0 +1,143 @@
+"""Documents of a trainer's data: those that its examples are, and those that its collator and sampler hand on.
+
+Documents are told apart by their content, so nothing has to be known of the code between the two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
+from autopack.layout.ways import OF_EXAMPLES
+from autopack.packing.batches import Example
+from autopack.packing.checks import IDS, labels_of
+from autopack.packing.examples import ANSWERS, COMPLETIONS, PROMPT, as_documents, read_example
+
+_READ = (IDS, PROMPT, COMPLETIONS, *ANSWERS, *LABEL_KEYS, *COMPLETION_KEYS, *OF_EXAMPLES)
+_NEXT = -1
+"""Stands behind each of two documents that a loss compares, which are one here."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The tokens of a document, and its targets: a label for each token, a few for all, or None if nothing says."""
+
+    tokens: tuple[int, ...]
+    targets: tuple[Any, ...] | None = None
+
+
+def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Document]:
+    """Return the documents of an example as the data set has it. Raises `InvalidPacking` for what cannot be read.
+
+    The labels of an encoder-decoder (`is_pair`) are another sequence than its tokens. With two `rows_each` the
+    documents of an example are compared.
+    """
+    named = {name: example[name] for name in _READ if example.get(name) is not None}
+    if is_pair:
+        return [Document(_numbers(named[IDS]), _numbers(named["labels"]) if "labels" in named else None)]
+    read = read_example(as_documents(named, ()), (), weighs=False, reads_pictures=False, numbers_each=True)
+    columns, parts = read.columns, read.starts[1:]
+    rows = np.split(columns[IDS], parts)
+    if rows_each > 1:
+        return [_compared(rows)]
+    targets: Iterable[Any] = read.per_document.get("labels", [None] * len(rows))
+    if not columns.keys().isdisjoint(("labels", *COMPLETION_KEYS)):
+        targets = np.split(columns["labels"] if "labels" in columns else labels_of(columns), parts)
+    return [Document(_numbers(row), None if own is None else _numbers(own)) for row, own in zip(rows, targets)]  # noqa: B905
+
+
+def handed(example: Example, restores: bool) -> Document:
+    """Return the document of a part of a batch; `restores` puts the tokens back that a collator has masked."""
+    row, labels = example[0], example[0].get("labels")
+    if len(example) > 1:
+        return _compared([row[IDS] for row in example])
+    tokens = row[IDS]
+    if restores and labels is not None and labels.shape == tokens.shape:
+        tokens = torch.where(labels == IGNORED_LABEL, tokens, labels)
+    return Document(_numbers(tokens), None if labels is None else _numbers(labels))
+
+
+def of_documents(wanted: Sequence[Document], found: Sequence[Document], spare: int = 0) -> list[str]:
+    """Return the differences of two collections of documents, by content, in words; `spare` ones may be left out."""
+    left: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for number, document in enumerate(wanted):
+        left[document.tokens].append(f"document {number} of {len(document.tokens)} tokens")
+    names = {tokens: each[0] for tokens, each in left.items()}
+    said: dict[str, list[str]] = defaultdict(list)
+    met = set()
+    for tokens in sorted((each.tokens for each in found), key=lambda tokens: tokens not in names):
+        if left.get(tokens):
+            left[tokens].pop()
+        elif tokens in names:
+            said["come again"].append(names[tokens])
+        else:
+            inside = [each for each in left if left[each] and _text(each) in _text(tokens)]
+            around = [each for each in left if left[each] and _text(tokens) in _text(each)][:1]
+            met |= {*inside, *around}
+            kinds = ["come that no example has", "come longer", "come as one with others"]
+            of = " and ".join(names[each] for each in (*around, *inside)[:2]) or "one"
+            said["come cut" if around else kinds[min(len(inside), 2)]].append(f"{of}, as {len(tokens)} tokens")
+    never = [name for tokens, each in left.items() if tokens not in met for name in each]
+    said |= {"never come": never} if len(never) > spare else {}
+    return [f"{len(each)} {kind}: {each[0]}{', ...' * (len(each) > 1)}" for kind, each in said.items()]
+
+
+def of_labels(wanted: Sequence[Document], found: Sequence[Document], shift: int) -> list[str]:
+    """Return in words where labels are others than the data set's. A loss that shifts never reads the first one.
+
+    Where the data set says nothing of targets, some may be ignored, but those that count are the tokens.
+    """
+    known: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+    for each in wanted:
+        known[each.tokens].append(each.targets)
+    said: dict[str, str] = {}
+    ignored, counted = set(), set()
+    for each in found:
+        is_aligned, options = len(each.targets or ()) == len(each.tokens), known[each.tokens]
+        is_free = None in options
+        if each.targets is None or not options or (is_free and not is_aligned):
+            continue
+        first = shift * is_aligned
+        got, options = each.targets[first:], [(one or each.tokens)[first:] for one in options]
+        where = f"in a document of {len(each.tokens)} tokens"
+        if is_free:
+            ignored |= {two for one, two in zip(got, options[0], strict=True) if one == IGNORED_LABEL}
+            counted |= {*got}
+            if first and {*got} == {IGNORED_LABEL}:
+                said["none counts"] = where
+            got = tuple(two if one == IGNORED_LABEL else one for one, two in zip(got, options[0], strict=True))
+        if got not in options:
+            pairs = enumerate(zip_longest(got, options[0]))
+            at, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+            said.setdefault("they differ", f"token {at + first} {where} has {one}, wanted {two}")
+    if len(ignored) == 1 and not ignored & counted:
+        said["one token is never a target, as if it were padding"] = f"token {min(ignored)}"
+    return [f"{kind}: {text}" for kind, text in said.items()]
+
+
+def undeclared(documents: Sequence[Document], ends: set[int]) -> list[str]:
+    """Say so where most rows, of one length, hold tokens that end documents: several in each, and nothing says so."""
+    rows = [each.tokens for each in documents]
+    inside = sum(not ends.isdisjoint(row[:-1]) for row in rows)
+    if len({*map(len, rows[:-1])}) > 1 or 2 * inside <= max(len(rows), 4):
+        return []
+    return [f"{inside} of {len(rows)} rows hold several documents, and nothing tells them apart"]
+
+
+def _compared(rows: Iterable[Any]) -> Document:
+    return Document(tuple(number for row in rows for number in (*_numbers(row), _NEXT)))
+
+
+def _numbers(values: Any) -> tuple[Any, ...]:
+    return tuple(torch.as_tensor(values).reshape(-1).tolist())
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return f" {' '.join(map(str, tokens))} "

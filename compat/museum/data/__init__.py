@@ -1,0 +1,1 @@
+"""Exhibits of data and losses: one file each, found by `autopack.audit(trainer)`."""
