@@ -27,10 +27,7 @@ NAMES = {
         Handle Handles TrainerHandle
     """,
     "autopack.auditing.report": """
-        LeakReport
-    """,
-    "autopack.auditing.trainers": """
-        TrainerReport
+        LeakReport TrainerReport
     """,
     "autopack.testing": """
         assert_packing_exact assert_step_exact

@@ -1,6 +1,7 @@
 """Documents of a trainer's data: those that its examples are, and those that its collator and sampler hand on.
 
-Documents are told apart by their content, so nothing has to be known of the code between the two.
+Documents are told apart by their content, so nothing has to be known of the code between the two. What differs is said
+in words.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from autopack.packing.checks import IDS, labels_of
 from autopack.packing.examples import ANSWERS, COMPLETIONS, PROMPT, as_documents, read_example
 
 _READ = (IDS, PROMPT, COMPLETIONS, *ANSWERS, *LABEL_KEYS, *COMPLETION_KEYS, *OF_EXAMPLES)
+_SAME = 2e-6
+"""Largest relative difference of two losses that are made by one formula."""
 _NEXT = -1
 """Stands behind each of two documents that a loss compares, which are one here."""
 
@@ -129,6 +132,28 @@ def undeclared(documents: Sequence[Document], ends: set[int]) -> list[str]:
     if len({*map(len, rows[:-1])}) > 1 or 2 * inside <= max(len(rows), 4):
         return []
     return [f"{inside} of {len(rows)} rows hold several documents, and nothing tells them apart"]
+
+
+def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -> str | None:
+    """Return the wrong formula that gives a loss, in words; `notes` hold what documents have alone."""
+    if not notes:
+        return None
+    columns = np.array(notes).T
+    sums, counts = columns[2 + shift], columns[5 + shift]
+    of_parts, targets, widths = (np.bincount(columns[0].astype(int), each) for each in (sums, counts, columns[1]))
+    with np.errstate(all="ignore"):
+        shifted = columns[2:5].sum(1) / columns[5:].sum(1)
+        formulas = {
+            "the mean of micro-batches' means: targets are not counted together (num_items_in_batch)": np.mean(
+                of_parts / targets
+            ),
+            "the sum of micro-batches' means: nobody divides it among them": np.sum(of_parts / targets),
+            "the mean of documents' means, however long they are": np.mean(sums / counts),
+            "a mean over all columns, of padding and ignored labels too": np.mean(of_parts / widths),
+            f"1/{steps} of what it should be: it is divided among the micro-batches twice": shifted[shift] / steps,
+            **{f"that of labels shifted by {s}, not by {shift}": shifted[s] for s in range(3) if s != shift},
+        }
+    return next((said for said, value in formulas.items() if abs(value - found) <= _SAME * abs(found)), None)
 
 
 def _compared(rows: Iterable[Any]) -> Document:

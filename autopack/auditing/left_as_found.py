@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,23 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
         preserved(model, enabled),
     ):
         yield enabled
+
+
+@contextlib.contextmanager
+def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
+    """Run a trainer's model as `left_as_found`; restore its attributes, what its loss counts, and gradients."""
+    kept = {name: copy.deepcopy(v) if name in ("_metrics", "state") else v for name, v in vars(trainer).items()}
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    loaders = len(trainer.accelerator._dataloaders)
+    try:
+        with left_as_found(model) as enabled:
+            yield enabled
+    finally:
+        vars(trainer).clear()
+        vars(trainer).update(kept)
+        del trainer.accelerator._dataloaders[loaders:]
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:

@@ -7,24 +7,20 @@ have to be those of its documents one by one in stock's model, weighed by the to
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset
 
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.auditing.compare import bounds_of, gradient_error, relative_error
-from autopack.auditing.handed import Document, given, handed, of_documents, of_labels, undeclared
-from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.report import LeakReport
+from autopack.auditing.handed import Document, formula_of, given, handed, of_documents, of_labels, undeclared
+from autopack.auditing.left_as_found import trainer_left_as_found
+from autopack.auditing.report import Measured, TrainerReport
 from autopack.auditing.running import dtype_of, stock_again, trained
 from autopack.errors import UnsupportedModel, in_a_line
 from autopack.integrations.boundaries import what_is_lost
@@ -32,61 +28,29 @@ from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.batches import Columns, Example, Per, cut, join
-from autopack.pages.figure import Sections, Table
 from autopack.registry import first_position
 from autopack.runtime.model import EnabledModel
 
-__all__ = ["TrainerReport"]
-
 MOST = 256
 """Examples of a data set that are taken through a trainer."""
-_SAME = 2e-6
-"""Largest relative difference of two losses that are made by one formula."""
 _OTHERWISE = (
     "not made of what its documents get alone: those of a batch change one another, in the model or by an added loss, "
     "or they are weighed otherwise than by the tokens that count"
 )
 
 
-class Measured(NamedTuple):
-    """A row of the audit of a trainer; `wrong` says what is, in words, and is None if it could not be measured."""
-
-    measure: str
-    found: str
-    wrong: list[str] | None
-
-
-@dataclass(frozen=True, repr=False)
-class TrainerReport(LeakReport):
-    """The result of the audit of a trainer; `exact` is True if all was measured and nothing is wrong; print it."""
-
-    rows: list[Measured] = field(default_factory=list)
-
-    @property
-    def exact(self) -> bool:
-        """True if everything was measured, and nothing is wrong."""
-        return bool(self.rows) and all(row.wrong == [] for row in self.rows)
-
-    def _sections(self) -> Sections:
-        table, said = [["measure", "found", ""]], []
-        for measure, found, wrong in self.rows:
-            table.append([measure, found, "NOT MEASURED" if wrong is None else "WRONG" if wrong else "exact"])
-            said += [f"{measure}: {text}" for text in wrong or ()]
-        headline = f"{self.model}, {self.dtype}: {'exact' if self.exact else 'NOT EXACT'}"
-        return Sections([headline], [Table(table, "<<<")], [], said)
-
-
 def audit_trainer(trainer: Any) -> TrainerReport:
     """Measure what a trainer trains on, and leave it and its model as they were. See `autopack.audit`."""
-    base, kind, processes = unwrap(trainer.model), type(trainer).__name__, trainer.args.world_size
-    if processes > 1:
+    base, kind = unwrap(trainer.model), type(trainer).__name__
+    ranks = max(trainer.args.world_size, trainer.args.n_gpu)
+    if ranks > 1:
         raise UnsupportedModel(
-            f"wanted one process for the audit of {kind}, found {processes}; audit it in a process of its own",
+            f"wanted one process and device for the audit of {kind}, found {ranks}; give it CUDA_VISIBLE_DEVICES=0",
             code="nothing-to-audit",
         )
     dtype = dtype_of(base)
     results, gradients, losses = bounds_of(dtype)
-    with left_as_found(base) as enabled, _as_it_was(trainer, base):
+    with trainer_left_as_found(trainer, base) as enabled:
         report = TrainerReport(
             f"{kind} of {type(base).__name__}",
             str(getattr(base.config, "_attn_implementation", "")),
@@ -102,22 +66,6 @@ def audit_trainer(trainer: Any) -> TrainerReport:
     return report
 
 
-@contextmanager
-def _as_it_was(trainer: Any, model: torch.nn.Module) -> Iterator[None]:
-    """Give a trainer back its attributes, what its loss counts, its loaders, and its model's gradients."""
-    kept = {name: copy.deepcopy(v) if name in ("_metrics", "state") else v for name, v in vars(trainer).items()}
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    loaders = len(trainer.accelerator._dataloaders)
-    try:
-        yield
-    finally:
-        vars(trainer).clear()
-        vars(trainer).update(kept)
-        del trainer.accelerator._dataloaders[loaders:]
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
 class Part(NamedTuple):
     """A batch as it comes to the model, its examples, and the documents that they are.
 
@@ -129,6 +77,11 @@ class Part(NamedTuple):
     examples: list[Example]
     documents: list[Document]
     targets: list[torch.Tensor] | None
+
+    @property
+    def counted(self) -> Any:
+        """What counts of each document: the labels that do, or the document itself."""
+        return self.targets or torch.ones(len(self.examples))
 
 
 Answer = tuple[str, list[str]]
@@ -148,25 +101,26 @@ class TrainerAudit:
 
     def measured(self) -> Iterator[Measured]:
         """Yield the result of each measure."""
-        measures: dict[str, Callable[[], Answer]] = {
-            "given: documents": self._given,
-            "handed: columns": self._columns,
-            "handed: documents": lambda: self._documents(self.given, self.epochs[0]),
-            "handed: labels": lambda: self._labels(self.given, self.epochs[0]),
-            "handed: after resuming": self._resumed,
-            "loss: of a step": self._step,
-        }
+        measures: list[tuple[str, str, Callable[[], Answer]]] = [
+            ("given", "documents", self._given),
+            ("handed", "columns", self._columns),
+            ("handed", "documents", lambda: self._documents(self.given, self.epochs[0])),
+            ("handed", "labels", lambda: self._labels(self.given, self.epochs[0])),
+            ("handed", "after resuming", self._resumed),
+            ("loss", "of a step", self._step),
+        ]
         if self.trainer.eval_dataset is not None:
-            measures |= {
-                "evaluation: documents": lambda: self._documents(self.eval_given, self.evaluation),
-                "evaluation: labels": lambda: self._labels(self.eval_given, self.evaluation),
-                "evaluation: loss of a batch": self._evaluated,
-            }
-        for name, run in measures.items():
+            measures += [
+                ("evaluation", "documents", lambda: self._documents(self.eval_given, self.evaluation)),
+                ("evaluation", "labels", lambda: self._labels(self.eval_given, self.evaluation)),
+                ("evaluation", "loss of a batch", self._evaluated),
+            ]
+        for measure, part, run in measures:
             try:
-                yield Measured(name, *run())
+                found, says = run()
+                yield Measured(measure, part, found, bool(says), says)
             except Exception as error:  # of a user's data set, collator, model or loss
-                yield Measured(name, in_a_line(error), None)
+                yield Measured(measure, part, "-", None, [in_a_line(error)])
 
     # --- Data
 
@@ -189,8 +143,8 @@ class TrainerAudit:
         return self._parts(self.trainer.get_eval_dataloader())
 
     def _given_by(self, dataset: Any) -> list[Document]:
-        rows = map(dataset.__getitem__, range(len(dataset))) if hasattr(dataset, "__len__") else iter(dataset)
-        return [each for row in islice(rows, MOST) for each in given(row, self.is_pair, self.adapter.rows_each)]
+        rows = islice(iter(dataset), len(dataset) if hasattr(dataset, "__len__") else MOST)
+        return [each for row in rows for each in given(row, self.is_pair, self.adapter.rows_each)]
 
     def _loader(self) -> Any:
         from transformers import set_seed
@@ -203,7 +157,7 @@ class TrainerAudit:
             loader.set_epoch(epoch)
         found, first = [], first_position(self.model.config)
         restores = not (self.shift or self.is_pair) and all(each.targets is None for each in self.given)
-        for batch in loader:
+        for batch in islice(loader, MOST):
             columns, (examples,) = cut([batch], self.adapter.rows_each, self.is_pair, first=first)
             documents, targets = [handed(each, restores) for each in examples], None
             if self.adapter.rows_each == 1 and columns.per.get("labels") in (Per.TOKEN, Per.TARGET):
@@ -230,12 +184,14 @@ class TrainerAudit:
     def _labels(self, wanted: list[Document], parts: list[Part]) -> Answer:
         is_unsaid = self.is_pair and wanted[0].targets is None
         wrong = [] if is_unsaid else of_labels(wanted, _documents_in(parts), self.shift)
-        of_tokens = [part for part in parts if part.targets is not None]
-        count = sum(int(torch.cat(part.targets or []).sum()) for part in of_tokens)
-        over = sum(int((part.batch["labels"][:, self.shift :] != IGNORED_LABEL).sum()) for part in of_tokens) - count
-        if over and self.enabled is None:
+        over = 0
+        for part in parts:
+            if part.targets and self.enabled is None:
+                counted = part.batch["labels"][:, self.shift :] != IGNORED_LABEL
+                over += int(counted.sum() - torch.cat(part.targets).sum())
+        if over:
             wrong.append(f"{over} count that no document has: at padding, or at first tokens, which others predict")
-        return f"{count} targets", wrong
+        return f"{over} more than those of documents", wrong
 
     def _resumed(self) -> Answer:
         from accelerate import skip_first_batches
@@ -255,16 +211,16 @@ class TrainerAudit:
         batches, items = trainer.get_batch_samples(given, count, trainer.args.device)
         trainer.current_gradient_accumulation_steps = count
         losses = (trainer.training_step(trainer.model, {**batch}, items) for batch in batches)
-        return self._beside(*self._differentiated(losses), parts, items is not None)
+        return self._beside(losses, parts, items is not None)
 
     def _evaluated(self) -> Answer:
         part = self.evaluation[0]
         self.trainer.model.eval()
         with torch.no_grad():
             loss = self.trainer.prediction_step(self.trainer.model, {**part.batch}, True)[0]
-            return self._beside(loss, [], [part], False)
+            return self._beside([loss], [part], False)
 
-    def _differentiated(self, losses: Iterator[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _differentiated(self, losses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the sum of some losses, and its gradients where they are asked for."""
         parameters, total = trained(self.model), torch.zeros(())
         for parameter in parameters:
@@ -276,18 +232,19 @@ class TrainerAudit:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return total, grads if torch.is_grad_enabled() else []
 
-    def _beside(self, loss: torch.Tensor, gradients: list[torch.Tensor], parts: list[Part], counts: bool) -> Answer:
-        """Compare a loss and its gradients with those of documents alone: of their tokens, or the trainer's own."""
-        total = float(sum(sum(map(torch.sum, part.targets or torch.ones(len(part.examples)))) for part in parts))
+    def _beside(self, losses: Iterable[torch.Tensor], parts: list[Part], counts: bool) -> Answer:
+        """Compare the sum of losses, and its gradients, with documents alone: of their tokens, or by its own loss."""
+        loss, gradients = self._differentiated(losses)
+        total = float(sum(each.sum() for part in parts for each in part.counted))
         notes: list[list[float]] = []
         said, formula = [], None
         for own in (False, True)[parts[0].targets is None :]:
-            losses = self._alone(parts, own, counts, notes)
-            wanted, of_alone = self._differentiated(one / total for one in losses)
+            alone = self._alone(parts, own, counts, notes)
+            wanted, of_alone = self._differentiated(each / total for each in alone)
             off, of_gradients = relative_error(loss, wanted), gradient_error(gradients, of_alone)
             said.append(f"off by {off:.1e}{f', gradients by {of_gradients:.1e}' * bool(gradients)}")
             is_same = off <= self.report.loss_tolerance and of_gradients <= self.report.gradient_tolerance
-            formula = formula or _formula(float(loss), notes, len(parts), self.shift)
+            formula = formula or formula_of(float(loss), notes, len(parts), self.shift)
             if is_same and (formula is None or not own):
                 return said[-1] + ", a loss of its own" * own, []
         return said[0], [f"it is {formula or _OTHERWISE}"]
@@ -299,7 +256,7 @@ class TrainerAudit:
         """
         trainer, names = self.trainer, argument_names(self.model) - (set() if self.is_pair else {"labels"})
         for number, part in enumerate(parts):
-            for example, kept in zip(part.examples, part.targets or torch.ones(len(part.examples)), strict=True):
+            for example, kept in zip(part.examples, part.counted, strict=True):
                 batch = join([example], part.columns)
                 with stock_again(self.model, self.enabled), trainer.compute_loss_context_manager():
                     if own:
@@ -315,28 +272,6 @@ class TrainerAudit:
                 yield each[self.shift].sum()
 
 
-def _formula(found: float, notes: list[list[float]], steps: int, shift: int) -> str | None:
-    """Return the wrong formula that gives a loss, in words; `notes` hold what documents have alone."""
-    if not notes:
-        return None
-    columns = np.array(notes).T
-    sums, counts = columns[2 + shift], columns[5 + shift]
-    of_parts, targets, widths = (np.bincount(columns[0].astype(int), each) for each in (sums, counts, columns[1]))
-    with np.errstate(all="ignore"):
-        shifted = columns[2:5].sum(1) / columns[5:].sum(1)
-        formulas = {
-            "the mean of micro-batches' means: targets are not counted together (num_items_in_batch)": np.mean(
-                of_parts / targets
-            ),
-            "the sum of micro-batches' means: nobody divides it among them": np.sum(of_parts / targets),
-            "the mean of documents' means, however long they are": np.mean(sums / counts),
-            "a mean over all columns, of padding and ignored labels too": np.mean(of_parts / widths),
-            f"1/{steps} of what it should be: it is divided among the micro-batches twice": shifted[shift] / steps,
-            **{f"that of labels shifted by {s}, not by {shift}": shifted[s] for s in range(3) if s != shift},
-        }
-    return next((said for said, value in formulas.items() if abs(value - found) <= _SAME * abs(found)), None)
-
-
 def _documents_in(parts: list[Part]) -> list[Document]:
     return [each for part in parts for each in part.documents]
 
@@ -345,8 +280,6 @@ def _few(dataset: Any) -> Any:
     """Return the first examples of a data set, of several by name those of the first one."""
     if isinstance(dataset, dict):
         dataset = next(iter(dataset.values()))
-    if dataset is None or not hasattr(dataset, "__len__"):
-        return dataset and dataset.take(MOST)
-    if len(dataset) <= MOST:
+    if dataset is None or (hasattr(dataset, "__len__") and len(dataset) <= MOST):
         return dataset
-    return dataset.select(range(MOST)) if hasattr(dataset, "select") else Subset(dataset, range(MOST))
+    return dataset.take(MOST) if hasattr(dataset, "take") else Subset(dataset, range(MOST))

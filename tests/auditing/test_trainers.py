@@ -66,8 +66,8 @@ def test_a_mistake_is_found_and_named_and_its_sound_twin_is_exact(name):
     assert sound.exact, sound
     assert not mistaken.exact
     measure, words = FOUND[name]
-    said = {row.measure: row.wrong for row in mistaken.rows}
-    assert None not in said.values(), mistaken
+    said = {f"{row.measure}: {row.part}": row.says for row in mistaken.rows}
+    assert all(row.wrong is not None for row in mistaken.rows), mistaken
     assert any(words in each for each in said[measure]), mistaken
 
 
@@ -130,8 +130,8 @@ def test_sound_trainers_raise_no_alarm(name):
 def test_rows_that_trl_wraps_are_found():
     report = audited(lambda: sft(packing=True, max_length=64, packing_strategy="wrapped"))
     (row,) = [row for row in report.rows if row.wrong]
-    assert row.measure == "given: documents"
-    assert "packing_strategy='wrapped'" in row.wrong[0]
+    assert row[:2] == ("given", "documents")
+    assert "packing_strategy='wrapped'" in row.says[0]
 
 
 def test_a_trainer_is_left_as_it_was():
@@ -161,8 +161,8 @@ def test_what_cannot_be_measured_is_not_exact():
         raise RuntimeError("no batch today")
 
     report = audited(lambda: _trainer.trainer(collator=collate))
-    unmeasured = [row.measure for row in report.rows if row.wrong is None]
-    assert unmeasured == ["handed: documents", "handed: labels", "handed: after resuming", "loss: of a step"]
+    unmeasured = [row.part for row in report.rows if row.wrong is None]
+    assert unmeasured == ["documents", "labels", "after resuming", "of a step"]
     assert not report.exact
     assert "RuntimeError: no batch today" in str(report)
 
@@ -171,7 +171,7 @@ def test_a_long_data_set_is_sampled():
     rows = datasets.Dataset.from_dict({"input_ids": 30 * _trainer.documents()})
     report = audited(lambda: _trainer.trainer(data=rows))
     assert report.exact
-    assert {row.measure: row.found for row in report.rows}["handed: documents"] == "256 of 256"
+    assert ("handed", "documents", "256 of 256", False, []) in report.rows
 
 
 def test_the_report_has_a_page():
