@@ -191,7 +191,7 @@ class TrainerAudit:
                 over += int(counted.sum() - torch.cat(part.targets).sum())
         if over:
             wrong.append(f"{over} count that no document has: at padding, or at first tokens, which others predict")
-        return f"{over} more than those of documents", wrong
+        return f"{over} beside those of documents", wrong
 
     def _resumed(self) -> Answer:
         from accelerate import skip_first_batches
@@ -277,9 +277,15 @@ def _documents_in(parts: list[Part]) -> list[Document]:
 
 
 def _few(dataset: Any) -> Any:
-    """Return the first examples of a data set, of several by name those of the first one."""
+    """Return the first examples of a data set, of several by name those of the first one. Raises `UnsupportedModel`."""
     if isinstance(dataset, dict):
         dataset = next(iter(dataset.values()))
     if dataset is None or (hasattr(dataset, "__len__") and len(dataset) <= MOST):
         return dataset
+    if not hasattr(dataset, "__len__") and not hasattr(dataset, "take"):
+        raise UnsupportedModel(
+            f"wanted data of some length, or a stream with take(n), found {type(dataset).__name__}; give the trainer a "
+            f"list of its first examples",
+            code="nothing-to-audit",
+        )
     return dataset.take(MOST) if hasattr(dataset, "take") else Subset(dataset, range(MOST))

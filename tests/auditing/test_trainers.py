@@ -167,6 +167,18 @@ def test_what_cannot_be_measured_is_not_exact():
     assert "RuntimeError: no batch today" in str(report)
 
 
+def test_an_endless_stream_is_refused_and_the_trainer_keeps_it():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield {"input_ids": [1, 5, 2]}
+
+    trainer = _trainer.trainer(data=Endless(), max_steps=1)
+    with pytest.raises(autopack.UnsupportedModel, match="found Endless"):
+        autopack.audit(trainer)
+    assert isinstance(trainer.train_dataset, Endless)
+
+
 def test_a_long_data_set_is_sampled():
     rows = datasets.Dataset.from_dict({"input_ids": 30 * _trainer.documents()})
     report = audited(lambda: _trainer.trainer(data=rows))
