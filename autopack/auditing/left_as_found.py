@@ -47,15 +47,20 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
 @contextlib.contextmanager
 def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
     """Run a trainer's model as `left_as_found`; restore its attributes, what its loss counts, and gradients."""
-    kept = {name: copy.deepcopy(v) if name in ("_metrics", "state") else v for name, v in vars(trainer).items()}
+    at_its_steps = getattr(vars(trainer).get("training_step"), "__self__", trainer)
+    kept = [
+        (each, {name: copy.deepcopy(v) if name in ("_metrics", "state") else v for name, v in vars(each).items()})
+        for each in (trainer, at_its_steps)
+    ]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     loaders = len(trainer.accelerator._dataloaders)
     try:
         with left_as_found(model) as enabled:
             yield enabled
     finally:
-        vars(trainer).clear()
-        vars(trainer).update(kept)
+        for each, attributes in kept:
+            vars(each).clear()
+            vars(each).update(attributes)
         del trainer.accelerator._dataloaders[loaders:]
         for parameter, gradient in gradients:
             parameter.grad = gradient

@@ -207,10 +207,10 @@ class TrainerAudit:
     def _step(self) -> Answer:
         trainer, count = self.trainer, min(self.trainer.args.gradient_accumulation_steps, len(self.epochs[0]))
         parts = self.epochs[0][:count]
-        given = iter([part.batch for part in parts])
+        given = iter([{**part.batch} for part in parts])
         batches, items = trainer.get_batch_samples(given, count, trainer.args.device)
         trainer.current_gradient_accumulation_steps = count
-        losses = (trainer.training_step(trainer.model, {**batch}, items) for batch in batches)
+        losses = (trainer.training_step(trainer.model, batch, items) for batch in batches)
         return self._beside(losses, parts, items is not None)
 
     def _evaluated(self) -> Answer:

@@ -91,8 +91,8 @@ def packed_by_autopack():
     return _trainer.trainer(collator=collator, data=data, per_device_train_batch_size=1)
 
 
-def enabled(made):
-    autopack.enable(made)
+def enabled(made, **options):
+    autopack.enable(made, **options)
     return made
 
 
@@ -104,6 +104,7 @@ SOUND = {
     "pairs": lambda: preferences(tempfile.mkdtemp(), _trainer.model()),
     "packed and enabled": lambda: enabled(packed_by_autopack()),
     "padded and enabled": lambda: enabled(_trainer.trainer()),
+    "steps cut anew": lambda: enabled(_trainer.trainer(), max_tokens=40),
     "padded on the left": lambda: steps_of.trainer("llama", steps_of.on_the_left),
     "classes": lambda: steps_of.trainer("bert", steps_of.classes, task="sequence-classification", accumulate=1),
     "masked": lambda: steps_of.trainer("bert", steps_of.texts, task="masked-lm", accumulate=1),
@@ -154,6 +155,21 @@ def test_a_trainer_is_left_as_it_was():
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
     assert losses(trainer) == wanted
+
+
+def test_what_cuts_steps_anew_is_measured_and_left_as_it_was():
+    set_seed(0)
+    trainer = _trainer.trainer()
+    autopack.enable(trainer, max_tokens=40)
+    cutter = trainer.training_step.__self__
+    before = copy.copy(vars(cutter))
+    assert autopack.audit(trainer).exact
+    assert vars(cutter) == before
+    cutter._share_of = lambda part: 2.0  # the control: what it makes of a step is what is measured
+    report = autopack.audit(trainer)
+    assert [row.part for row in report.rows if row.wrong] == ["of a step"]
+    del cutter._share_of
+    autopack.disable(trainer)
 
 
 def test_what_cannot_be_measured_is_not_exact():
