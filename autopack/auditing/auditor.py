@@ -46,9 +46,9 @@ def audit(
 ) -> LeakReport:
     """Measure whether documents that share a row see each other, on this very model, where it is.
 
-    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they come through its
-    columns, collator and sampler, and the loss of a step beside that of the documents one by one. The other arguments
-    are of models alone.
+    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they come
+    through its columns, collator and sampler, and the loss of a step beside that of the documents
+    one by one. The other arguments are of models alone.
 
     Args:
         model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not, or a
@@ -159,7 +159,7 @@ class Audit:
 
     @torch.no_grad()
     def place(self, worst: ModeResult) -> tuple[str, str | None]:
-        """Return the first token that a call mode changes, and the first module that mixes documents, in words."""
+        """Return the first token that a call mode changes, and the module in which that begins."""
         case = self.others.get(worst.mode, self.case)
         call = case.call(FORMS[worst.mode])
         runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
@@ -168,8 +168,10 @@ class Audit:
         for number, (found, expected) in reversed(list(enumerate(zip(*documents, strict=True)))):
             errors = error_by_token(found[worst.field], expected[worst.field])
             for token in (errors > self.report.tolerance).nonzero()[:1]:
-                said = f"token {token[0]} of document {number} is the first, off by {errors[token][0]:.1e}"
-        return said, first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+                error = f"{float(errors[token]):.1e}"
+                said = f"token {int(token)} of document {number} is the first, off by {error}"
+        touched = np.arange(call.sides.count) == 0
+        return said, first_that_moves(self.model, runs, call.sides, touched)
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.

@@ -46,12 +46,10 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
 
 @contextlib.contextmanager
 def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
-    """Run a trainer's model as `left_as_found`; restore its attributes, what its loss counts, and gradients."""
+    """Run a trainer's model as `left_as_found`; restore its attributes, counts, and gradients."""
     at_its_steps = getattr(vars(trainer).get("training_step"), "__self__", trainer)
-    kept = [
-        (each, {name: copy.deepcopy(v) if name in ("_metrics", "state") else v for name, v in vars(each).items()})
-        for each in (trainer, at_its_steps)
-    ]
+    kept = [(each, dict(vars(each))) for each in (trainer, at_its_steps)]
+    counts = copy.deepcopy(vars(trainer).get("_metrics", {}))  # of TRL
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     loaders = len(trainer.accelerator._dataloaders)
     try:
@@ -61,6 +59,7 @@ def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[Enab
         for each, attributes in kept:
             vars(each).clear()
             vars(each).update(attributes)
+        vars(trainer).get("_metrics", {}).update(counts)
         del trainer.accelerator._dataloaders[loaders:]
         for parameter, gradient in gradients:
             parameter.grad = gradient

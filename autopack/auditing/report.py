@@ -265,7 +265,7 @@ class LeakReport(Report):
 
 
 class Measured(NamedTuple):
-    """A row of the audit of a trainer; `wrong` is None if it could not be measured, and `says` tells what is wrong."""
+    """A row of the audit of a trainer; `says` tells what is `wrong`, None if it was not measured."""
 
     measure: str
     part: str
@@ -276,7 +276,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TrainerReport(LeakReport):
-    """The result of the audit of a trainer; `exact` is True if all was measured and nothing is wrong; print it."""
+    """The result of the audit of a trainer; print it for a table of its `rows`."""
 
     rows: list[Measured] = dataclass_field(default_factory=list)
 

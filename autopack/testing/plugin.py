@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures that assert, and `--pack-audit` for the models and trainers of all fixtures."""
+"""The pytest plugin: fixtures that assert, and `--pack-audit` for what other fixtures give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("autopack").addoption(
         "--pack-audit",
         action="store_true",
-        help="after each test, audit the transformers models and trainers that its fixtures gave it",
+        help="after each test, audit the transformers models and trainers of its fixtures",
     )
 
 

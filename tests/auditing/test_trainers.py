@@ -29,7 +29,7 @@ FOUND = {
     "filled_up_by_repeating": ("handed: documents", "1 come again"),
     "first_of_the_answer": ("handed: labels", "token 3 "),
     "heads_that_drop_the_count": ("loss: of a step", "the sum of micro-batches' means"),
-    "labels_never_shifted": ("loss: of a step", "shifted by 0, not by 1"),
+    "labels_never_shifted": ("loss: of a step", "shifted by 0"),
     "labels_shifted_already": ("handed: labels", "they differ"),
     "long_ones_left_out": ("handed: documents", "never come"),
     "long_ones_masked": ("handed: labels", "none counts"),
