@@ -18,7 +18,7 @@ import torch
 from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.layout.ways import OF_EXAMPLES
 from autopack.packing.batches import Example
-from autopack.packing.checks import IDS, labels_of
+from autopack.packing.checks import IDS, PAIRS, labels_of
 from autopack.packing.examples import ANSWERS, COMPLETIONS, PROMPT, as_documents, read_example
 
 _READ = (IDS, PROMPT, COMPLETIONS, *ANSWERS, *LABEL_KEYS, *COMPLETION_KEYS, *OF_EXAMPLES)
@@ -47,6 +47,9 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
     read.
     """
     named = {name: example[name] for name in _READ if example.get(name) is not None}
+    if rows_each > 1 and PROMPT not in named:
+        names = next(each for each in PAIRS[1:] if example.keys() >= {*each})
+        return [_compared(example[name] for name in names)]
     if is_pair:
         return [_content(named[IDS], named.get("labels"))]
     read = read_example(as_documents(named, ()), (), False, False, numbers_each=True)

@@ -153,9 +153,8 @@ class TrainerAudit:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         found, first = [], first_position(self.model.config)
-        is_unsaid = all(each.targets is None for each in self.given)
-        restores = is_unsaid and not (self.shift or self.is_pair)
-        rows_each = self.adapter.rows_each
+        shifts, rows_each = self.shift or self.is_pair, self.adapter.rows_each
+        restores = not shifts and all(each.targets is None for each in self.given)
         for batch in islice(loader, MOST):
             columns, (examples,) = cut([batch], rows_each, self.is_pair, first=first)
             documents = [words.handed(each, restores) for each in examples]

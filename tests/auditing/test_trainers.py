@@ -8,9 +8,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from transformers import set_seed
+from transformers import LlamaForSequenceClassification, set_seed
 
 import autopack
+from autopack import tiny
 from compat.museum import exhibit
 from compat.museum.data import _trainer
 from tests.steps import steps_of
@@ -71,18 +72,33 @@ def test_a_mistake_is_found_and_named_and_its_sound_twin_is_exact(name):
     assert any(words in each for each in said[measure]), mistaken
 
 
-def sft(packs=(), **settings):
+def of_trl(kind, columns, net=None, **settings):
+    """Return a trainer of TRL on texts, which are in both of its `columns` where it has two."""
     trl = pytest.importorskip("trl")
-    draw = random.Random(0)
-    texts = [" ".join(draw.choices([f"w{number}" for number in range(60)], k=draw.randint(4, 20))) for _ in range(24)]
-    columns = {"prompt": texts, "completion": texts[::-1]} if "answers" in packs else {"text": texts}
-    data = datasets.Dataset.from_dict(columns)
-    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "use_cpu": True, "bf16": False}
-    args = trl.SFTConfig(tempfile.mkdtemp(), **options, report_to=[], disable_tqdm=True, **settings)
-    tokenizer = tiny_tokenizer()
-    return trl.SFTTrainer(
-        _trainer.model(), args=args, train_dataset=data, eval_dataset=data, processing_class=tokenizer
-    )
+    draw, words = random.Random(0), [f"w{number}" for number in range(60)]
+    texts = [" ".join(draw.choices(words, k=draw.randint(4, 20))) for _ in range(24)]
+    data = datasets.Dataset.from_dict(dict(zip(columns, (texts, texts[::-1]), strict=False)))
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "report_to": []}
+    options |= {"use_cpu": True, "bf16": False, "disable_tqdm": True, **settings}
+    args = getattr(trl, f"{kind}Config")(tempfile.mkdtemp(), **options)
+    given = {"train_dataset": data, "eval_dataset": data, "processing_class": tiny_tokenizer()}
+    return getattr(trl, f"{kind}Trainer")(net or _trainer.model(), args=args, **given)
+
+
+def sft(columns=("text",), **settings):
+    return of_trl("SFT", columns, **settings)
+
+
+def rewards():
+    config = _trainer.model().config
+    config.num_labels = 1
+    return of_trl("Reward", ("chosen", "rejected"), LlamaForSequenceClassification(config))
+
+
+def classes_of_tokens():
+    data = _trainer.examples(labels=lambda row: [token % 3 for token in row])
+    net = tiny.build("bert", task="token-classification", num_labels=3)
+    return _trainer.trainer(data=data, net=net, gradient_accumulation_steps=1)
 
 
 def packed_by_autopack():
@@ -98,9 +114,11 @@ def enabled(made, **options):
 
 SOUND = {
     "TRL": lambda: sft(),
-    "TRL, answers": lambda: sft("answers"),
+    "TRL, answers": lambda: sft(("prompt", "completion")),
     "TRL, packed": lambda: sft(packing=True, max_length=64),
     "TRL, packed and enabled": lambda: enabled(sft(packing=True, max_length=64)),
+    "rewards": rewards,
+    "classes of tokens": classes_of_tokens,
     "pairs": lambda: preferences(tempfile.mkdtemp(), _trainer.model()),
     "packed and enabled": lambda: enabled(packed_by_autopack()),
     "padded and enabled": lambda: enabled(_trainer.trainer()),

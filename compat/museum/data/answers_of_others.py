@@ -28,8 +28,8 @@ def trainer(rows):
 EXHIBIT = Exhibit(
     kind="pairs",
     reported=("open-instruct#1484",),
-    says="Answers are looked up by a column that numbers the examples as they were before they were shuffled. Each "
-    "prompt is followed by the answer to another one.",
+    says="Answers are looked up by a column that numbers the examples as they were before they "
+    "were shuffled. Each prompt is followed by the answer to another one.",
     mistaken=lambda: trainer(data(True)),
     sound=lambda: trainer(data(False)),
 )

@@ -20,8 +20,9 @@ def net(balances):
 EXHIBIT = Exhibit(
     kind="routers",
     reported=("Megatron-LM#2121",),
-    says="The loss that balances experts is computed over all tokens of a batch. It is no sum over documents: each "
-    "one's gradient depends on those that share its batch, and on padding.",
+    says="The loss that balances experts is computed over all tokens of a batch. It is no sum "
+    "over documents: each one's gradient depends on those that share its batch, and on "
+    "padding.",
     mistaken=lambda: _trainer.trainer(net=net(True)),
     sound=lambda: _trainer.trainer(net=net(False)),
 )

@@ -25,8 +25,9 @@ class Evaluating(Trainer):
 EXHIBIT = Exhibit(
     kind="evaluation",
     reported=("axolotl#1076", "axolotl#3478"),
-    says="Training packs its rows and an evaluation does not mean to, but both go through parts of the same way. The "
-    "rows of the evaluation are several documents that nothing tells apart, and its loss is that of other text.",
+    says="Training packs its rows and an evaluation does not mean to, but both go through "
+    "parts of the same way. The rows of the evaluation are several documents that nothing "
+    "tells apart, and its loss is that of other text.",
     mistaken=lambda: _trainer.trainer(Evaluating, evaluated=_trainer.examples()),
     sound=lambda: _trainer.trainer(evaluated=_trainer.examples()),
 )

@@ -28,8 +28,9 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="columns",
     reported=("trl#3705", "trl#3699"),
-    says="The trainer drops the column with the lengths of a row's documents, which the model's forward does not "
-    "name, before the collator can make positions of it. Every row comes as one document.",
+    says="The trainer drops the column with the lengths of a row's documents, which the "
+    "model's forward does not name, before the collator can make positions of it. Every "
+    "row comes as one document.",
     mistaken=lambda: _trainer.trainer(collator=collate, data=rows(), remove_unused_columns=True),
     sound=lambda: _trainer.trainer(collator=collate, data=rows()),
 )

@@ -29,8 +29,9 @@ class Once(Counting):
 EXHIBIT = Exhibit(
     kind="counting",
     reported=("unsloth-zoo#1023",),
-    says="Targets are counted by the signature of the forward, and the division among micro-batches goes by another "
-    "flag. Where the two disagree, losses and gradients shrink by the number of micro-batches.",
+    says="Targets are counted by the signature of the forward, and the division among micro- "
+    "batches goes by another flag. Where the two disagree, losses and gradients shrink by "
+    "the number of micro-batches.",
     mistaken=lambda: _trainer.trainer(Counting),
     sound=lambda: _trainer.trainer(Once),
 )

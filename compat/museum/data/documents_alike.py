@@ -21,8 +21,8 @@ class Alike(Trainer):
 EXHIBIT = Exhibit(
     kind="counting",
     reported=("open-instruct#1137",),
-    says="Batches of one sequence with accumulation make a mean over sequences of a loss that was meant to be one over "
-    "tokens. Tokens of short documents weigh more.",
+    says="Batches of one sequence with accumulation make a mean over sequences of a loss that "
+    "was meant to be one over tokens. Tokens of short documents weigh more.",
     mistaken=lambda: _trainer.trainer(Alike, gradient_accumulation_steps=1),
     sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
 )

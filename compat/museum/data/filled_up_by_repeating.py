@@ -23,8 +23,8 @@ class Whole(Filling):
 EXHIBIT = Exhibit(
     kind="samplers",
     reported=("pytorch#25162",),
-    says="A sampler for several ranks adds the first examples again until all ranks have equally many. They are "
-    "trained on twice, or counted twice in an evaluation.",
+    says="A sampler for several ranks adds the first examples again until all ranks have "
+    "equally many. They are trained on twice, or counted twice in an evaluation.",
     mistaken=lambda: _trainer.trainer(Filling),
     sound=lambda: _trainer.trainer(Whole),
 )

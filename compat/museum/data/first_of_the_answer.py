@@ -20,8 +20,8 @@ def data():
 EXHIBIT = Exhibit(
     kind="labels",
     reported=("alpaca-lora#306",),
-    says="The prompt is tokenized alone to count its tokens, and gets an end token that it does not have before the "
-    "answer. The first token of every answer is masked.",
+    says="The prompt is tokenized alone to count its tokens, and gets an end token that it "
+    "does not have before the answer. The first token of every answer is masked.",
     mistaken=lambda: _trainer.trainer(collator=collate, data=data()),
     sound=lambda: _trainer.trainer(collator=lambda features: collate(features, 0), data=data()),
 )

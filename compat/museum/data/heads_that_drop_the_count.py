@@ -19,8 +19,9 @@ def net():
 EXHIBIT = Exhibit(
     kind="counting",
     reported=("transformers#47688",),
-    says="The trainer sees that the forward takes further arguments, gives it the number of targets of the step, and "
-    "leaves the division to it. The head drops the number: losses and gradients grow with the number of micro-batches.",
+    says="The trainer sees that the forward takes further arguments, gives it the number of "
+    "targets of the step, and leaves the division to it. The head drops the number: "
+    "losses and gradients grow with the number of micro-batches.",
     mistaken=lambda: _trainer.trainer(net=net()),
     sound=lambda: _trainer.trainer(net=net(), gradient_accumulation_steps=1),
 )

@@ -20,8 +20,8 @@ class Unshifted(Trainer):
 EXHIBIT = Exhibit(
     kind="labels",
     reported=("KempnerForge#155",),
-    says="Labels in place of the tokens go into a loss that does not shift them. The model is scored on copying its "
-    "input.",
+    says="Labels in place of the tokens go into a loss that does not shift them. The model is "
+    "scored on copying its input.",
     mistaken=lambda: _trainer.trainer(Unshifted, gradient_accumulation_steps=1),
     sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
 )

@@ -13,8 +13,8 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="labels",
     reported=("amber-train#6", "transformers#44642"),
-    says="The collator gives each token the next one as its label, and the model's loss shifts labels itself. It "
-    "learns to predict the token after the next one.",
+    says="The collator gives each token the next one as its label, and the model's loss shifts "
+    "labels itself. It learns to predict the token after the next one.",
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(),
 )

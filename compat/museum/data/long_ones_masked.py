@@ -15,8 +15,8 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="labels",
     reported=("NeMo-RL#169",),
-    says="Examples above the longest length have all their labels masked. Nothing is learned from them, and a "
-    "micro-batch of one such example has a loss of nothing.",
+    says="Examples above the longest length have all their labels masked. Nothing is learned "
+    "from them, and a micro-batch of one such example has a loss of nothing.",
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(),
 )

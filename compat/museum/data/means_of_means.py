@@ -15,8 +15,8 @@ def trainer(counts):
 EXHIBIT = Exhibit(
     kind="counting",
     reported=("torchtune#1875", "mlx-lm#1413"),
-    says="Each micro-batch divides by its own targets, and a step averages the results. Accumulation then weighs "
-    "tokens by the micro-batch that they are in.",
+    says="Each micro-batch divides by its own targets, and a step averages the results. "
+    "Accumulation then weighs tokens by the micro-batch that they are in.",
     mistaken=lambda: trainer(False),
     sound=lambda: trainer(True),
 )

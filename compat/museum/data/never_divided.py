@@ -25,8 +25,8 @@ def trainer(function):
 EXHIBIT = Exhibit(
     kind="counting",
     reported=("nanoGPT#168", "distillKitPlus#5"),
-    says="Each micro-batch gives the mean of its own targets, and a step adds these means up. Losses and gradients "
-    "grow with the number of micro-batches.",
+    says="Each micro-batch gives the mean of its own targets, and a step adds these means up. "
+    "Losses and gradients grow with the number of micro-batches.",
     mistaken=lambda: trainer(partial(loss, counts=False)),
     sound=lambda: trainer(loss),
 )

@@ -20,8 +20,8 @@ class Columns(Trainer):
 EXHIBIT = Exhibit(
     kind="padding",
     reported=("SkyRL#462", "prime-rl#674", "d2l-en#2076"),
-    says="Losses at padding are zero, and yet counted in the mean. The longer the longest document of a batch, the "
-    "less its other documents weigh.",
+    says="Losses at padding are zero, and yet counted in the mean. The longer the longest "
+    "document of a batch, the less its other documents weigh.",
     mistaken=lambda: _trainer.trainer(Columns, gradient_accumulation_steps=1),
     sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
 )

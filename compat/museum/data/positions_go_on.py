@@ -16,8 +16,8 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="positions",
     reported=("nanoVLM#201",),
-    says="Documents are laid end to end, and positions are numbered along the row. No document but the first begins "
-    "at 0, and nothing tells them apart.",
+    says="Documents are laid end to end, and positions are numbered along the row. No document "
+    "but the first begins at 0, and nothing tells them apart.",
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(collator=_trainer.packed),
 )

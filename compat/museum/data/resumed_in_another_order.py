@@ -33,8 +33,9 @@ class Resuming(Trainer):
 EXHIBIT = Exhibit(
     kind="resume",
     reported=("ms-swift#10050", "accelerate#2016"),
-    says="The order of an epoch follows the number of epochs that a sampler has seen. The sampler of a resumed run is "
-    "new, so the batches that are skipped are those of another order: some documents come again, and some never.",
+    says="The order of an epoch follows the number of epochs that a sampler has seen. The "
+    "sampler of a resumed run is new, so the batches that are skipped are those of "
+    "another order: some documents come again, and some never.",
     mistaken=lambda: _trainer.trainer(Resuming, run_name="mistaken"),
     sound=lambda: _trainer.trainer(Resuming, run_name="sound"),
 )

@@ -23,8 +23,8 @@ class Whole(Floored):
 EXHIBIT = Exhibit(
     kind="samplers",
     reported=("ms-swift#9907",),
-    says="The size of the data set is rounded down to a multiple of the ranks before it is shuffled. The same last "
-    "examples are left out in every epoch.",
+    says="The size of the data set is rounded down to a multiple of the ranks before it is "
+    "shuffled. The same last examples are left out in every epoch.",
     mistaken=lambda: _trainer.trainer(Floored),
     sound=lambda: _trainer.trainer(Whole),
 )

@@ -18,8 +18,8 @@ def rows():
 EXHIBIT = Exhibit(
     kind="truncation",
     reported=("trl#1850", "trl#1230"),
-    says="All documents make one stream of tokens, which is cut into rows of one length. Documents are cut at row "
-    "ends, and those that share a row see each other.",
+    says="All documents make one stream of tokens, which is cut into rows of one length. "
+    "Documents are cut at row ends, and those that share a row see each other.",
     mistaken=lambda: _trainer.trainer(data=rows()),
     sound=lambda: _trainer.trainer(),
 )
