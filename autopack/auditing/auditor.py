@@ -152,26 +152,31 @@ class Audit:
         worst = None if self.enabled is None else self.report.worst_packed
         if worst is not None and worst.failure is None and worst.mode in FORMS:
             self.model.train(worst.training)
-            place = self.place(worst)[1]
+            place = self.place(worst)
             if place:
                 self.report.notes["place"] = f"it begins in {place}"
         return self.report
 
-    @torch.no_grad()
-    def place(self, worst: ModeResult) -> tuple[str, str | None]:
-        """Return the first token that a call mode changes, and the module in which that begins."""
+    def place(self, worst: ModeResult) -> str | None:
+        """Return the module in which documents of a call mode are mixed, in words."""
         case = self.others.get(worst.mode, self.case)
         call = case.call(FORMS[worst.mode])
         runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
-        documents = call.sides.split(fields_of(runs[0]()), self.measuring.alone(case, call))[:2]
-        said = ""
-        for number, (found, expected) in reversed(list(enumerate(zip(*documents, strict=True)))):
-            errors = error_by_token(found[worst.field], expected[worst.field])
+        return first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+
+    @torch.no_grad()
+    def first_token(self, worst: ModeResult) -> str:
+        """Return the first token that a call mode changes, in words; empty if none is changed."""
+        case, form, said = self.others.get(worst.mode, self.case), FORMS[worst.mode], ""
+        call = case.call(form)
+        alone = self.measuring.alone(case, call, **(case.outputs if form.asks_for_more else {}))
+        found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
+        for number in reversed(range(len(found))):
+            errors = error_by_token(found[number][worst.field], expected[number][worst.field])
             for token in (errors > self.report.tolerance).nonzero()[:1]:
                 error = f"{float(errors[token]):.1e}"
                 said = f"token {int(token)} of document {number} is the first, off by {error}"
-        touched = np.arange(call.sides.count) == 0
-        return said, first_that_moves(self.model, runs, call.sides, touched)
+        return said
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.

@@ -28,8 +28,9 @@ def assert_packing_exact(model: Any, **options: Any) -> None:
         with suppress(Exception), left_as_found(base):
             base.train(worst.training)
             again = Audit(base, report.lengths, (worst.mode,), options.get("seed", 0))
-            token, module = again.place(worst)
-            said += [token, f"it begins in {module}" if module else ""]
+            module = again.place(worst)
+            said += [f"it begins in {module}"] if module else []
+            said.insert(2, again.first_token(worst))
         raise AssertionError("\n  ".join(filter(None, said)) + f"\n\n{report}")
 
 
