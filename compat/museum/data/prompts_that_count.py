@@ -23,8 +23,8 @@ def data():
 EXHIBIT = Exhibit(
     kind="columns",
     reported=("PraisonAI#4358",),
-    says="Prompts were meant to be masked out of the loss. The mask never arrives, and the "
-    "collator falls back to labels for all tokens.",
+    says="Prompts were to be masked out of the loss, and were trained on. Here the column that says "
+    "so is dropped before the collator, which falls back to labels for all tokens.",
     mistaken=lambda: _trainer.trainer(collator=collate, data=data(), remove_unused_columns=True),
     sound=lambda: _trainer.trainer(collator=collate, data=data()),
 )
